@@ -1,4 +1,4 @@
-"""The work of `assemble` on its partitions, of both steps; it has them as a member of its group (kafka/member.py)."""
+"""The work of `assemble` on its partitions, for both steps, as a member of its group (kafka/member.py)."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Assembler:
         self._metrics = metrics
         self._held = HeldBytes()
         self._shared = Shared(metrics, settings.commit_interval_seconds, unread)
-        self._runs: dict[int, OpenRuns] = {}  # restored, and not yet taken over by `open`
+        self._runs: dict[int, OpenRuns] = {}  # restored, until `open` takes them
 
     def member(self) -> Member[Partition]:
-        """Return the member of the group, which does this job."""
+        """Return the group member that does this work."""
         settings, topics = self._settings, self._topics
         names = {f"KP_SPANS_TOPIC {number}".removesuffix(" 1"): name for number, name in enumerate(topics.sources, 1)}
         names |= {"KP_SOURCE_TOPIC": settings.source_topic, "KP_DEAD_LETTER_TOPIC": settings.dead_letter_topic}
@@ -68,17 +68,17 @@ class Assembler:
             self,
             group=settings.assemble_group,
             topics={*topics.sources, topics.reads},
-            drain_seconds=settings.transaction_timeout_seconds + settings.session_timeout_seconds,  # also for a batch
+            drain_seconds=settings.transaction_timeout_seconds + settings.session_timeout_seconds,  # enough for a batch
             watch=TopicWatch(settings, self._client, names, state=state),
             set_ready=self._metrics.ready.set,
         )
 
     def transactional_id(self, tp: TopicPartition) -> str:
-        """Return the id of the partition's producer."""
+        """Return the transactional id of the partition's producer."""
         return f"{self._settings.assemble_group}-{tp.topic}-{tp.partition}"
 
     async def restore(self, positions: Mapping[TopicPartition, Position], consumer: AIOKafkaConsumer) -> None:
-        """Read the open runs of these partitions."""
+        """Restore the open runs of these partitions."""
         self._metrics.lost.inc(sum(position.lost for position in positions.values()))
         topics = await prepare_topics(self._settings, self._client)  # there may be new partitions
         now = await count_partitions(consumer, topics.sources) or {}
@@ -99,13 +99,13 @@ class Assembler:
         return min(5.0, max(0.5, self._settings.assemble_grace_seconds / 10))
 
     def _leads(self, tp: TopicPartition) -> bool:
-        """Whether the partition reads the marks of all partitions with spans, and tells the others the time."""
+        """Return whether the partition reads the marks of all span partitions, and sends the others stream time."""
         return not self._settings.spans_keyed and tp == TopicPartition(self._topics.reads, 0)
 
     async def _complete(self, claim: Claim) -> bool:
-        """Return whether there are no further partitions with spans than those that count. Raises StoppedError.
+        """Return whether there are no span partitions beyond those that count. Raises StoppedError.
 
-        Asked after marks were read: what had been written before these is on partitions that the answer knows.
+        Called after marks were read: anything written before them is on partitions that the answer includes.
         """
         while True:
             claim.stop.check()
@@ -180,7 +180,7 @@ class Assembler:
     def measure(self, tp: TopicPartition, work: Partition, lag: int | None) -> None:
         """Update the gauges of a partition."""
         if lag is not None:
-            # Each partition that writes there may have left the end of a transaction behind the last record.
+            # Each partition that writes there may have left the end of a transaction after the last record.
             markers = sum(self._topics.sources.values()) + 1 if tp.topic == self._topics.reads else 1
             self._metrics.lag.labels(tp.topic, str(tp.partition)).set(0 if lag <= markers else lag)
         if not isinstance(work.step, Assembling):
@@ -196,14 +196,14 @@ class Assembler:
             gauge.labels(str(tp.partition)).set(value)
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
-        """Forget the partitions' gauges, and the memory of their runs."""
+        """Drop the partitions' gauges, and the count of bytes held by their runs."""
         self._runs, self._held.total = {}, 0
         for tp in tps:
             self._metrics.forget_partition(tp.topic, tp.partition)
 
 
 class AssembleProcess:
-    """The parts of one process (commands/shared/service.py): metrics from the start, the member once prepared."""
+    """One process (commands/shared/service.py): metrics from the start, the member once prepared."""
 
     name = "assemble"
     phase = "checking the topics"
@@ -228,7 +228,7 @@ class AssembleProcess:
         return Assembler(settings, client, topics, rules, self._metrics, self._unread).member()
 
     def _page(self, _: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
-        """Return the status page, a text: what came out, what did not, and what is not read."""
+        """Return the status page, as text: the traces, the runs without one, and unread content."""
         count = self.registry.get_sample_value
         lacking = {reason: count("kp_assemble_without_trace_total", {"reason": reason}) for reason in get_args(Missing)}
         lines = [

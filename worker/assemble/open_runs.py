@@ -1,12 +1,12 @@
-"""The open runs of one partition, and when they close. Values in, values out: the same records give the same decisions.
+"""The open runs of one partition, and when they close. Deterministic: the same records give the same decisions.
 
-Stream time is that of the slowest partition with spans, as its marks tell: so a partition that is read late, or by
-nobody, makes no span late. No clock counts: at its second mark in a row an idle partition counts as read up to the time
-that the others had reached at its first one; while all are idle, time advances by the wait. Marks are records: a
-restart reads the same ones.
+Stream time is the time of the slowest span partition, according to its marks. So no span is late because a partition
+is read late, or by nobody. No clock counts: at its second mark in a row, an idle partition counts as read up to the
+time that the others had reached at its first one; while all are idle, time advances by the wait. Marks are records, so
+a restart reads the same ones.
 
-A run closes at the stream time of its last new part plus the grace period, if its root has ended, and otherwise plus
-the gap; at once if it has too much. Its id is remembered for some time, so that later spans make no second trace.
+A run closes the grace period after the stream time of its last new part if its root has ended, otherwise the gap after
+it, and at once if it is too large. Its id is remembered for some time, so that later spans make no second trace.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Cause = Literal["root_ended", "gap", "too_large", "memory"]
 
 MAX_CLOSED: Final = 256
 MAX_CLOSED_BYTES: Final = 16 << 20
-"""Most runs that one batch closes, and the bytes of their parts (not compressed) after which it closes no further one:
-after a pause thousands may be due at once."""
+"""Most runs that one batch closes, and the bytes of their parts (uncompressed) after which it closes no further one:
+after a pause, thousands may be due at once."""
 
 MAX_REMEMBERED: Final = 200_000
-"""Most closed runs that a partition remembers, 40 MB in memory; the oldest are forgotten first."""
+"""Most closed runs that a partition remembers (40 MB in memory); the oldest are forgotten first."""
 
 PART_OVERHEAD: Final = 160
 RUN_OVERHEAD: Final = 800
@@ -54,31 +54,28 @@ Row = tuple[bytes, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
-    """A run that was closed: why, its parts (compressed) in the order in which they came, the time of the last one.
-
-    `sizes`: of the parts, not compressed.
-    """
+    """A run that was closed."""
 
     trace_id: str
     cause: Cause
-    contents: Sequence[bytes]
-    last_ms: int
-    sizes: Sequence[int] = field(default=(), compare=False)
+    contents: Sequence[bytes]  # its parts, compressed, in order of arrival
+    last_ms: int  # stream time of the last part
+    sizes: Sequence[int] = field(default=(), compare=False)  # of the parts, uncompressed
 
 
 @dataclass(slots=True)
 class Effects:
-    """The effects of a batch of records: rows of the state, closed runs, late parts, and parts that came again."""
+    """The effects of a batch of records."""
 
-    rows: dict[bytes, bytes | None] = field(default_factory=dict)
+    rows: dict[bytes, bytes | None] = field(default_factory=dict)  # of the state
     closed: list[ClosedRun] = field(default_factory=list)
     late: list[tuple[str, Part]] = field(default_factory=list)
-    repeated: int = 0
-    closed_bytes: int = 0
+    repeated: int = 0  # parts that came again
+    closed_bytes: int = 0  # of the closed runs, uncompressed
 
     @property
     def full(self) -> bool:
-        """Whether the batch should close no further run."""
+        """Return whether the batch should close no further run."""
         return len(self.closed) >= MAX_CLOSED or self.closed_bytes >= MAX_CLOSED_BYTES
 
 
@@ -98,7 +95,7 @@ class _Run:
 
 @dataclass(slots=True)
 class HeldBytes:
-    """About how many bytes all open runs of a process hold in memory."""
+    """The approximate memory of all open runs of a process, bytes."""
 
     total: int = 0
 
@@ -106,8 +103,8 @@ class HeldBytes:
 class OpenRuns:
     """The open runs of a partition. Durations are in ms.
 
-    `sources`: the partitions with spans. `has_root`: whether the root of a run has ended, given its contents; it is
-    asked once after each pause of `grace_ms`, so a run costs what its pauses cost and not what its parts do.
+    `sources`: the span partitions. `has_root`: whether a run's root has ended, given the run's contents. It is
+    called once after each pause of `grace_ms`, so the cost of a run depends on its pauses, not on its parts.
     """
 
     def __init__(
@@ -124,25 +121,25 @@ class OpenRuns:
         self._held = held
         self._held_bytes = 0
         self._marks: dict[Place, Mark] = {}
-        self._runs: dict[str, _Run] = {}  # in the order in which they began
-        self._due: list[tuple[int, str]] = []  # a heap of `due_ms`; what is no run's any more is passed over
+        self._runs: dict[str, _Run] = {}  # oldest first
+        self._due: list[tuple[int, str]] = []  # a heap of `due_ms`; stale entries are ignored
 
     def __len__(self) -> int:
         return len(self._runs)
 
     @property
     def held_bytes(self) -> int:
-        """Return about how many bytes of memory the open runs need."""
+        """Return the approximate memory of the open runs, bytes."""
         return self._held_bytes
 
     @property
     def oldest_ms(self) -> int:
-        """Return how long the oldest open run has been open, ms of stream time."""
+        """Return the age of the oldest open run, ms of stream time."""
         first = next(iter(self._runs.values()), None)
         return 0 if first is None or self.time_ms is None else max(0, self.time_ms - first.first_ms)
 
     def restore(self, rows: Iterable[tuple[bytes, bytes]]) -> list[str]:
-        """Take over the live rows of the state, in the order of their log; return what is wrong with some."""
+        """Restore the live rows of the state, in log order; return the problems of invalid ones."""
         problems = []
         parts: list[tuple[str, int, Held]] = []
         closed: list[tuple[int, str]] = []
@@ -185,19 +182,19 @@ class OpenRuns:
             self._close(trace_id, "too_large", effects)
 
     def closed_ms(self, trace_id: str) -> int:
-        """Return the stream time at which a run was closed, or before which if that is forgotten; 0: it is open."""
+        """Return the stream time at which a run closed, or an upper bound if that is forgotten; 0: it is open."""
         if trace_id in self._runs or self.time_ms is None:
             return 0
         return self.remembered.get(trace_id, self.time_ms - max(self._memory_ms, self._gap_ms))
 
     def mark(self, mark: Mark, effects: Effects) -> bool:
-        """Note how far a partition is read, let stream time go on, and close what is due.
+        """Note how far a partition is read, advance stream time, and close due runs.
 
-        Return whether that is done. If not, the batch is full: commit it, and call this again with the same mark before
-        anything else is taken.
+        Returns whether that is complete. If not, the batch is full: commit it, and call this again with the same mark
+        before taking anything else.
         """
         if mark.place not in self._sources:
-            return True  # of a topic that is not read any more
+            return True  # of a topic that is no longer read
         self._marks[mark.place] = self._as_read(mark)
         time_ms = self._slowest_ms()
         if time_ms is None:
@@ -215,13 +212,13 @@ class OpenRuns:
             self._close(next(iter(self._runs)), "memory", effects)
 
     def times(self) -> Row:
-        """Return the row of the state with the times."""
+        """Return the state's row with the times."""
         return TIMES_KEY, encode(Times(self.time_ms, [self._marks[place] for place in sorted(self._marks)]))
 
     def _as_read(self, mark: Mark) -> Mark:
-        """Return a mark whose `read_ms` is what the others had reached when it was idle the last time.
+        """Return a mark whose `read_ms` is the time that the others had reached at its previous idle mark.
 
-        It was read again since then, so what was written meanwhile is known. 0: nothing is known yet.
+        The partition was read again since then, so anything written before is known. 0: nothing is known yet.
         """
         if mark.read_ms is None:
             return mark
@@ -234,14 +231,14 @@ class OpenRuns:
         return msgspec.structs.replace(mark, read_ms=known, seen_ms=reached)
 
     def _slowest_ms(self) -> int | None:
-        """Return the stream time by the marks; None: some partition has none yet, or no record has a time."""
+        """Return stream time according to the marks; None: a partition has no mark yet, or no record has a time."""
         marks = list(self._marks.values())
         if len(marks) < len(self._sources) or any(each.read_ms == 0 for each in marks):
             return None
         bounds = [each.time_ms if each.read_ms is None else each.read_ms for each in marks]
         known = [bound for bound in bounds if bound is not None]
         if all(each.read_ms is not None for each in marks):
-            # All are idle: time goes on by what was waited.
+            # All are idle: time advances by the wait.
             last = [each.time_ms for each in marks if each.time_ms is not None]
             if not last:
                 return None
@@ -275,7 +272,7 @@ class OpenRuns:
         return run.last_ms + (self._gap_ms if run.checked else self._grace_ms)
 
     def _look_again(self, trace_id: str, run: _Run) -> None:
-        """Note when the run may have to be closed, as far as is known now."""
+        """Schedule the next look at a run, as far as its deadline is known."""
         run.due_ms = self._deadline(run)
         heapq.heappush(self._due, (run.due_ms, trace_id))
 
@@ -287,8 +284,8 @@ class OpenRuns:
             due_ms, trace_id = heapq.heappop(due)
             run = self._runs.get(trace_id)
             if run is None or run.due_ms != due_ms:
-                continue  # closed, or noted anew since
-            if self._deadline(run) > due_ms:  # in the order of their deadlines, also those that are due together
+                continue  # closed, or rescheduled
+            if self._deadline(run) > due_ms:  # keeps the order of deadlines, also among runs that are due together
                 self._look_again(trace_id, run)
             elif run.checked:
                 self._close(trace_id, "gap", effects)

@@ -1,4 +1,4 @@
-"""The work on one partition: poll, process, publish, again; a batch is one transaction with the offset behind it."""
+"""The work on one partition: poll, process, publish, repeat; a batch is one transaction, with its next offset."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ SHORTENED: Final = (
 )
 
 MAX_TOLD: Final = 100
-"""Most hints and reasons that the log says, each once: a scope, which a hint names, is what anyone sends."""
+"""Most hints and reasons that are logged, each once: a hint names a scope, and anyone may send any scope."""
 
 NOTE_SECONDS: Final = 30.0
-"""How long a batch that only moves the time on may wait for another one: a restart reads it again."""
+"""How long a batch that only advances time may stay uncommitted: a restart reads it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the partitions of a process share."""
+    """The state that the partitions of a process share."""
 
     metrics: AssembleMetrics
     interval_seconds: float
-    """The least time from commit to commit, unless records wait."""
+    """Least time between commits, unless records are waiting."""
     unread: UnreadContent
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One batch of the process is computed at a time, in a thread, so that heartbeats go out meanwhile."""
+    """One batch of the process is computed at a time, in a thread, so that heartbeats continue meanwhile."""
     told: set[str] = field(default_factory=set)
-    """What the log has said about spans that lack something."""
+    """Hints and reasons already logged."""
 
 
 @dataclass(eq=False)
@@ -57,9 +57,9 @@ class Partition:
     step: Spreading | Assembling
     shared: Shared
     mark_seconds: float
-    """How often an idle partition says so."""
+    """How often an idle partition writes a mark."""
     complete: Callable[[], Awaitable[bool]] | None = None
-    """Returns whether all partitions with spans are known whose marks decide on the stream time."""
+    """Returns whether all span partitions are known; set only for the partition whose marks decide on stream time."""
 
     def __post_init__(self) -> None:
         self.next_offset = self.claim.position.offset
@@ -69,7 +69,7 @@ class Partition:
         self._record_at = time.monotonic()
 
     async def run(self) -> None:
-        """Work until stopped; no batch is in flight then. Raises StoppedError."""
+        """Work until stopped; then no batch is in flight. Raises StoppedError."""
         claim = self.claim
         while True:
             polled_ms = claim.consumer.last_poll_timestamp(claim.tp)
@@ -77,14 +77,14 @@ class Partition:
             claim.stop.check()
             now = time.monotonic()
             if records and self.complete is not None and not await self.complete():
-                # Until a rebalance gives them to somebody: their spans may be of runs that would be closed here.
+                # Wait for a rebalance to assign the new ones: their spans may belong to runs that would close here.
                 await claim.stop.wait()
             if records:
                 self.idle, self._record_at = False, now
                 await self._process(records, None)
                 if len(records) < MAX_RECORDS:
                     await claim.stop.sleep(self._committed_at + self.shared.interval_seconds - time.monotonic())
-            # An answer to a fetch at this position: all that was there at the time has been taken.
+            # A fetch at this position has been answered: everything there at the time has been taken.
             elif polled_ms not in (None, self._opened_ms):
                 self.idle = True
                 if now - self._marked_at >= self.mark_seconds:
@@ -92,7 +92,7 @@ class Partition:
                     await self._process([], int(polled_ms))
 
     async def _process(self, records: list[SourceRecord], read_ms: int | None) -> None:
-        """Process records, and publish what follows; a batch that would be too large is several."""
+        """Process records and publish the result; a batch that would be too large is split."""
         waited_ms = 0 if records else round((time.monotonic() - self._record_at) * 1000)
         if isinstance(self.step, Assembling) and self.step.may_not_fit(records):
             await self.publisher.look_again(self.publisher.changelog)
@@ -147,5 +147,5 @@ _STARTED_NS: Final = time.time_ns() - time.monotonic_ns()
 
 
 def _now_ms() -> int:
-    """Return the clock as it was when the process began, and what has passed since: it is never set back."""
+    """Return the clock at process start plus the time since then: it never goes back."""
     return (_STARTED_NS + time.monotonic_ns()) // 1_000_000

@@ -1,7 +1,7 @@
-"""The bytes on the two topics of `assemble`: spans by trace id with marks of time, and the state of the open runs.
+"""The bytes on the two topics of `assemble`: spans by trace id with time marks, and the state of the open runs.
 
-On the topic of spans a record's key is the trace id (hex), and a mark has no key. On the topic of the state (compacted)
-the keys are `open:ID:NUMBER` for a part of an open run, `closed:ID` for a run that is closed, and `times`.
+On the intermediate topic a record's key is the trace id (hex); a mark has no key. On the state topic (compacted) the
+keys are `open:ID:NUMBER` for a part of an open run, `closed:ID` for a closed run, and `times`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import msgspec
 from msgspec import Meta
 
 Milliseconds = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
-"""ms since 1970, up to the year 9999; as a duration, too."""
+"""ms since 1970, up to the year 9999; also for durations."""
 
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 MAX_RUN_BYTES: Final = 64 << 20
-"""Most bytes of a run, not compressed. Each call of a model repeats what was said before: a hundred calls with 100,000
+"""Most bytes of a run, uncompressed. Each model call repeats everything said before: a hundred calls with 100,000
 tokens each are 40 MB."""
 
 MAX_RUN_PARTS: Final = 20_000
-"""Most parts (records with something of it) of a run."""
+"""Most parts (records that contain some of its spans) of a run."""
 
 Size = Annotated[int, Meta(ge=0, le=MAX_RUN_BYTES)]
 Topic = Annotated[str, Meta(max_length=249)]
 
 Place = tuple[str, int]
-"""A partition of a topic with spans."""
+"""A partition of a span topic."""
 
 STREAM: Final[Place] = ("", 0)
-"""The place of the marks by which the first partition of the topic of spans tells the others the stream time. Earlier
-versions skip them."""
+"""The place in the marks with which the first partition of the intermediate topic sends stream time to the others.
+Earlier versions skip them."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="part1", gc=False):
@@ -67,28 +67,28 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag="mark1", gc=False):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, tag="open1", gc=False):
-    """A part of an open run: the stream time at which it was taken, its size (bytes), its content as in `Part`."""
+    """A part of an open run."""
 
-    time_ms: Milliseconds
-    size: Size
+    time_ms: Milliseconds  # stream time at which it was taken
+    size: Size  # as in Part
     content: bytes
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True, tag="closed1", gc=False):
-    """A closed run: the stream time at which it was closed."""
+    """A closed run."""
 
-    time_ms: Milliseconds
+    time_ms: Milliseconds  # stream time at which it closed
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True, tag="times1"):
-    """The stream time (None: none yet), and the last mark of each partition."""
+    """Stream time and the marks behind it."""
 
-    time_ms: Milliseconds | None
-    marks: list[Mark]
+    time_ms: Milliseconds | None  # None: none yet
+    marks: list[Mark]  # the last one of each partition
 
 
 class RowError(ValueError):
-    """The bytes are no row of this version; the message says why."""
+    """The bytes are not a row of this version; the message says why."""
 
 
 TIMES_KEY: Final = b"times"
@@ -116,7 +116,7 @@ def closed_key(trace_id: str) -> bytes:
 
 
 def decode(value: bytes | None) -> Part | Mark:
-    """Read a record of the topic of spans. Raises RowError."""
+    """Read a record of the intermediate topic. Raises RowError."""
     try:
         row: Part | Mark = _taken.decode(value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -125,7 +125,7 @@ def decode(value: bytes | None) -> Part | Mark:
 
 
 def decode_state(key: bytes, value: bytes) -> tuple[str, int, Held] | tuple[str, Remembered] | Times:
-    """Read a record of the state: a part with its trace id and number, a closed run with its id, or the times.
+    """Read a record of the state topic: a part with its trace id and number, a closed run with its id, or the times.
 
     Raises RowError.
     """
@@ -143,12 +143,12 @@ def decode_state(key: bytes, value: bytes) -> tuple[str, int, Held] | tuple[str,
 
 
 def packed(content: bytes) -> bytes:
-    """Return the content compressed. Spans repeat what an agent has said: about a quarter is left."""
+    """Compress a content. Spans repeat what an agent has said, so about a quarter is left."""
     return zlib.compress(content, 1)
 
 
 def unpacked(content: bytes, size: int = MAX_RUN_BYTES) -> bytes:
-    """Return what was packed, of at most `size` bytes. Raises RowError."""
+    """Undo `packed`, up to `size` bytes. Raises RowError."""
     unpacking = zlib.decompressobj()
     try:
         found = unpacking.decompress(content, size + 1)

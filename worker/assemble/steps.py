@@ -1,7 +1,7 @@
 """The two steps on a batch of records: spread them by trace id, and assemble runs. No Kafka, no clock.
 
-`Spreading` reads a topic of spans. `Assembling` reads the topic of spans by trace id, or, where the records are keyed
-by trace id, a topic of spans itself.
+`Spreading` reads a span topic. `Assembling` reads the intermediate topic, keyed by trace id, or a span topic if its
+records already have that key.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from worker.runs.otlp.spans import InvalidSpans, Refused, split
 log = logging.getLogger(__name__)
 
 AHEAD_MS: Final = 3_600_000
-"""How far ahead of the clock a record may be dated and still count, as of now: so much Kafka accepts by default
-(log.message.timestamp.after.max.ms, since 4.0). A clock that is some minutes fast makes no difference then."""
+"""How far ahead of the clock a record's timestamp may be and still count (as now): Kafka's default limit since 4.0
+(log.message.timestamp.after.max.ms). So a clock that is some minutes fast makes no difference."""
 
 EARLIEST_MS: Final = 946_684_800_000
-"""The year 2000. Earlier times are those of producers that set none."""
+"""The year 2000. Earlier timestamps come from producers that set none."""
 
 
 def partition_of(trace_id: str, partitions: int) -> int:
-    """Return the partition of the topic of spans that a trace belongs to."""
+    """Return a trace's partition of the intermediate topic."""
     return zlib.crc32(trace_id.encode()) % partitions
 
 
 class Spread:
-    """The time of one partition of a topic with spans, and its records by trace id. Times are ms since 1970.
+    """The time of one span partition, and its records by trace id. Times are ms since 1970.
 
-    The time is that of the records, as their producer (the Collector) set it. A record from the far future, or without
-    a time, does not move it. The clock tells what is the future or, where it is behind the records, the time since the
-    last one.
+    The partition's time comes from the records' timestamps, as their producer (the Collector) set them. A record from
+    the far future, or without a time, does not advance it. The future begins at the clock or, if the clock is behind
+    the records, at the last record's time plus the time since then.
     """
 
     def __init__(self, topic: str, partition: int, time_ms: int | None) -> None:
@@ -52,9 +52,9 @@ class Spread:
         self._partition = partition
 
     def take(self, record: SourceRecord, now_ms: int, refused: list[Refused] | None = None) -> dict[str, Part]:
-        """Return a record's parts by trace id; add what is bad in it to `refused`.
+        """Return a record's parts by trace id; add its bad spans to `refused`.
 
-        Raises InvalidTrace for a record that cannot be read, whatever its reader raises.
+        Raises InvalidTrace for an unreadable record, whatever its reader raises.
         """
         time_ms = self._time(record.timestamp_ms, now_ms)
         if record.fault is not None:
@@ -70,7 +70,7 @@ class Spread:
             }
         except InvalidSpans as error:
             raise InvalidTrace(Reason(error.reason), error.path, error.message) from error
-        except Exception as error:  # no record may stop the others
+        except Exception as error:  # one record must not stop the others
             log.exception("%s/%d offset %d: the record cannot be read", record.topic, record.partition, record.offset)
             words = f"{type(error).__name__} while the spans were read; report it with this record"
             raise InvalidTrace(Reason.ASSEMBLY_FAILED, "", words) from error
@@ -80,7 +80,7 @@ class Spread:
         return Mark(self._topic, self._partition, self.time_ms, read_ms, waited_ms)
 
     def _time(self, timestamp_ms: int | None, now_ms: int) -> int:
-        """Return the time of a record, and let the partition's time go on. The clock must not go back."""
+        """Return the time of a record, and advance the partition's time. The clock must not go back."""
         clock_ms = now_ms
         if self._set_ms is None:
             self._set_ms = now_ms
@@ -104,16 +104,16 @@ class Spread:
 
 
 MAX_BATCH_BYTES: Final = 16 << 20
-"""Bytes of parts (compressed) after which a batch takes no further record: each trace of a record has its own copy of
-the resource, so a small record may give many bytes."""
+"""Bytes of parts (compressed) after which a batch takes no further record: each trace in a record gets its own copy of
+the resource, so a small record may yield many bytes."""
 
 QUEUED: Final = (
-    "log events of runs that are already closed are left out: their topic was added to KP_SPANS_TOPIC later, or is "
+    "log events of runs that are already closed are ignored: their topic was added to KP_SPANS_TOPIC later, or is "
     "read again"
 )
 
 KEY_ROOM: Final = 128
-"""More bytes than the key of a part on the state, and the rest of its row, add to its content."""
+"""An upper bound of the bytes that a part's key in the state, and the rest of its row, add to its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Outcome:
 
 
 class Shown(NamedTuple):
-    """The open runs' numbers for the metrics, as of the last batch: a thread may work on the next one."""
+    """Figures of the open runs for the metrics, as of the last batch: a thread may be working on the next one."""
 
     open_runs: int = 0
     held_bytes: int = 0
@@ -157,9 +157,9 @@ class Shown(NamedTuple):
 
 
 class Spreading:
-    """Writes each record's spans to the partition of their trace, and to the first one a mark how far it has read.
+    """Writes each record's spans to the partition of their trace, and to the first one a mark of how far it has read.
 
-    The first partition's `Assembling` tells the others: so a mark of each of n partitions costs n records, not n * n.
+    The first partition's `Assembling` sends the time to the others: so marks of n partitions cost n records, not n * n.
     """
 
     def __init__(self, spread: Spread, partitions: int) -> None:
@@ -167,7 +167,7 @@ class Spreading:
         self._partitions = partitions
 
     def process(self, reading: Reading) -> Outcome:
-        """Return the outcome of a reading."""
+        """Process a reading."""
         outcome, size = Outcome(), 0
         for record in reading.records:
             if size > MAX_BATCH_BYTES:
@@ -189,9 +189,9 @@ class Spreading:
 class Assembling:
     """Collects the spans of each run, and writes its traces when it closes.
 
-    `spread`: the partition's, where it reads a topic of spans itself. `most_held`: bytes that all open runs of the
-    process may hold. `largest_row`: what the topic of the state takes, bytes. `others`: the partitions to tell the
-    stream time, whenever it has gone on by `tell_ms`.
+    `spread`: set if the partition belongs to a span topic. `most_held`: limit of the bytes held by all open runs of
+    the process. `largest_row`: limit of the state topic, bytes. `others`: the partitions that are sent stream time
+    whenever it has advanced by `tell_ms`.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Assembling:
         self._spread = spread
 
     def process(self, reading: Reading) -> Outcome:
-        """Return the outcome of a reading."""
+        """Process a reading."""
         outcome, effects = Outcome(), Effects()
         before = self.runs.held_bytes
         for record in reading.records:
@@ -243,7 +243,7 @@ class Assembling:
         return outcome
 
     def _tell(self, outcome: Outcome) -> None:
-        """Tell the other partitions the stream time, behind all that it counts as read."""
+        """Send stream time to the other partitions, after everything that it counts as read."""
         time_ms = self.runs.time_ms
         if time_ms is None or time_ms < self._told_ms + self._tell_ms:
             return
@@ -253,17 +253,17 @@ class Assembling:
             outcome.add(OutputRecord(SPANS, None, encode(Mark(*STREAM, time_ms)), [], None, partition=number), source)
 
     def may_not_fit(self, records: Sequence[SourceRecord]) -> bool:
-        """Whether a record may hold too much for the topic of the state: no part is larger than its record."""
+        """Return whether a record may be too large for the state topic: no part is larger than its record."""
         return any(_row_size(record.value or b"") > self.largest_row for record in records)
 
     def _process(self, record: SourceRecord, now_ms: int, effects: Effects, outcome: Outcome) -> bool:
-        """Take one record; return whether that is done (OpenRuns.mark)."""
+        """Take one record; return whether that is complete (OpenRuns.mark)."""
         if self._spread is not None:
             for trace_id, part in _parts(self._spread, record, now_ms, outcome).items():
                 self._take(trace_id, part, record, effects, outcome)
             self._newest_ms = self._spread.time_ms
             return True
-        if record.timestamp_ms is not None:  # the broker's time, as topics.py sets it
+        if record.timestamp_ms is not None:  # the broker's time, as set up in topics.py
             self._newest_ms = max(self._newest_ms or 0, record.timestamp_ms)
         try:
             if record.fault is not None:
@@ -292,7 +292,7 @@ class Assembling:
             return
         outcome.tally.add("parts")
         if part.time_ms < self.runs.closed_ms(trace_id) and has_no_span(part):
-            # No loss since then: the topic was added to KP_SPANS_TOPIC later, or is read again.
+            # Nothing was lost: the topic was added to KP_SPANS_TOPIC later, or is read again.
             outcome.tally.hints.add(f"{part.topic}: {QUEUED}")
             return
         self.runs.take(trace_id, part, effects)
@@ -303,7 +303,7 @@ def _row_size(content: bytes) -> int:
 
 
 def _parts(spread: Spread, record: SourceRecord, now_ms: int, outcome: Outcome) -> dict[str, Part]:
-    """Return a record's parts by trace id; one that cannot be read becomes a dead letter."""
+    """Return a record's parts by trace id; an unreadable record becomes a dead letter."""
     outcome.tally.add("records")
     refused: list[Refused] = []
     try:

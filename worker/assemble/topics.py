@@ -1,4 +1,4 @@
-"""The topics of `assemble`: those with spans, its own two, and the worker's source topic, to which it writes."""
+"""The topics of `assemble`: the span topics, its own two, and the worker's source topic, to which it writes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from worker.kafka.writing.rows import OutputTopic
 
 SPANS_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
-    # Longer than a process may be away: what is written here is committed on the topics with spans.
+    # Longer than a process may be down: records here are already committed on the span topics.
     "retention.ms": "259200000",
-    # The broker's time: retention must not go by the time of spans, which may be old.
+    # The broker's time: retention must not depend on the times of spans, which may be old.
     "message.timestamp.type": "LogAppendTime",
 }
 
 VARIABLE: Final = "KP_SPANS_TOPIC"
 
 SPANS_MAX_BYTES: Final = 10_485_760
-"""max.message.bytes of a created topic with spans: above the max_message_bytes of the Collector's exporter in
-docs/opentelemetry.md. Each call of a model repeats the run so far, so a long run's last spans are large."""
+"""max.message.bytes of a created span topic: above the max_message_bytes of the Collector's exporter in
+docs/opentelemetry.md. Each model call repeats the run so far, so a long run's last spans are large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Assem
 
 
 async def create_assemble_topics(admin: AIOKafkaAdminClient, settings: Settings) -> None:
-    """Create what is missing, the worker's topics among it. Raises ConfigError."""
+    """Create missing topics, including the worker's. Raises ConfigError."""
     found = await look_for_assemble(admin, settings)
     if not {settings.source_topic, settings.dead_letter_topic} <= found.topics.keys():
         await create_missing(admin, settings)
@@ -85,7 +85,7 @@ async def create_assemble_topics(admin: AIOKafkaAdminClient, settings: Settings)
 
 
 async def look_for_assemble(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
-    """Look at all topics of `assemble`. Changes nothing."""
+    """Describe all topics of `assemble`. Changes nothing."""
     names = [*settings.span_topics, *_own(settings), settings.source_topic, settings.dead_letter_topic]
     return await look_at(admin, names, names)
 
@@ -95,7 +95,7 @@ def _own(settings: Settings) -> list[str]:
 
 
 def assemble_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
-    """Return the topics with spans, and those of `assemble` itself, as they should be, given those that exist."""
+    """Return the intended configuration of the span topics and of `assemble`'s own, given the existing ones."""
     sources = [
         _source_plan(name, found.topics[name].partitions if name in found.topics else settings.topic_partitions)
         for name in settings.span_topics
@@ -114,12 +114,12 @@ def _source_plan(name: str, partitions: int) -> TopicPlan:
 
 
 def _largest(settings: Settings, found: Observed) -> int:
-    """Return the largest record of spans that a topic accepts, or will accept once it is created."""
+    """Return the largest record of spans that a span topic accepts, or will accept once created."""
     return max(found.max_bytes(name) if name in found.topics else SPANS_MAX_BYTES for name in settings.span_topics)
 
 
 def small_topics(settings: Settings, found: Observed) -> list[tuple[str, str]]:
-    """Return which topics are too small for spans of long runs, with the remedy; `assemble` starts nevertheless."""
+    """Return the topics that are too small for spans of long runs, each with the remedy. They do not block a start."""
     sources = [name for name in settings.span_topics if name in found.topics]
     needed = dict.fromkeys(sources, (SPANS_MAX_BYTES, "the Collector drops a larger record"))
     if largest := max((found.max_bytes(name) for name in sources), default=0):
@@ -136,7 +136,7 @@ def small_topics(settings: Settings, found: Observed) -> list[tuple[str, str]]:
 
 
 def assemble_problems(settings: Settings, found: Observed) -> list[str]:
-    """Return what keeps `assemble` from starting with these topics, except missing ones."""
+    """Return the problems, except missing topics, that prevent `assemble` from starting."""
     problems = [
         f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)" for name in found.denied
     ]
@@ -160,7 +160,7 @@ def assemble_problems(settings: Settings, found: Observed) -> list[str]:
 
 
 def missing_topics(settings: Settings, found: Observed) -> list[str]:
-    """Return the topics that are missing, each with its variable."""
+    """Return the missing topics, each with its variable."""
     variables = {settings.source_topic: "KP_SOURCE_TOPIC", settings.dead_letter_topic: "KP_DEAD_LETTER_TOPIC"}
     variables |= {plan.name: plan.variable for plan in assemble_plan(settings, found)}
     return [
@@ -191,6 +191,6 @@ def _checked(settings: Settings, found: Observed) -> AssembleTopics:
 
 
 def _kept_ms(name: str, found: Observed) -> float:
-    """Return the age up to which the topic takes a record, and then keeps it for as long again."""
+    """Return the age up to which the topic accepts a record, and then keeps it for as long again."""
     limits = [found.milliseconds(name, setting) for setting in (BEFORE, "retention.ms")]
     return min((limit / 2 for limit in limits if limit is not None), default=math.inf)

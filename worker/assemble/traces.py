@@ -51,12 +51,12 @@ class Tally:
             self.counts[name, label] += number
 
     def refuse(self, error: InvalidTrace) -> None:
-        """Count a dead letter, and note why for the log."""
+        """Count a dead letter, and keep its message for the log."""
         self.add("dead_letters", str(error.reason))
         self.refusals.setdefault(str(error.reason), f"{error.path or 'record'}: {error.message}")
 
     def join(self, other: Tally) -> None:
-        """Add what another one has counted."""
+        """Add the counts of another tally."""
         self.counts.update(other.counts)
         self.ends += other.ends
         self.hints |= other.hints
@@ -67,18 +67,18 @@ class Tally:
 
 @dataclass(slots=True)
 class UnreadContent:
-    """Attributes of spans that look like content and are not read: by scope the names, and in how many runs.
+    """Span attributes that look like content and are not read.
 
-    The first MAX_SCOPES scopes are named, and of each the first MAX_UNREAD names.
+    The first MAX_SCOPES scopes are named, and the first MAX_UNREAD names of each.
     """
 
     MAX_SCOPES: ClassVar[int] = 20
 
     runs: int = 0
-    scopes: dict[str, Counter[str]] = field(default_factory=dict)
+    scopes: dict[str, Counter[str]] = field(default_factory=dict)  # scope -> name -> runs
 
     def add(self, unread: Iterable[tuple[str, str]]) -> list[str]:
-        """Take those of one run; return the scopes that are new."""
+        """Add the attributes of one run; return the scopes that are new."""
         self.runs += 1
         before = len(self.scopes)
         for scope, name in unread:
@@ -90,7 +90,7 @@ class UnreadContent:
         return list(self.scopes)[before:]
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each scope: its names, and in how many runs they were."""
+        """Yield a line for each scope, with its names and the number of runs with each."""
         for scope, names in self.scopes.items():
             listed = ", ".join(f"{name} ({count} runs)" for name, count in names.most_common())
             yield f"not read, and looks like content: {scope or 'no scope'}: {listed}"
@@ -100,7 +100,7 @@ NEEDED: Final = ("confidence", "domain", "visibility", "privacy")
 
 
 def rules_from(settings: Settings) -> Rules:
-    """Return the rules of KP_ASSEMBLE_CONFIDENCE, _DOMAIN, _VISIBILITY, _PRIVACY, _AGENT. Raises ConfigError."""
+    """Return the rules from KP_ASSEMBLE_CONFIDENCE, _DOMAIN, _VISIBILITY, _PRIVACY, _AGENT. Raises ConfigError."""
     texts = {name: getattr(settings, f"assemble_{name}") for name in NEEDED}
     if unset := [f"KP_ASSEMBLE_{name.upper()}" for name, text in texts.items() if text is None]:
         raise ConfigError(
@@ -126,7 +126,7 @@ class TraceWriter:
     def written(
         self, run: ClosedRun, offset: int, newest_ms: int | None, tally: Tally
     ) -> list[tuple[OutputRecord, SourceRecord]]:
-        """Return a run's traces, and dead letters of what cannot be read; each with what a dead letter shows of it.
+        """Return a run's traces, and dead letters of unreadable parts, each with the record that a dead letter shows.
 
         `offset`: of the record that closed the run. `newest_ms`: the greatest time of a record so far.
         """
@@ -139,7 +139,7 @@ class TraceWriter:
             made = assembled(read.spans, read.logs, self.rules)
             done = Tally()
             records = self._records(made, run, whole, newest_ms, done)
-        except Exception as error:  # no run may stop the others
+        except Exception as error:  # one run must not stop the others
             log.exception("trace %s: no trace could be made of its spans", run.trace_id)
             words = f"{type(error).__name__} while a trace was made of the spans; report it with this record"
             whole = whole._replace(value=b"".join(read.contents))
@@ -171,7 +171,7 @@ class TraceWriter:
         return records
 
     def late(self, trace_id: str, part: Part, tally: Tally) -> tuple[OutputRecord, SourceRecord]:
-        """Return the dead letter of spans of a closed run."""
+        """Return the dead letter of spans that belong to a closed run."""
         try:
             content = unpacked(part.content, part.size)
         except RowError:
@@ -205,9 +205,9 @@ class TraceWriter:
         self, each: Assembled, value: bytes, run: ClosedRun, whole: SourceRecord, newest_ms: int | None, tally: Tally
     ) -> tuple[OutputRecord, SourceRecord]:
         key = (each.key if self.by_agent else run.trace_id).encode("utf-8", "replace")
-        timestamp_ms = min(each.end_ns // 1_000_000, run.last_ms)  # not of the future
+        timestamp_ms = min(each.end_ns // 1_000_000, run.last_ms)  # not in the future
         if newest_ms is not None and timestamp_ms < newest_ms - self.kept_ms:
-            timestamp_ms = newest_ms  # by the time of the records: the clock here may be wrong
+            timestamp_ms = newest_ms  # by the records' time: the local clock may be wrong
         tally.add("traces")
         tally.ends.append(each.end_ns / 1e9)
         output = OutputRecord(ASSEMBLED, key, value, [], timestamp_ms, partition=key_partition(key, self.partitions))
@@ -217,8 +217,8 @@ class TraceWriter:
 def has_root(contents: Sequence[bytes]) -> bool:
     """Return whether the root of a run has ended, given its packed contents.
 
-    A run whose spans cannot be read counts as one whose root has not: when it closes, they become dead letters with the
-    reason.
+    If the spans of a run cannot be read, its root counts as not ended: when the run closes, they become dead letters
+    with the reason.
     """
     try:
         return is_complete(link for content in contents for link in links(unpacked(content)))
@@ -228,7 +228,7 @@ def has_root(contents: Sequence[bytes]) -> bool:
 
 
 def has_no_span(part: Part) -> bool:
-    """Return whether a part holds log events only."""
+    """Return whether a part holds only log events."""
     try:
         return not decoded(unpacked(part.content, part.size)).spans
     except Exception as error:
@@ -238,15 +238,15 @@ def has_no_span(part: Part) -> bool:
 
 @dataclass(slots=True)
 class _Read:
-    """All parts of a run together: their contents as far as they can be unpacked, and the refused ones."""
+    """All parts of a run together."""
 
-    contents: list[bytes] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)  # as far as they can be unpacked
     spans: list[Span] = field(default_factory=list)
     logs: list[LogEvent] = field(default_factory=list)
     refused: list[tuple[bytes, InvalidTrace]] = field(default_factory=list)
 
     def take(self, contents: Sequence[bytes], sizes: Sequence[int]) -> None:
-        """Read the packed contents. What is damaged is refused, and the rest is read."""
+        """Read the packed contents. Damaged ones are refused, and the rest is read."""
         for content, size in zip(contents, sizes or [MAX_RUN_BYTES] * len(contents), strict=True):
             try:
                 self.contents.append(unpacked(content, size))
@@ -271,7 +271,7 @@ class _Read:
 
 
 def refusal(bad: Refused) -> InvalidTrace:
-    """Return the error of a dead letter that holds the bad spans of a record alone."""
+    """Return the error for a dead letter that holds only the bad spans of a record."""
     error = bad.error
     words = f"{error.message} (bad spans of this record: {bad.count}; this dead letter holds them, the others are used)"
     return InvalidTrace(Reason(error.reason), error.path, words)

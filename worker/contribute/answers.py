@@ -1,8 +1,8 @@
-"""The meaning of the registry's answers.
+"""How the registry's answers are judged.
 
-Only what the registry itself has said counts. It gives its errors one form, a JSON object with the text `error`, and
-names its schema in a header. A gateway's answer, a proxy's page, half a document or a redirect is no verdict on a
-trace: the request is in doubt, and the trace is looked up before it is sent again.
+Only answers of the registry itself count. Its errors have one form, a JSON object with the string `error`, and a header
+names its schema. A gateway's answer, a proxy's page, a truncated document or a redirect is no verdict on a trace: the
+request is in doubt, and the trace is looked up before it is sent again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import msgspec
 from worker.contribute.unit import clean_issues, clean_words, decode_json
 
 REFUSED: Final = {400: "invalid_unit", 413: "too_large", 422: "invalid_unit"}
-"""Statuses that are verdicts on the unit, with the reason of the refused record."""
+"""Statuses that are verdicts on the unit, with the reason for the refused record."""
 
 SCHEMA_HEADER: Final = "kp-schema-version"
-"""The registry names its schema in every answer, except in a 429 and to a JWT that it does not accept."""
+"""The registry sends this header with every answer, except a 429 and the rejection of a JWT."""
 
 MAX_WORDS: Final = 200
 """Most characters of the registry's own words in a message."""
 
 
 TIME: Final = re.compile(r"[0-9T:.Z+ -]{10,40}", re.ASCII)
-"""What the registry's time looks like; anything else does not go into a receipt."""
+"""The form of the registry's times; anything else stays out of a receipt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +40,24 @@ class HttpAnswer:
     key: str = field(default="", repr=False)  # idempotency key of the request, which an answer may repeat
 
     def without_key(self, text: str) -> str:
-        """Return some of the answer's words without the key."""
+        """Return words of the answer without the key."""
         return text.replace(self.key, "[key]") if self.key else text
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The registry has a unit with this id. `time`: the registry's, "" if it states none."""
+    """The registry has a unit with this id."""
 
     unit: Any
-    time: str
+    time: str  # the registry's; "": it states none
 
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The registry has stored the unit. `replayed`: it says so of an earlier request with the same Idempotency-Key."""
+    """The registry has stored the unit."""
 
     time: str
-    replayed: bool
+    replayed: bool  # the answer is the one to an earlier request with the same Idempotency-Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The registry refuses the unit."""
+    """The registry rejects the unit."""
 
     reason: str
     status: int
@@ -86,9 +86,10 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Too many requests (429). `own`: it can be the registry's answer, so it says nothing about the unit."""
+    """Too many requests (429)."""
 
     own: bool = field(default=True, compare=False)
+    """Whether the answer may be the registry's; then it says nothing about the unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,14 @@ Verdict = Present | Created | Absent | Rejected | Denied | Limited | Doubtful
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What an answer says about the limit: requests a minute, and how many are left now."""
+    """The rate limit, as stated by an answer."""
 
-    limit: int
-    remaining: int
+    limit: int  # requests a minute
+    remaining: int  # left now
 
 
 def stated_rate(answer: HttpAnswer) -> Rate | None:
-    """Return the limit that the answer states; None where it states none."""
+    """Return the limit that the answer states; None if it states none."""
     limit, remaining = (_whole(answer.headers.get(name, "")) for name in ("x-ratelimit-limit", "x-ratelimit-remaining"))
     return None if limit is None or remaining is None else Rate(limit, remaining)
 
@@ -167,7 +168,7 @@ def _not_its_own(answer: HttpAnswer, pause: float = 0.0) -> Doubtful:
 
 
 def _entry(answer: HttpAnswer, trace_id: str) -> Mapping[str, Any] | None:
-    """Return the stored entry with this id; None where the answer is anything else."""
+    """Return the stored entry with this id; None if the answer is anything else."""
     document = _json_object(answer)
     data = None if document is None else document.get("data")
     return data if isinstance(data, dict) and data.get("id") == trace_id else None
@@ -179,7 +180,7 @@ def _time(data: Mapping[str, Any]) -> str:
 
 
 def _own_error(answer: HttpAnswer) -> dict[str, Any] | None:
-    """Return an error in the registry's form, with its header; None for what anything else may have said."""
+    """Return an error in the registry's form and with its header; None for an answer that may come from elsewhere."""
     document = _json_object(answer) if answer.headers.get(SCHEMA_HEADER) else None
     return document if document is not None and isinstance(document.get("error"), str) else None
 

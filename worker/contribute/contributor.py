@@ -1,4 +1,4 @@
-"""The work of `contribute` on its partitions; it has them as a member of its group (kafka/member.py)."""
+"""The work of `contribute` on its partitions, as a member of its group (kafka/member.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Contributor:
-    """One process's share of the accepted topic: its partitions have one gateway to the registry."""
+    """One process's share of the accepted topic: all its partitions use one gateway to the registry."""
 
     def __init__(
         self, settings: Settings, client: Mapping[str, Any], outputs: Mapping[str, OutputTopic],
@@ -56,7 +56,7 @@ class Contributor:
         self.late = LateWatch(self.gateway, metrics, 2 * settings.contribute_timeout_seconds)
 
     def member(self) -> Member[Partition]:
-        """Return the member of the group, which does this job."""
+        """Return the group member that does this work."""
         settings = self._settings
         names = {
             "KP_ACCEPTED_TOPIC": settings.accepted_topic, "KP_CONTRIBUTED_TOPIC": settings.contributed,
@@ -70,11 +70,11 @@ class Contributor:
         )  # fmt: skip
 
     def transactional_id(self, tp: TopicPartition) -> str:
-        """Return the id of the partition's producer."""
+        """Return the transactional id of the partition's producer."""
         return f"{self._settings.contribute_group}-{tp.partition}"
 
     async def restore(self, positions: Mapping[TopicPartition, Position], consumer: AIOKafkaConsumer) -> None:
-        """Wait as long after a 429 as the former owner would have; its time is committed with the offsets."""
+        """Wait after a 429 for as long as the former owner would have; its time is committed with the offsets."""
         for position in positions.values():
             self._metrics.skipped.labels("lost").inc(position.lost)
             limited_at = limited_from(position.metadata)
@@ -97,7 +97,7 @@ class Contributor:
         )  # fmt: skip
 
     def problem(self, works: Collection[Partition]) -> str | None:
-        """Return why nothing gets to the registry, or None."""
+        """Return why nothing reaches the registry, or None."""
         if (seconds := self.gateway.blocked_seconds()) > 0:
             return f"waiting for {seconds:.0f} s after the registry answered 429"
         trouble = self.gateway.trouble
@@ -113,14 +113,14 @@ class Contributor:
             self._metrics.lag.labels(str(tp.partition)).set(lag)
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
-        """Forget the partitions' gauges, and the trouble with their traces, which another member may post."""
+        """Drop the partitions' gauges, and the trouble with their traces, which another member may post."""
         self.gateway.trouble = None
         for tp in tps:
             self._metrics.forget_partition(tp.partition)
 
 
 class ContributeProcess:
-    """The parts of one process (commands/shared/service.py): metrics from the start, the member once prepared."""
+    """One process (commands/shared/service.py): metrics from the start, the member once prepared."""
 
     name = "contribute"
     phase = "checking the topics"

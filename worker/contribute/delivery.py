@@ -1,17 +1,17 @@
-"""Delivery of one unit to the registry: its turn, at most one unit for its id, never lost, even if an answer is late.
+"""Delivery of one unit to the registry: no unit is lost or stored twice, even if an answer is late.
 
 For each unit:
- 1. wait for a turn: a look-up and a POST that the limits allow;
- 2. look the id up. With our content: done, without a POST. With other content: refused, because a POST would replace
-    it;
- 3. absent: POST at once. 201: done. A verdict on the unit: refused.
- 4. no answer, or none of the registry's own: pause, and begin at 1. What was sent may have landed, and 2 finds it.
-    After a number of definite answers that are not the registry's, the caller decides what to do with the unit.
-So no request is sent again blindly, not even after a crash: what may have been in flight is not committed, and begins
-at 1.
+ 1. Wait for a turn: a look-up and a POST that the limits allow.
+ 2. Look the id up. With our content: done, without a POST. With other content: refused, because a POST would replace
+    it.
+ 3. Absent: POST at once. 201: done. A verdict on the unit: refused.
+ 4. No answer, or none of the registry's own: pause and return to 1. The request may have succeeded; then 2 finds the
+    unit. After a number of definite answers that are not the registry's, the caller decides what to do with the unit.
+So no request is repeated blindly, not even after a crash: a unit that may have been in flight is not committed, and
+starts at 1.
 
-The registry may keep any answer below 500 for a day by its Idempotency-Key, even after the cause was fixed. What is
-replayed (Idempotency-Replayed) is therefore looked up (a 201) or asked for again with a new key.
+The registry may keep any answer below 500 for a day by its Idempotency-Key, even after the cause was fixed. A replayed
+answer (Idempotency-Replayed) is therefore looked up (if it is a 201) or requested again with a new key.
 """
 
 from __future__ import annotations
@@ -53,22 +53,20 @@ from worker.observe.contribute_metrics import ContributeMetrics
 log = logging.getLogger(__name__)
 
 STEP_SECONDS: Final = 0.5
-"""How long to sleep at once while waiting for a turn: the answers to other partitions change the pace."""
+"""Longest single sleep while waiting for a turn: answers to other partitions change the pace."""
 
 
 class Gateway:
-    """Gives turns: each is one look-up and one POST that the registry's limits allow.
-
-    `trouble`: why nothing gets through at the moment, None: it does. `limited_at`: the time of the last 429, seconds
-    since 1970. `answered_at`: when the registry itself answered a POST last, of any partition; seconds of
-    time.monotonic.
-    """
+    """Gives turns: each is one look-up and one POST that the registry's limits allow."""
 
     def __init__(self, client: RegistryClient, metrics: ContributeMetrics, most: float | None) -> None:
         now = time.monotonic()
         self.trouble: str | None = None
+        """Why nothing gets through at the moment; None: it does."""
         self.limited_at: float | None = None
+        """The time of the last 429, s since 1970."""
         self.answered_at = -math.inf
+        """When the registry itself last answered a POST, of any partition, s of time.monotonic."""
         self._client = client
         self._metrics = metrics
         self._posts = RequestPace(now, most, most)
@@ -77,7 +75,7 @@ class Gateway:
 
     @asynccontextmanager
     async def turn(self, stop: Stop) -> AsyncIterator[Turn]:
-        """Wait for a turn, and take back what it does not use. Raises StoppedError."""
+        """Wait for a turn, and give back its unused parts. Raises StoppedError."""
         while (seconds := self._wait_seconds()) > 0:
             await stop.sleep(min(seconds, STEP_SECONDS))
         stop.check()
@@ -87,7 +85,7 @@ class Gateway:
         finally:
             turn.end()
             self.answered_at = max(self.answered_at, turn.answered_at)
-            if self._look_ups.fallback is None:  # where only the answers to POSTs state a limit
+            if self._look_ups.fallback is None:  # in case only the answers to POSTs state a limit
                 self._look_ups.fallback = self._posts.limit
             if (left := self._posts.seen_left()) is not None:
                 self._metrics.rate_left.set(left)
@@ -97,15 +95,15 @@ class Gateway:
         self.remember_429(time.time(), pause_after_429(random.SystemRandom().random()))
 
     def remember_429(self, limited_at: float, seconds: float) -> None:
-        """Give no turn for some time after a 429 at `limited_at`, seconds since 1970.
+        """Give no turn for some time after a 429 at `limited_at`, s since 1970.
 
-        A time in the future, which a wrong clock has left, counts as now: else each restart until then would wait.
+        A time in the future, from a wrong clock, counts as now: otherwise each restart until then would wait.
         """
         self.limited_at = max(min(limited_at, time.time()), self.limited_at or 0.0)
         self._blocked_until = max(self._blocked_until, time.monotonic() + seconds)
 
     def blocked_seconds(self) -> float:
-        """Return how long no turn is given because of a 429."""
+        """Return for how long no turn is given because of a 429, s."""
         return max(0.0, self._blocked_until - time.monotonic())
 
     def _wait_seconds(self) -> float:
@@ -127,13 +125,13 @@ class Turn:
             pace.spend(self.began)
 
     async def look_up(self, trace_id: str) -> Verdict:
-        """Ask for the unit with this id. Raises StoppedError: a look-up without its answer costs nothing."""
+        """Look up the unit with this id. Raises StoppedError: a look-up without its answer costs nothing."""
         answer = await self._asked("look_up", self._stop.unless_set(self._client.look_up(trace_id)))
         if isinstance(answer, Doubtful):
             return answer
         self._found = answer
         verdict = await asyncio.to_thread(judge_look_up, answer, trace_id)
-        if isinstance(verdict, Denied) and verdict.status == 429:  # the registry allows look-ups without a key, too
+        if isinstance(verdict, Denied) and verdict.status == 429:  # the registry allows look-ups even without a key
             return Limited(own=False)
         return verdict
 
@@ -150,9 +148,9 @@ class Turn:
         return verdict
 
     async def _key_is_unknown(self, trace_id: str) -> bool:
-        """Whether the registry itself allows our key no more look-ups than nobody.
+        """Return whether the registry itself gives our key the same limit on look-ups as no key.
 
-        A 429 does not name the schema, so a gateway may have written it.
+        A 429 does not name the schema, so a gateway may have sent it.
         """
         try:
             nobodys = await self._client.look_up(trace_id, as_nobody=True)
@@ -163,7 +161,7 @@ class Turn:
         return own and ours is not None and others is not None and ours.limit == others.limit
 
     def end(self) -> None:
-        """Give back what was not used."""
+        """Give back the unused requests."""
         for pace in self._paces.values():
             pace.give_back(time.monotonic())
         self._paces.clear()
@@ -185,21 +183,21 @@ class Turn:
 
 
 class LateWatch:
-    """Looks up a unit once more, some time after its second POST, and counts a request that landed last."""
+    """Looks up a unit again, some time after its second POST, and counts it if the first POST landed last."""
 
     def __init__(self, gateway: Gateway, metrics: ContributeMetrics, delay_seconds: float) -> None:
         self._gateway = gateway
         self._metrics = metrics
         self._delay = delay_seconds
-        self._watched: deque[tuple[float, str, str]] = deque(maxlen=1000)  # when it is due, id, time
+        self._watched: deque[tuple[float, str, str]] = deque(maxlen=1000)  # due time, id, registry time
 
     def watch(self, trace_id: str, registry_time: str) -> None:
-        """Look at the unit later. `registry_time`: what the answer to the second POST stated."""
+        """Look at the unit later. `registry_time`: as stated by the answer to the second POST."""
         if registry_time:
             self._watched.append((time.monotonic() + self._delay, trace_id, registry_time))
 
     async def run(self) -> None:
-        """Look at what is due, until cancelled."""
+        """Look at due units, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
             while self._watched and self._watched[0][0] <= time.monotonic():
@@ -211,7 +209,7 @@ class LateWatch:
 
 
 FRESH_SECONDS: Final = 5.0
-"""A look-up that began longer ago, because the process was frozen or slow, is made again before the POST."""
+"""An older look-up, from before the process was frozen or slow, is repeated before the POST."""
 
 
 class DeniedError(Exception):
@@ -220,29 +218,26 @@ class DeniedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The registry holds the unit. `status`: 201 it was posted, 200 it was there. `time`: the registry's."""
+    """The registry holds the unit."""
 
-    status: int
-    time: str
+    status: int  # 201: it was posted, 200: it was there
+    time: str  # the registry's
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """Something else answers in the registry's place. `words`: what it says, for people."""
+    """Something else answers in the registry's place."""
 
-    words: str
+    words: str  # what it says, for people
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """What the attempts for one unit have shown so far.
+    """The attempts for one unit so far."""
 
-    `doubted`: a POST has had no answer. `replayed`: a 201 was one of an earlier request.
-    """
-
-    key: str
-    doubted: bool = False
-    replayed: bool = False
+    key: str  # Idempotency-Key
+    doubted: bool = False  # a POST had no answer
+    replayed: bool = False  # a 201 was the answer to an earlier request
 
 
 class Delivery:
@@ -264,11 +259,11 @@ class Delivery:
     ) -> Delivered | Refusal | Unanswered:
         """Return when the registry holds the unit or refuses it. Raises DeniedError, and StoppedError between requests.
 
-        Waits for as long as it takes: a registry that is down, slow or lying loses nothing. After `answers` definite
+        Waits for as long as it takes: nothing is lost if the registry is down, slow or wrong. After `answers` definite
         answers that are not the registry's own, returns Unanswered: their sender may never stop. `on_limited` is called
-        after a 429, to remember it. `place`: of the record, for the log.
+        after a 429, to save its time. `place`: of the record, for the log.
         """
-        first_key = hashlib.sha256(f"{self._group}\n{unit.trace_id}\n{unit.sha256}".encode())  # also after a restart
+        first_key = hashlib.sha256(f"{self._group}\n{unit.trace_id}\n{unit.sha256}".encode())  # same after a restart
         attempts, pauses = _Attempts(first_key.hexdigest()), Pauses()
         while True:
             verdict = await self._attempt(unit, attempts, stop)
@@ -298,7 +293,7 @@ class Delivery:
             found = await turn.look_up(unit.trace_id)
             if not isinstance(found, Absent):
                 return found
-            if attempts.replayed:  # it was deleted since the answer that is replayed
+            if attempts.replayed:  # it was deleted after the replayed answer
                 attempts.key, attempts.replayed = uuid.uuid4().hex, False
             stop.check()
             if time.monotonic() - turn.began > FRESH_SECONDS:
@@ -308,7 +303,7 @@ class Delivery:
             return verdict
 
     async def _result(self, unit: Unit, attempts: _Attempts, verdict: Verdict) -> Delivered | Refusal | None:
-        """Return what ends the delivery. Raises DeniedError."""
+        """Return the result that ends the delivery, if any. Raises DeniedError."""
         match verdict:
             case Present():
                 if not await asyncio.to_thread(same_unit, unit.document, verdict.unit, unit.rules):
@@ -346,14 +341,14 @@ class Delivery:
 
 
 def _is_definite(verdict: Verdict) -> bool:
-    """Whether something other than the registry has answered, and is likely to do so again."""
+    """Return whether something other than the registry has answered, and is likely to do so again."""
     if isinstance(verdict, Limited):
         return not verdict.own
     return isinstance(verdict, Doubtful) and verdict.status is not None
 
 
 def denied_words(denied: Denied) -> str:
-    """Return what a registry that does not accept the key said, and what to do."""
+    """Return the registry's words when it does not accept the key, and what to do."""
     said = f"{denied.status}{f' {denied.words!r}' if denied.words else ''}"
     if denied.status == 403:
         return (

@@ -1,10 +1,10 @@
-"""How fast requests may follow each other, so that the registry never answers 429.
+"""The pace of requests, chosen so that the registry never answers 429.
 
-The registry counts requests in a bucket: it holds `limit` tokens when full, and gains `limit` a minute. All processes
+The registry counts requests in a bucket, which holds `limit` tokens when full and gains `limit` a minute. All processes
 with keys of one agent share it, and each answer says how many tokens are left. So each process refills its own small
-bucket at the same rate, and slows down while fewer than half of the registry's tokens are left. One process alone
-keeps the registry's bucket nearly full, and so has the whole rate. With several, the tokens settle at the level where
-all of them together have it; none needs to know how many there are.
+bucket at the same rate, and slows down while fewer than half of the registry's tokens are left. A single process keeps
+the registry's bucket nearly full, and so gets the whole rate. With several, the tokens settle at the level where all of
+them together use it; none needs to know how many there are.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ UNKNOWN_LIMIT: Final = 30.0
 """Requests a minute until an answer states the limit: the lowest tier's."""
 
 BURST_SECONDS: Final = 2.0
-"""Tokens of our bucket, as seconds of its refill: what a pause may save up."""
+"""Capacity of our bucket, in seconds of its refill: a pause saves up no more."""
 
 RESERVE_SHARE: Final = 0.1
 LEAST_RESERVE: Final = 3.0
-"""Below this share of the registry's tokens, and this number of them, nothing is sent."""
+"""Below this share of the registry's tokens, or this number of them, nothing is sent."""
 
 EASY_SHARE: Final = 0.5
 """From this share of the registry's tokens on, the whole rate is used."""
@@ -40,7 +40,7 @@ class RequestPace:
     in_flight: int = 0
 
     def wait_seconds(self, now: float) -> float:
-        """Return how long to wait at least before the next request; 0: it may go now."""
+        """Return the least wait before the next request, s; 0: it may go now."""
         self._advance(now)
         if self.tokens >= 1.0:
             return 0.0
@@ -55,18 +55,18 @@ class RequestPace:
         self.in_flight += 1
 
     def give_back(self, now: float) -> None:
-        """Note that a request for which `spend` was called is not made."""
+        """Take back a `spend` whose request is not made."""
         self._advance(now)
         self.tokens = min(self._capacity(), self.tokens + 1.0)
         self.left += 1.0
         self.in_flight -= 1
 
     def finished(self) -> None:
-        """Note that a request has ended, with an answer or without."""
+        """Note that a request has ended, with or without an answer."""
         self.in_flight -= 1
 
     def learn(self, limit: float, remaining: float, now: float) -> None:
-        """Take over what an answer states; call it after `finished`. Others in flight may not be counted in it."""
+        """Note the limit that an answer states; call it after `finished`. It may not count others in flight."""
         self._advance(now)
         self.limit = max(1.0, limit)
         self.left = remaining - self.in_flight
@@ -77,7 +77,7 @@ class RequestPace:
         self.unstated = True
 
     def seen_left(self) -> float | None:
-        """Return the tokens that the registry has left, as far as known."""
+        """Return the tokens left at the registry, as far as known."""
         return None if self.limit is None else max(0.0, self.left)
 
     def _advance(self, now: float) -> None:
@@ -87,7 +87,7 @@ class RequestPace:
         self.left = min(self._limit(), self.left + passed * self._limit() / 60)
 
     def _rate(self) -> float:
-        """Return our refill at the moment, tokens a second."""
+        """Return our current refill, tokens a second."""
         limit = self._limit()
         full = (limit if self.most is None else min(limit, self.most)) / 60
         if self.limit is None:
@@ -108,14 +108,14 @@ class RequestPace:
 
 @dataclass(slots=True)
 class Pauses:
-    """Pauses that grow from failure to failure, until something succeeds."""
+    """Pauses that grow from failure to failure."""
 
     failures: int = 0
 
     def next_seconds(self, chance: float, at_least: float = 0.0) -> float:
-        """Return the next pause: twice the one before up to LONGEST_PAUSE, less a share of up to a half by `chance`.
+        """Return the next pause, s: twice the one before up to LONGEST_PAUSE, reduced at random by up to a half.
 
-        `chance`: from 0 to 1. `at_least`: what the registry asks for (Retry-After), up to LONGEST_PAUSE.
+        `chance`: the random number, 0 to 1. `at_least`: the registry's request (Retry-After), up to LONGEST_PAUSE.
         """
         whole = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**self.failures)
         self.failures = min(self.failures + 1, 32)
@@ -126,9 +126,9 @@ FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 60.0
 
 AFTER_429_SECONDS: Final = 1900.0
-"""No request for 32 minutes after a 429. Three within an hour revoke the key; one process thus causes at most two."""
+"""No request for 32 minutes after a 429. Three within an hour revoke the key; so one process causes at most two."""
 
 
 def pause_after_429(chance: float) -> float:
-    """Return how long to send nothing after a 429, seconds: longer by up to a fifth, so that processes differ."""
+    """Return how long to send nothing after a 429, s: longer by up to a fifth, so that processes differ."""
     return AFTER_429_SECONDS * (1.0 + chance / 5)

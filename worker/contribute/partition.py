@@ -1,17 +1,17 @@
 """One partition of the accepted topic: its records in order, each posted, refused or skipped before the next.
 
-A firewall in front of the registry may refuse one trace every time for its content, a proxy for its length. Such a
-trace must not stop the others, and an innocent one must not be refused because a gateway refuses all:
+A firewall in front of the registry may block one trace every time because of its content, a proxy because of its
+length. Such a trace must not stop the others, and an innocent one must not be refused because a gateway blocks all:
 
- 1. A trace that has had ANSWERS definite answers, none of them the registry's own, is held, and the next one is tried.
- 2. While nothing shows that POSTs reach the registry, each trace that gets such an answer is held, too. All wait, and
-    after pauses that grow the first one is tried again, and right after it another one: so the order stays where a
-    gateway refuses all for some time. Look-ups that pass show nothing.
- 3. As soon as the registry itself answers a POST, each held trace is tried ANSWERS times again, in order, while that
-    answer is at most PROOF_SECONDS old. Only what gets no verdict then, either, is refused (`unanswerable`).
+ 1. A trace that got ANSWERS definite answers, none of them the registry's own, is held, and the next one is tried.
+ 2. While nothing shows that POSTs reach the registry, each trace that gets such an answer is held too. All wait. After
+    growing pauses the first one is tried again, and right after it another one: so the order is kept if a gateway
+    blocks all for some time. Successful look-ups show nothing.
+ 3. Once the registry itself answers a POST, each held trace is tried ANSWERS times again, in order, while that answer
+    is at most PROOF_SECONDS old. Only a trace that still gets no verdict is refused (`unanswerable`).
 
-Receipts, refused records and offsets are committed in the order of the records. So nothing behind a held trace is
-committed before it: after a crash the look-up finds what was posted.
+Receipts, refused records and offsets are committed in the order of the records. So nothing after a held trace is
+committed before it: after a crash the look-up finds the posted ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_DUE: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class ReceiptPublisher:
-    """Commits with the transactional producer of one partition, which has started."""
+    """Commits with the transactional producer of one partition, which is already started."""
 
     client: Mapping[str, Any]
     producer: Producer
@@ -57,7 +57,7 @@ class ReceiptPublisher:
     topics: Mapping[str, OutputTopic]
 
     async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
-        """Write records and the offset. After any error it is unknown whether that was committed."""
+        """Write records and the offset in one transaction. After any error it is unknown whether it was committed."""
         receipts = _Receipts(outputs, self.topics, self.source.partition)
         limit_of = partial(current_limit, self.client)
         await look_again(receipts.small_topics(), limit_of)
@@ -84,7 +84,7 @@ class _Receipts:
         return list(small.values())
 
     def partition_rows(self) -> list[PartitionRows]:
-        """Return what to send; a refused trace is cut to what its topic takes."""
+        """Return the rows to send; a refused trace is cut to the limit of its topic."""
         by_kind: dict[str, PartitionRows] = {}
         for output in self.outputs:
             topic = self.topics[output.kind]
@@ -94,25 +94,25 @@ class _Receipts:
         return list(by_kind.values())
 
     def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
-        """Raise PublishError: nothing can stand for a receipt."""
+        """Raise PublishError: nothing can replace a receipt."""
         for error in refused.values():
             where = f"topic {part.topic.name}"
             raise PublishError(f"{where} refuses a record: {error.name}; {error.advice}") from error
 
 
 class _Due(NamedTuple):
-    """What is to be committed: a record or none, the offset behind it, and whom to tell then."""
+    """The result of a record, ready to commit."""
 
     output: OutputRecord | None
-    next_offset: int
+    next_offset: int  # after the record
     on_committed: Callable[[], None]
 
 
 class ReceiptQueue:
-    """Commits what is due on one partition, in order, in one transaction after the other.
+    """Commits the results of one partition, in order, one transaction after the other.
 
     A transaction takes longer than a request, so the next traces are posted meanwhile, and their receipts share the
-    next one. After a crash all of them are looked up. `metadata` returns what is committed with an offset.
+    next one. After a crash all of them are looked up. `metadata` returns the metadata to commit with an offset.
     """
 
     def __init__(self, publisher: ReceiptPublisher, metadata: Callable[[], str]) -> None:
@@ -122,9 +122,9 @@ class ReceiptQueue:
         self._commits: asyncio.Task[None] | None = None
 
     async def add(self, output: OutputRecord | None, next_offset: int, on_committed: Callable[[], None]) -> None:
-        """Let a record and its offset be committed soon. Raises the error of an earlier commit.
+        """Commit a record and its offset soon. Raises the error of an earlier commit.
 
-        Waits while too much is due: what is posted but not committed is looked up after a crash.
+        Waits while too many are due: every trace that is posted but not committed is looked up after a crash.
         """
         self._due.append(_Due(output, next_offset, on_committed))
         if len(self._due) >= MAX_DUE:
@@ -133,7 +133,7 @@ class ReceiptQueue:
             self._begin()
 
     async def flush(self) -> None:
-        """Return when all is committed. Raises the error of a commit."""
+        """Return when everything is committed. Raises the error of a commit."""
         if self._due or (self._commits is not None and self._commits.done()):
             self._begin()
         if self._commits is not None:
@@ -157,21 +157,21 @@ class ReceiptQueue:
 log = logging.getLogger(__name__)
 
 MAX_RECORDS: Final = 50
-"""Records taken at once: few, as each takes a request."""
+"""Records taken at once: few, as each needs a request."""
 
 ANSWERS: Final = 3
-"""Definite answers without a verdict before a trace is held, and once more before it is refused. If one of two gateways
-refuses all, an innocent trace meets it six times in a row once in 64 times; it can be redriven."""
+"""Definite answers without a verdict before a trace is held, and again before it is refused. If one of two gateways
+blocks everything, an innocent trace meets it six times in a row once in 64 times; it can be redriven."""
 
 PROOF_SECONDS: Final = 60.0
-"""How long an answer of the registry shows that POSTs reach it. If a gateway then begins to refuse all, few innocent
-traces are refused."""
+"""How long an answer of the registry shows that POSTs reach it. It is short, so that few innocent traces are refused if
+a gateway then begins to block everything."""
 
 MAX_WAITING: Final = 500
 """Most traces that are held; beyond that no further one is tried."""
 
 MAX_WAITING_BYTES: Final = 32 << 20
-"""Bytes of what is held, and of the receipts and refused traces behind it; beyond that no further trace is tried."""
+"""Bytes of the held traces, and of the receipts and refused traces after them; beyond that no further one is tried."""
 
 
 @dataclass(slots=True)
@@ -179,32 +179,28 @@ class _Pending:
     """A record on its way to its commit."""
 
     record: SourceRecord
-    began_at: float = 0.0
-    """When it was tried first, seconds of time.monotonic."""
-    asked_at: float = 0.0
-    """When it was tried last."""
-    held: bool = False
-    """Whether it has been held."""
+    began_at: float = 0.0  # when it was first tried, s of time.monotonic
+    asked_at: float = 0.0  # when it was last tried
+    held: bool = False  # it has been held
     due: tuple[OutputRecord | None, Callable[[], None]] | None = None
-    """What to commit, and whom to tell then; None: not known yet."""
+    """The record to commit, and the callback afterwards; None: not known yet."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """How many of the records right behind it are skipped, by reason."""
-    next_offset: int = field(init=False)
-    """Behind the record and those."""
+    """How many of the records right after it are skipped, by reason."""
+    next_offset: int = field(init=False)  # after the record and the skipped ones
 
     def __post_init__(self) -> None:
         self.next_offset = self.record.offset + 1
 
     @property
     def size(self) -> int:
-        """Return its bytes: the trace's, or those of what is to be committed for it."""
+        """Return the size of the trace or, once known, of the record to commit for it, bytes."""
         value = self.record.value if self.due is None else self.due[0] and self.due[0].value
         return len(value or b"")
 
 
 @dataclass(eq=False)
 class Partition:
-    """The work on one partition; its fields are what the partitions of a process share, except `claim`."""
+    """The work on one partition."""
 
     claim: Claim
     publisher: ReceiptPublisher
@@ -227,11 +223,11 @@ class Partition:
 
     @property
     def held(self) -> int:
-        """Return how many traces are held."""
+        """Return the number of held traces."""
         return sum(each.due is None for each in self._waiting)
 
     async def run(self) -> None:
-        """Work until stopped. Raises StoppedError, when all that was done is committed."""
+        """Work until stopped. Raises StoppedError once everything done is committed."""
         try:
             while True:
                 self._stop.check()
@@ -247,7 +243,7 @@ class Partition:
             raise
 
     async def _next(self) -> SourceRecord | None:
-        """Return the next record; None where none comes for a while."""
+        """Return the next record; None if none comes for a while."""
         if not self._taken:
             self._taken.extend(await self.claim.poll(MAX_RECORDS))
         if not self._taken:
@@ -256,7 +252,7 @@ class Partition:
         return self._taken.popleft()
 
     async def _work_while_held(self) -> None:
-        """Do one step: ask again for what is held, or try the next record, or wait."""
+        """Do one step: try a held trace again, or try the next record, or wait."""
         held = [each for each in self._waiting if each.due is None]
         first, now, proven_at = held[0], time.monotonic(), self.gateway.answered_at
         if now - proven_at < PROOF_SECONDS:
@@ -272,7 +268,7 @@ class Partition:
         another = _Pending(record) if record else min(held[1:], key=lambda each: each.asked_at, default=first)
         work = self._work(another.record)
         if isinstance(work, Skip):
-            last = self._waiting[-1]  # it waits with that one: there may be any number of them behind a held trace
+            last = self._waiting[-1]  # it joins that one, as there may be any number of them after a held trace
             last.skipped[work.reason] += 1
             last.next_offset = another.record.offset + 1
             return
@@ -297,7 +293,7 @@ class Partition:
         return unit_from(record.value, self.gate, self.limits)
 
     async def _handle(self, each: _Pending, work: Unit | Skip | Refusal, answers: int, *, proven: bool = False) -> None:
-        """Skip, refuse, deliver or hold a record. `proven`: without a verdict it is refused, as others get one."""
+        """Skip, refuse, deliver or hold a record. `proven`: refuse it if it gets no verdict, since others do."""
         if isinstance(work, Skip):
             each.skipped[work.reason] += 1
             await self._done(each, None, lambda: None)
@@ -315,7 +311,7 @@ class Partition:
             elif isinstance(result, Refusal):
                 await self._refuse(each, result)
             elif proven:
-                self.gateway.trouble = None  # the registry is reached; perhaps no other trace follows to show it
+                self.gateway.trouble = None  # the registry is reachable; perhaps no other trace follows to show it
                 message = (
                     f"{result.words}, again and again, while the registry answers other traces; find what refuses this "
                     "one in front of the registry, fix that, and redrive the trace"
@@ -325,7 +321,7 @@ class Partition:
                 self._hold(each, result)
 
     def _hold(self, each: _Pending, result: Unanswered) -> None:
-        """Let a record wait until the registry answers a POST."""
+        """Hold a record until the registry answers a POST."""
         if not self._waiting:
             self._pauses, self._just_held, self._try_next_at = Pauses(), True, 0.0
             self._ask_again_at = time.monotonic() + self._pauses.next_seconds(random.SystemRandom().random())
@@ -348,7 +344,7 @@ class Partition:
     async def _done(self, each: _Pending, output: OutputRecord | None, count: Callable[[], None]) -> None:
         """Let a record's result be committed, once nothing before it is held."""
         each.due = (output, count)
-        each.record = each.record._replace(key=None, value=None, headers=())  # it may wait long
+        each.record = each.record._replace(key=None, value=None, headers=())  # it may be kept for long
         if not each.held:
             self._waiting.append(each)
         while self._waiting and (due := self._waiting[0].due):
@@ -362,7 +358,7 @@ class Partition:
             self.metrics.skipped.labels(reason).inc(number)
 
     async def _remember_429(self, offset: int) -> None:
-        """Commit the time of the 429: a process that takes over must wait, too."""
+        """Commit the time of the 429: a process that takes over must wait too."""
         await self._receipts.add(None, offset, lambda: None)
         await self._receipts.flush()
 
@@ -373,7 +369,7 @@ class Partition:
 
 
 def _place(record: SourceRecord) -> dict[str, object]:
-    """Return the fields of a log event about a record (logs.py)."""
+    """Return the log fields for a record (logs.py)."""
     return {"topic": record.topic, "partition": record.partition, "offset": record.offset}
 
 
@@ -381,7 +377,7 @@ LIMITED = "kp429:"
 
 
 def limited_metadata(limited_at: float | None) -> str:
-    """Return the metadata that is committed with an offset: the time of the last 429, seconds since 1970."""
+    """Return the metadata to commit with an offset: the time of the last 429, s since 1970."""
     return "" if limited_at is None else f"{LIMITED}{round(limited_at)}"
 
 

@@ -1,6 +1,6 @@
-"""Requests to the registry, with its key: one at a time for each caller, each with a time limit and a bounded answer.
+"""Requests to the registry with its key: one at a time for each caller, each with a time limit and a bounded answer.
 
-The key is in one header of the request, and nowhere else: an answer carries it along so that its words can be cleaned.
+The key is sent in one header of the request, and nowhere else; an answer carries it so that its words can be cleaned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.version import __version__
 
 
 def registry_key(settings: Settings) -> Token:
-    """Return the key of the settings. Raises ConfigError where there is none."""
+    """Return the key from the settings. Raises ConfigError if there is none."""
     try:
         if settings.registry_key_file is not None:
             return Token("KP_REGISTRY_KEY_FILE", settings.registry_key_file)
@@ -36,14 +36,14 @@ def registry_key(settings: Settings) -> Token:
 
 
 ANSWER_GROWTH: Final = 5
-"""An answer repeats the unit as JavaScript writes it, where 1e20 and a comma take 22 characters instead of 5."""
+"""An answer repeats the unit in JavaScript's spelling, in which 1e20 and a comma take 22 characters instead of 5."""
 
 ANSWER_FRAME: Final = 1 << 16
-"""Bytes of an answer beside the unit, at most."""
+"""Most bytes of an answer apart from the unit."""
 
 
 class NoAnswerError(Exception):
-    """A request without an answer. `cause`: the metric's label. It may have had its effect, unless `unsent`."""
+    """A request without an answer. `cause`: the metric's label. It may have had an effect, unless `unsent`."""
 
     def __init__(self, cause: str, words: str, *, unsent: bool = False) -> None:
         super().__init__(words)
@@ -52,7 +52,7 @@ class NoAnswerError(Exception):
 
 
 class RegistryClient:
-    """Sends requests to the registry at `url`; with `key` None as nobody. `max_bytes`: the largest unit's."""
+    """Sends requests to the registry at `url`; `key` None: without a key. `max_bytes`: the largest unit's."""
 
     def __init__(
         self, url: str, key: Token | None, timeout_seconds: float, metrics: ContributeMetrics,
@@ -72,7 +72,7 @@ class RegistryClient:
             headers={
                 "User-Agent": f"kp-worker/{__version__}",
                 "Accept": "application/json",
-                "Accept-Encoding": "identity",  # without this header any coding is allowed (RFC 9110, 12.5.3)
+                "Accept-Encoding": "identity",  # without this header any encoding is allowed (RFC 9110, 12.5.3)
             },
             auto_decompress=False,
             requote_redirect_url=False,
@@ -105,7 +105,7 @@ class RegistryClient:
             raise RuntimeError("this is a bug: the client is not started")
         sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         started = time.monotonic()
-        begun: HttpAnswer | None = None  # status and headers: an answer, even if the rest never comes
+        begun: HttpAnswer | None = None  # status and headers: an answer, even if the rest never arrives
         try:
             async with self._session.request(
                 method,
@@ -126,14 +126,14 @@ class RegistryClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if begun is not None:
                 return begun
-            # Its text may quote the answer; the type says enough.
+            # The error's text may quote the answer; its type says enough.
             unsent = isinstance(error, aiohttp.ClientConnectorError)
             raise NoAnswerError("connection", f"no answer: {type(error).__name__}", unsent=unsent) from None
         finally:
             self._metrics.duration.observe(time.monotonic() - started)
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return the body; nothing if it is longer than any of the registry's."""
+        """Return the body; b"" if it is longer than any of the registry's."""
         if (response.content_length or 0) > self._max_answer:
             return b""
         parts, size = [], 0

@@ -1,4 +1,4 @@
-"""The topics of `contribute`: the accepted topic, receipts, and refused traces; created if KP_CREATE_TOPICS is set."""
+"""The topics of `contribute`: the accepted topic, receipts, and refused traces; created with KP_CREATE_TOPICS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECEIPTS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "reten
 
 
 async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[str, OutputTopic]:
-    """Create the missing topics (KP_CREATE_TOPICS) and check all; return those that are written, by the kind of record.
+    """Create the missing topics (KP_CREATE_TOPICS) and check all; return the topics to write to, by kind of record.
 
     Raises ConfigError that names topic and remedy.
     """
@@ -43,7 +43,7 @@ async def look_at_contributed(admin: AIOKafkaAdminClient, settings: Settings) ->
 
 
 async def create_contributed(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
-    """Create those of the two topics that are missing; return how the broker describes them all. Raises ConfigError."""
+    """Create the missing ones of the two topics; return how the broker describes all three. Raises ConfigError."""
     for _ in range(SETTLE_ATTEMPTS):
         found = await look_at_contributed(admin, settings)
         lacking = [wanted for wanted in contribute_plan(settings, found) if wanted.name not in found.topics]
@@ -56,7 +56,7 @@ async def create_contributed(admin: AIOKafkaAdminClient, settings: Settings) -> 
 
 
 def contribute_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
-    """Return the two topics that `contribute` writes as they should be, given the accepted topic."""
+    """Return the intended configuration of the two topics that `contribute` writes, given the accepted topic."""
     accepted = found.topics.get(settings.accepted_topic)
     partitions = settings.topic_partitions if accepted is None else accepted.partitions
     largest = str(found.max_bytes(settings.accepted_topic) + DEAD_LETTER_OVERHEAD)

@@ -1,4 +1,4 @@
-"""What leaves for an accepted record: the knowledge unit, cleaned, or a refused record; and the receipt."""
+"""The outputs for an accepted record: the knowledge unit, redacted, or a refused record; and the receipt."""
 
 from __future__ import annotations
 
@@ -24,43 +24,42 @@ from worker.version import __version__
 log = logging.getLogger(__name__)
 
 STRICTEST: Final = "aggregated"
-"""The level for texts that state none: the one that redacts most."""
+"""The level for texts without one: it redacts most."""
 
 MAX_ISSUES: Final = 2000
-"""Most characters of the registry's issues: they travel in a Kafka header."""
+"""Most characters of the registry's issues, because they travel in a Kafka header."""
 
 NUMBERS: Final = frozenset({"phone", "card", "ssn"})
-"""What an id may seem to hold: in 1 of 100 random UUIDs ten digits look like a phone number."""
+"""Findings that do not count in an id: in 1 of 100 random UUIDs, ten digits look like a phone number."""
 
 STRICT: Final = Rules("strict")
-"""The rules for what is not posted (messages, headers), and where none are given."""
+"""The rules for texts that are not posted (messages, headers), and the default."""
 
 MAX_ID_BYTES: Final = 2048
-"""UTF-8 bytes of the longest id that is asked for. PostgreSQL, on which the registry may run, keeps no key in an index
-row beyond 2704 bytes. Percent-encoded, the id takes three times as many, and URLs of 8000 should work everywhere (RFC
-9110, 4.1)."""
+"""UTF-8 bytes of the longest id. PostgreSQL, which the registry may use, accepts no index key beyond 2704 bytes.
+Percent-encoded, the id is three times as long, and URLs of 8000 bytes should work everywhere (RFC 9110, 4.1)."""
 
 MAX_VALUES: Final = 200_000
-"""Most values in a unit of the registry that is redacted for the comparison; a copy of them takes 30 MB."""
+"""Most values of a registry unit that is redacted for the comparison; a copy of them takes 30 MB."""
 
 
 def secret_in_id(trace_id: str, level: str, rules: Rules = STRICT) -> bool:
-    """Whether the id of a trace holds what must not leave."""
+    """Return whether the id of a trace contains a secret."""
     return not redact_text(trace_id, level, rules)[1].keys() <= NUMBERS
 
 
 def clean_words(text: str, rules: Rules = STRICT) -> str:
-    """Return a text without anything secret."""
+    """Return a text without secrets."""
     return redact_text(text, STRICTEST, rules)[0]
 
 
 def clean_bytes(text: bytes, rules: Rules = STRICT) -> bytes:
-    """Return a key or a header's content without anything secret, whatever bytes it has."""
+    """Return a key or header content without secrets; any bytes are allowed."""
     return clean_words(text.decode("utf-8", "surrogateescape"), rules).encode("utf-8", "surrogateescape")
 
 
 def clean_issues(issues: Any) -> str:
-    """Return the registry's issues as JSON without anything secret, cut to MAX_ISSUES characters."""
+    """Return the registry's issues as JSON without secrets, cut to MAX_ISSUES characters."""
     try:
         cleaned = redact_document({"issues": issues}, STRICTEST, STRICT)[0]["issues"]
     except NO_FAULT_OF_A_RECORD:
@@ -71,58 +70,55 @@ def clean_issues(issues: Any) -> str:
 
 
 MAX_BYTES: Final = 1 << 30
-"""The accepted topic limits the bytes of a document; this only has to be larger."""
+"""The accepted topic limits the size of a document; this only has to be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What may leave: allowed values of metadata.visibility and metadata.privacy_level, redacted by `rules`.
+    """The conditions for posting a trace."""
 
-    `screen`: the rules of the screen for which a unit is refused.
-    """
-
-    visibility: Set[str]
-    privacy: Set[str]
-    rules: Rules = STRICT
-    screen: Set[str] = frozenset()
+    visibility: Set[str]  # allowed values of metadata.visibility
+    privacy: Set[str]  # allowed values of metadata.privacy_level
+    rules: Rules = STRICT  # of redaction
+    screen: Set[str] = frozenset()  # rules of the screen that refuse a unit
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is posted for one trace: its JSON, and the value that the JSON holds."""
+    """The unit to post for one trace."""
 
     trace_id: str
-    body: bytes
-    document: Mapping[str, Any]
-    redactions: Mapping[str, int]
+    body: bytes  # JSON
+    document: Mapping[str, Any]  # the value of the body
+    redactions: Mapping[str, int]  # markers by type
     rules: Rules = STRICT
 
     @property
     def sha256(self) -> str:
-        """Return the hash of the body, hexadecimal."""
+        """Return the hash of the body (hex)."""
         return hashlib.sha256(self.body).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A trace that the gate keeps back. `reason`: visibility or privacy."""
+    """A trace that the gate keeps back."""
 
-    reason: str
+    reason: str  # visibility or privacy
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A record that is refused for good. All texts are redacted. `status`: the registry's, None: it was not asked."""
+    """A record that is refused for good. All texts are redacted."""
 
     reason: str
     message: str
     path: str = ""
-    status: int | None = None
-    issues: str | None = None
+    status: int | None = None  # the registry's; None: it was not asked
+    issues: str | None = None  # the registry's
 
 
 def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | Refusal:
-    """Decide what to do with the value of a record of the accepted topic."""
+    """Decide what to do with a record value of the accepted topic."""
     try:
         return _unit_from(value, gate, limits)
     except NO_FAULT_OF_A_RECORD:
@@ -150,7 +146,7 @@ def _unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip |
     if (size := len(trace.id.encode("utf-8", "replace"))) > MAX_ID_BYTES:
         return Refusal("id_too_long", f"the id has {size} bytes; give ids of at most {MAX_ID_BYTES}", "id")
     document, counts = redact_document(known_fields(decode_json(value or b"")), level, gate.rules)
-    document["@context"] = CONTEXT  # the registry refuses the former one
+    document["@context"] = CONTEXT  # the registry rejects the former one
     body = msgspec.json.encode(document)
     if len(body) > limits.max_bytes:
         message = (
@@ -162,7 +158,7 @@ def _unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip |
 
 
 def _screened(document: dict[str, Any], body: bytes, rules: Set[str]) -> Refusal | None:
-    """Return the refusal of a unit whose text other agents should not read."""
+    """Return the refusal of a unit whose text other agents should not read, or None."""
     matched = screen_json(body, rules).rules if rules else ()
     if not matched:
         return None
@@ -182,7 +178,7 @@ _decoder = msgspec.json.Decoder(float_hook=float)  # 1e400 is inf, which is sent
 
 
 def known_fields(document: Any) -> dict[str, Any]:
-    """Return the document with the schema's fields alone, at every level that the schema describes."""
+    """Return only the document's schema fields, at every level that the schema describes."""
     found: dict[str, Any] = _known(document, ReasoningTrace)
     return found
 
@@ -200,18 +196,18 @@ def _known(value: Any, kind: Any) -> Any:
     return value
 
 
-@cache  # msgspec makes the fields anew for each call
+@cache  # msgspec builds the fields again for each call
 def _field_types(kind: type[Struct]) -> dict[str, Any]:
     return {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
 
 
 def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bool:
-    """Whether the registry's unit has our content: the schema's fields without metadata.validated_by.
+    """Return whether the registry's unit has our content: the schema's fields without metadata.validated_by.
 
-    `ours` is the document of a Unit. `theirs` may be large and hostile, so nothing of it is copied, except where it
-    has other content and at most MAX_VALUES values: either of the two may have been redacted by fewer rules
-    (`reference`, or before a pattern of `rules` was there), so they are compared with all rules applied to both. Where
-    that fails, by a fault of the worker, their content counts as different.
+    `ours` is the document of a Unit. `theirs` may be large and hostile, so it is not copied, except if its content
+    differs and it has at most MAX_VALUES values: either of the two may have been redacted by fewer rules (`reference`,
+    or before a pattern was added to `rules`), so they are compared with all rules applied to both. If that fails, by a
+    bug of the worker, the contents count as different.
     """
     try:
         if _same(ours, theirs, ReasoningTrace):
@@ -232,7 +228,7 @@ def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bo
 
 
 def _few(document: dict[str, Any]) -> bool:
-    """Whether a document has at most MAX_VALUES values."""
+    """Return whether a document has at most MAX_VALUES values."""
     count, pending = 0, [iter([document])]
     while pending:
         value = next(pending[-1], _END)
@@ -251,7 +247,7 @@ _END: Final = object()
 
 
 def _same(ours: Any, theirs: Any, kind: Any) -> bool:
-    """Whether JavaScript reads both values as equal: numbers are doubles, and no bool is a number."""
+    """Return whether JavaScript reads both values as equal: numbers are doubles, and no bool is a number."""
     if get_origin(kind) in (Annotated, UnionType):
         kind = get_args(kind)[0]
     if isinstance(ours, list) and isinstance(theirs, list):
@@ -269,7 +265,7 @@ def _same(ours: Any, theirs: Any, kind: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number as a double, null for one without end, as JavaScript writes it; any other value as it is."""
+    """Return a number as a double (null if not finite, as in JavaScript), and any other value unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     try:
@@ -283,16 +279,16 @@ CONTRIBUTED: Final = "contributed"
 REFUSED: Final = "refused"
 
 KEPT_HEADERS: Final = ("kp-redriven-from", "kp-redrive-count")
-"""Headers of `kp-worker redrive`: they hold a place and a number."""
+"""Headers of `kp-worker redrive`: a place and a number."""
 
 
 class _Receipt(msgspec.Struct, frozen=True):
-    """The value of a receipt. `status`: 201 it was posted, 200 the registry had it. `sha256`: of the body."""
+    """The value of a receipt."""
 
     id: str
-    status: int
+    status: int  # 201: it was posted, 200: the registry had it
     registry_time: str
-    sha256: str
+    sha256: str  # of the body
     source: Mapping[str, str | int]
     worker_version: str
 
@@ -307,8 +303,8 @@ def receipt(record: SourceRecord, unit: Unit, status: int, registry_time: str) -
 def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT) -> OutputRecord:
     """Build the record of a trace that is refused for good: the redacted record, and headers with the reason.
 
-    What cannot be redacted, by a fault of the worker, is left out: then it is as `last_resort` makes a dead letter, and
-    `redrive` reads the trace itself from the accepted topic.
+    If redaction fails, by a bug of the worker, the contents are omitted: the record then looks like a dead letter of
+    `last_resort`, and `redrive` reads the trace itself from the accepted topic.
     """
     try:
         key, value, headers = _cleaned(record, rules)
@@ -325,12 +321,12 @@ def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT
     why = error_headers(
         record, refusal.reason, refusal.path, refusal.message, status=status, issues=refusal.issues or ""
     )
-    # The time is that of sending: a topic may refuse an old one.
+    # No timestamp: the time of sending. A topic may reject an old one.
     return OutputRecord(REFUSED, key, value, [*headers, *why, *truncated], None)
 
 
 def _cleaned(record: SourceRecord, rules: Rules) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
-    """Return key, value and headers of a record without anything secret."""
+    """Return key, value and headers of a record without secrets."""
     headers = [
         (name, value) if name in KEPT_HEADERS else (clean_words(name, rules), clean_bytes(value, rules))
         for name, value in ((name, content or b"") for name, content in record.headers)
@@ -340,7 +336,7 @@ def _cleaned(record: SourceRecord, rules: Rules) -> tuple[bytes | None, bytes | 
 
 
 def _redacted(value: bytes | None, rules: Rules) -> bytes | None:
-    """Return the value of a record without anything secret; as text where it is not a JSON object."""
+    """Return the value of a record without secrets; as text if it is not a JSON object."""
     if value is None:
         return None
     try:

@@ -1,1 +1,1 @@
-"""From a text to its vector: the model runtimes, the pool that they run in, exported models."""
+"""From a text to its vector: the model runtimes, the pool that runs them, and exported models."""

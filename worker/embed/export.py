@@ -1,4 +1,4 @@
-"""`kp-worker export-model`: from a sentence-transformers model to a directory that OpenVinoEmbedder loads."""
+"""`kp-worker export-model`: turns a sentence-transformers model into a directory that OpenVinoEmbedder loads."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from worker.version import __version__
 
 
 def quantise(openvino: ModuleType, model: Any) -> int:
-    """Replace the weights of matrix products by uint8 with scale and zero point for each row; return how many.
+    """Replace the weights of matrix products by uint8, with scale and zero point for each row; return how many.
 
-    OpenVINO then quantises the activations, too, at run time, so nothing is calibrated. For all-MiniLM-L6-v2 the cosine
-    is .9990 on average and .9985 at least; NNCF's static int8 has .9964 and .984 (25 traces, AMD Zen 4).
+    OpenVINO also quantises the activations, at run time, so nothing is calibrated. For all-MiniLM-L6-v2 the cosine is
+    .9990 on average and .9985 at least; NNCF's static int8 has .9964 and .984 (25 traces, AMD Zen 4).
     """
     ops = openvino.opset13
     count = 0
@@ -62,16 +62,16 @@ def _to_uint8(weights: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]
     return values.astype(np.uint8), scale, zero.astype(np.uint8)
 
 
-DEFAULT_PRECISIONS: Final = ("fp32", "bf16")  # bf16 needs no separate file: it is computed from the fp32 graph
+DEFAULT_PRECISIONS: Final = ("fp32", "bf16")  # bf16 needs no separate file: it runs the fp32 graph
 
 LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.98}
-"""The least cosine of any text to sentence-transformers, or the export fails. all-MiniLM-L6-v2 has .9999999, .99993 and
-.992; far less means a wrong graph (other pooling, extra layers), not rounding."""
+"""The lowest cosine to sentence-transformers that any text may have; below it the export fails. all-MiniLM-L6-v2 has
+.9999999, .99993 and .992; far less means a wrong graph (other pooling, extra layers), not rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was exported, and to which directory."""
+    """What was exported, and where."""
 
     directory: Path
     manifest: Manifest
@@ -85,17 +85,17 @@ class ExportReport:
 def export_model(
     model: str | None = None, output: Path | None = None, precisions: Sequence[str] = DEFAULT_PRECISIONS
 ) -> ExportReport:
-    """Export a model (directory, hub name; None: the default one) and check it; fp32 is always among the precisions.
+    """Export a model (directory or hub name; None: the default) and check it; fp32 is always among the precisions.
 
-    `output` None: the user's cache directory. An exported directory is replaced, anything else is not changed. Raises
-    ModelError, and then writes nothing.
+    `output` None: the user's cache directory. An exported directory is replaced; anything else is left unchanged.
+    Raises ModelError, and then writes nothing.
     """
     wanted = tuple(dict.fromkeys(("fp32", *precisions)))
     unknown = set(wanted) - set(PRECISIONS)
     if unknown:
         raise ModelError(f"unknown precision {', '.join(sorted(unknown))}: choose from {', '.join(PRECISIONS)}")
     openvino, _ = import_runtime()
-    # 1. The source: its weights are checked, its name and limits are known.
+    # 1. Open the source: check its weights, find its name and limits.
     if model is not None and (Path(model) / WEIGHTS_FILE).is_file():
         source = open_multilingual(openvino, Path(model))
     else:
@@ -103,11 +103,11 @@ def export_model(
     target = (output or default_directory(source.name, source.weights_sha256)).absolute()
     work = _work_directory(target)
     try:
-        # 2. Graphs and tokenizer, into a directory beside the target.
+        # 2. Write graphs and tokenizer into a directory beside the target.
         manifest = _write_unchecked(openvino, source, work, wanted)
-        # 3. The check, with the embedder that the worker will use.
+        # 3. Check them with the embedder that the worker will use.
         manifest = _write_checked(source, work, manifest)
-        # 4. Replace the target: from here on the directory is complete.
+        # 4. Replace the target: from here on, the directory is complete.
         _replace(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -145,7 +145,7 @@ def _write_unchecked(openvino: ModuleType, source: ExportSource, work: Path, wan
 
 
 def _write_checked(source: ExportSource, work: Path, manifest: Manifest) -> Manifest:
-    """Compare the written model with the source's vectors and write the manifest with the result. Raises ModelError."""
+    """Compare the written model with the source's vectors, and add the result to the manifest. Raises ModelError."""
     checked = {
         name: ExportedPrecision(written.files, _check(source.expected, work, name))
         for name, written in manifest.precisions.items()
@@ -179,7 +179,7 @@ def _write_files(
 
 
 def _save(openvino: ModuleType, graph: Any, path: Path) -> list[CheckedFile]:
-    openvino.save_model(graph, str(path), compress_to_fp16=False)  # by default it would halve the weights' precision
+    openvino.save_model(graph, str(path), compress_to_fp16=False)  # the default would halve the precision of weights
     return [_checked(path), _checked(path.with_suffix(".bin"))]
 
 
@@ -213,7 +213,7 @@ def _agreement(expected: Embedding, found: Embedding) -> float:
 
 
 def _replace(work: Path, target: Path) -> None:
-    work.chmod(0o755)  # mkdtemp's 0700 would deny access to a worker that runs as another user
+    work.chmod(0o755)  # mkdtemp's 0700 would lock out a worker that runs as another user
     if not target.exists():
         work.rename(target)
         return

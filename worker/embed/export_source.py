@@ -1,4 +1,4 @@
-"""The source of an export: a graph, its tokenizer, and the vectors that its result must have."""
+"""The source of an export: a graph, its tokenizer, and the vectors that the result must reproduce."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ TEXTS: Final = (
 """48 texts."""
 
 
-CHECK_TOKENS: Final = 256  # token limit with which the vectors are compared
+CHECK_TOKENS: Final = 256  # token limit for the comparison of vectors
 
 REFERENCE_VECTORS: Final = "data/reference_vectors.npz"
 """sentence-transformers' vectors for TEXTS with all-MiniLM-L6-v2 (`python -m tests.support.reference_vectors`)."""
@@ -97,16 +97,16 @@ REFERENCE_VECTORS: Final = "data/reference_vectors.npz"
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """A model to export. `expected` are the embeddings of TEXTS at CHECK_TOKENS; `tools` made the graph."""
+    """A model to export."""
 
     name: str
     weights_sha256: str
     dimensions: int
     max_tokens: int
-    tokenizer: str
+    tokenizer: str  # tokenizer.json
     graph: Any
-    expected: Sequence[Embedding]
-    tools: Sequence[str]
+    expected: Sequence[Embedding]  # of TEXTS, at CHECK_TOKENS
+    tools: Sequence[str]  # packages that made the graph
 
 
 def open_export_source(openvino: ModuleType, model: str | None) -> ExportSource:
@@ -143,7 +143,7 @@ def recorded_vectors() -> list[Embedding]:
 
 
 def texts_sha256() -> str:
-    """Hash the texts (hex), so that recorded vectors cannot be used for other texts."""
+    """Hash the texts (hex), so that recorded vectors are never used for other texts."""
     return hashlib.sha256("\0".join(TEXTS).encode()).hexdigest()
 
 
@@ -171,9 +171,9 @@ def _through_torch(openvino: ModuleType, model: str | None) -> ExportSource:
 
 
 def convert(openvino: ModuleType, model: SentenceTransformer) -> Any:
-    """Convert a model to one graph: token ids (1, n) int64 -> unit vector (1, dimensions) float32, mean pooling inside.
+    """Convert a model to one graph: token ids (1, n) int64 -> unit vector (1, dimensions) float32, with mean pooling.
 
-    Each text is embedded alone and unpadded, without attention mask. The export's check finds other poolings and
+    Each text is embedded alone and unpadded, without attention mask. The export's check detects other poolings and
     layers.
     """
     import torch
@@ -194,7 +194,7 @@ def convert(openvino: ModuleType, model: SentenceTransformer) -> Any:
     graph = Graph(transformer, segments).eval()
     example = torch.arange(5, 42, dtype=torch.int64).unsqueeze(0)
     with warnings.catch_warnings(), torch.no_grad():
-        # The tracer warns that branches on shapes become constants; the check with texts of all lengths covers that.
+        # The tracer warns that branches on shapes become constants; the check with texts of all lengths covers this.
         warnings.simplefilter("ignore")
         return openvino.convert_model(
             graph, example_input={"input_ids": example}, input=[("input_ids", [1, -1], openvino.Type.i64)]

@@ -1,12 +1,12 @@
 """KP_EMBEDDER=http: a model behind a service with OpenAI's POST /v1/embeddings.
 
-Texts that wait while all requests are on their way go together with the next one. After a failure nothing is sent until
-the service embeds the probes, a few fixed texts, with the same vectors as before. So an outage only makes texts wait,
-and a text fails alone if the service does its work otherwise.
+Texts that arrive while all request slots are in use share the next request. After a failure, nothing is sent until the
+service embeds the probes, a few fixed texts, to the same vectors as before. So an outage only delays texts, and a text
+fails alone only if the service works otherwise.
 
-A gateway may answer the probes from its memory and refuse all else. So before a text fails alone, the service must
-embed a new text, and of many that fail in a row only the first few do. The others are held, and tried again from time
-to time, until the service embeds one of the callers' texts.
+A gateway may answer the probes from its cache and reject everything else. So before a text fails alone, the service
+must embed a text that is new to it, and of many texts that fail in a row only the first few fail alone. The others are
+held and retried from time to time, until the service embeds one of the callers' texts.
 """
 
 from __future__ import annotations
@@ -44,52 +44,52 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 MOST_TEXTS: Final = 32
-"""Most texts of a request: what TEI accepts by default (--max-client-batch-size) and Infinity embeds at a time."""
+"""Most texts of a request: the default limit of TEI (--max-client-batch-size), and Infinity's batch."""
 
-TRIES: Final = 5  # failures in a row for which a text alone is to blame, while the service embeds the probes after each
+TRIES: Final = 5  # failures in a row after which a single text is to blame, if the service embeds the probes after each
 
 REFUSED_TRIES: Final = 2
-"""The same for a text that the service refuses (400, 413, 422): once more, as a gateway may refuse in error."""
+"""The same for a text that the service rejects (400, 413, 422): one retry, as a gateway may reject it by mistake."""
 
 MOST_BLAMED: Final = 3
-"""Texts that may fail alone in a row, while the service embeds none of the others. Beyond that they are held."""
+"""Texts that may fail alone in a row while the service embeds no other. Further ones are held."""
 
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
-"""Pauses between attempts, doubled from one to the next, and less by up to a half at random."""
+"""Pauses between attempts: doubled each time, less up to half at random."""
 
 LONGEST_ASKED_SECONDS: Final = 60.0
-"""A service that asks for a longer pause (Retry-After) is asked again after this time."""
+"""A service that asks for a longer pause (Retry-After) is tried again after this time."""
 
-START_SECONDS: Final = 15.0  # longest time of the checks at the start
+START_SECONDS: Final = 15.0  # longest time of the checks at startup
 
 RECHECK_SECONDS: Final = 300.0
-"""How often the probes are compared while texts are embedded: a service behind a balancer may be replaced unseen."""
+"""How often the probes are compared while texts are embedded: a load balancer may switch to another model unnoticed."""
 
-SLOW_SECONDS: Final = 10.0  # a request without an answer for this long makes the worker not ready
+SLOW_SECONDS: Final = 10.0  # a request unanswered for this long makes the worker not ready
 
 PROBES: Final = tuple(TEXTS[place] for place in (0, 3, 11, 12))
-"""Fixed texts of 11, 60 and 200 tokens, and a Spanish one: they differ in length and in what a tokenizer does."""
+"""Fixed texts of 11, 60 and 200 tokens, and a Spanish one: they differ in length and in how they are tokenised."""
 
 REFERENCE_DISTANCE: Final = 4e-3
-"""Most distance of a vector of all-MiniLM-L6-v2 from the recorded one, for scores within 1e-3 of the demo's: fp16 .0022
-at most, and scores .0002 off; bf16 .019, and .002 off (docs/models.md)."""
+"""Most distance of a vector of all-MiniLM-L6-v2 from the recorded one that keeps scores within 1e-3 of the demo's: fp16
+has .0022 at most, with scores .0002 off; bf16 .019 and .002 (docs/models.md)."""
 
-LONG_TEXT: Final = TEXTS[-1]  # over 512 tokens: whether the service cuts, and for all-MiniLM-L6-v2 also where
+LONG_TEXT: Final = TEXTS[-1]  # over 512 tokens: shows whether the service truncates, and for all-MiniLM-L6-v2 where
 
 
 @dataclass(slots=True, eq=False)
 class _Text:
     text: str
-    may_wait: bool  # its caller goes on with other texts meanwhile
+    may_wait: bool  # its caller continues with other texts meanwhile
     future: Future[Embedding] = field(default_factory=Future)
-    failed_at: float = math.inf  # when it was held first, s of the monotonic clock
+    failed_at: float = math.inf  # when it was first held, s of the monotonic clock
 
 
 class HttpEmbedder:
-    """Embeds by a service, with several requests at a time, in an event loop in its own thread.
+    """Embeds through a service, with several requests at a time, in an event loop in its own thread.
 
-    Constructing it checks the service for START_SECONDS at most. Raises ServiceUnavailableError, and ModelError where
+    The constructor checks the service for at most START_SECONDS. It raises ServiceUnavailableError, or ModelError if
     waiting does not help: the settings are wrong, or the model is not the one that they name.
     """
 
@@ -98,23 +98,23 @@ class HttpEmbedder:
             raise AssertionError("this is a bug: the settings were not checked")
         url, self._requests = settings.embedder_url, settings.embed_requests
         self.admitted = (self._requests + 1) * MOST_TEXTS
-        """Traces to admit at a time: those of all requests, and those that gather for the next one."""
+        """Traces to admit at a time: enough for all requests, and to fill the next one."""
         self._model = settings.model
         self._waiting: deque[_Text] = deque()
         self._held: deque[_Text] = deque()
-        self._refusal = ""  # how the last of them failed; "": none is held
+        self._refusal = ""  # how the last held text failed; "": none is held
         self._asking_again: asyncio.Task[None] | None = None
-        self._embedded_at = -math.inf  # when the service embedded one of the texts last
+        self._embedded_at = -math.inf  # when the service last embedded a caller's text
         self._blamed = 0  # texts that have failed alone since then
-        self._woken = False  # the loop is about to look at them
+        self._woken = False  # the loop is about to look at the waiting texts
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sent: set[float] = set()  # when the requests on their way were sent, s of the monotonic clock
+        self._sent: set[float] = set()  # when the open requests were sent, s of the monotonic clock
         self._most_texts = MOST_TEXTS
         self._recovering = asyncio.Lock()
         self._problem: str | None = None
         self._broken: ModelError | None = None
         self._failed_probes = 0
-        self._proved = 0.0  # when the last probes that agreed were sent
+        self._proved = 0.0  # when the latest probes that agreed were sent
         token = _token(settings.embedder_token_file, url)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="embedding-service", daemon=True)
@@ -137,13 +137,13 @@ class HttpEmbedder:
     # -- for callers in other threads
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
-        """Embed one text, as soon as the service does. Raises ServiceError if this text alone fails, ModelError."""
+        """Embed one text once the service can. Raises ServiceError if this text alone fails, or ModelError."""
         return self._add(_Text(text, may_wait=False)).result()
 
     def submit(self, text: str, objective: bool = False) -> Future[Embedding]:
-        """Return the embedding of a text, to come; it fails as `embed` does. The service cuts objectives as texts.
+        """Return the future embedding of a text; it fails as `embed` does. The service truncates objectives like texts.
 
-        While texts fail that may not be to blame, it is held.
+        A text that fails is held while the cause may lie elsewhere.
         """
         return self._add(_Text(text, may_wait=True))
 
@@ -155,7 +155,7 @@ class HttpEmbedder:
         return text.future
 
     def problem(self) -> str | None:
-        """Return why texts wait for the service, or None."""
+        """Return why texts are waiting for the service, or None."""
         if self._problem is not None:
             return f"the embedding service at {self.service.url}: {self._problem}"
         if self._refusal:
@@ -170,7 +170,7 @@ class HttpEmbedder:
         return f"the embedding service at {self.service.url} has not answered for {seconds:.0f} s"
 
     def counts(self) -> Mapping[str, float]:
-        """Return totals since the start: answered requests, failures, texts of the answered, and seconds of all."""
+        """Return totals since the start: successful requests, failures, texts of the former, and seconds of all."""
         service = self.service
         return {
             "requests": service.requests, "failures": service.failures, "texts": service.texts,
@@ -178,7 +178,7 @@ class HttpEmbedder:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Drop what waits, and close the connections."""
+        """Drop the waiting texts and close the connections."""
         atexit.unregister(self.close)
         if self._thread.is_alive():
             self._call(self._close())
@@ -195,7 +195,7 @@ class HttpEmbedder:
         self._loop.close()
 
     async def _close(self) -> None:
-        self._waiting.clear()  # otherwise the next request would begin where one ends
+        self._waiting.clear()  # otherwise a request that ends would start the next one
         self._held.clear()
         tasks = [*self._tasks, *([] if self._asking_again is None else [self._asking_again])]
         for task in tasks:
@@ -228,7 +228,7 @@ class HttpEmbedder:
         recorded = dict(zip(TEXTS, recorded_vectors(), strict=True))
         for text, vector in zip(PROBES, vectors, strict=True):
             distance = probe_distance(recorded[text].vector, vector)
-            if distance > REFERENCE_DISTANCE and 2 * len(text.split()) <= max_tokens:  # otherwise it may be cut
+            if distance > REFERENCE_DISTANCE and 2 * len(text.split()) <= max_tokens:  # else it may be truncated
                 raise ModelError(
                     f"{self.service.url} is asked for {self._model}, but its vector of {text[:40]!r}... differs from "
                     f"that of {OFFICIAL_NAME} by {_words(distance)} (at most {REFERENCE_DISTANCE:g}): it runs another "
@@ -245,7 +245,7 @@ class HttpEmbedder:
                 )
 
     async def _long_text(self) -> Vector | None:
-        """Return the vector of a long text; None, with a warning, if the service refuses it."""
+        """Return the vector of a long text; None, with a warning, if the service rejects it."""
         try:
             return (await self.service.embed([LONG_TEXT], self._dimensions)).vectors[0]
         except ServiceError as error:
@@ -280,18 +280,18 @@ class HttpEmbedder:
                 _deliver(each, result)
 
     async def _results(self, waiting: Sequence[_Text]) -> Sequence[Vector | Exception]:
-        """Return the texts' vectors, and errors in place of those that fail."""
+        """Return the vectors of the texts, with an error in place of each that failed."""
         try:
             if time.monotonic() - self._proved > RECHECK_SECONDS:
                 await self._recover(None)
             return await self._embed([each.text[:MAX_CHARS] for each in waiting])
         except ModelError as error:
             return [error] * len(waiting)
-        except Exception as error:  # not the texts' fault, as far as one can tell: they must not become dead letters
+        except Exception as error:  # probably not the fault of the texts: they must not become dead letters
             return [ModelError(f"this is a bug: {error!r}")] * len(waiting)
 
     def _is_doubtful(self, result: Vector | Exception, each: _Text) -> bool:
-        """Whether a text that failed is held, because what is in front of the service may be to blame."""
+        """Return whether to hold a failed text, because something in front of the service may be to blame."""
         if not isinstance(result, ServiceError) or not each.may_wait:
             return False
         if result.unrelated or (self._blamed >= MOST_BLAMED and each.failed_at > self._embedded_at):
@@ -300,7 +300,7 @@ class HttpEmbedder:
         return False
 
     def _hold(self, each: _Text, refusal: str) -> None:
-        """Let a text wait until the service embeds another one."""
+        """Hold a text until the service embeds another one."""
         each.failed_at = min(each.failed_at, time.monotonic())
         self._held.append(each)
         self._refusal = refusal
@@ -309,7 +309,7 @@ class HttpEmbedder:
             self._asking_again = self._loop.create_task(self._ask_again())
 
     async def _ask_again(self) -> None:
-        """Try one of the held texts from time to time, while there are any."""
+        """Retry a held text from time to time, while there are any."""
         pauses = 0
         while self._held:
             await asyncio.sleep(_pause(pauses))
@@ -321,7 +321,7 @@ class HttpEmbedder:
             each = self._held[0]
             [result] = await self._results([each])
             doubtful = self._is_doubtful(result, each)
-            if each not in self._held:  # another text has been embedded meanwhile, and this one is tried again
+            if each not in self._held:  # another text has been embedded meanwhile, and this one is being retried
                 continue
             self._held.remove(each)
             if doubtful:
@@ -336,7 +336,7 @@ class HttpEmbedder:
             self._refusal = ""
 
     def _release(self) -> None:
-        """Note that the service has embedded a text, and let those that are held be tried again."""
+        """Note that the service has embedded a text, and retry the held ones."""
         self._embedded_at, self._blamed = time.monotonic(), 0
         if self._held:
             log.info("the embedding service embeds texts again; %s waited", number_of(len(self._held), "text"))
@@ -346,7 +346,7 @@ class HttpEmbedder:
             self._send_waiting()
 
     async def _embed(self, texts: Sequence[str]) -> Sequence[Vector | Exception]:
-        """Return the texts' vectors, and errors in place of those that fail while others do not. Raises ModelError."""
+        """Return the vectors, with an error in place of each text that fails alone. Raises ModelError."""
         tries, works = 0, False
         while True:
             failed_probes = self._failed_probes
@@ -357,8 +357,8 @@ class HttpEmbedder:
             if len(texts) == 1 or not failure.refused:
                 await self._recover(failure)
             if self._failed_probes != failed_probes or (failure.unrelated and not failure.configured):
-                tries = 0  # the service did not work: that says nothing about the texts
-            elif failure.unrelated:  # something in front of it denies the texts, but not the probes
+                tries = 0  # the service did not work, which says nothing about the texts
+            elif failure.unrelated:  # something in front of it rejects the texts, but not the probes
                 tries += 1
                 if tries >= TRIES:
                     return [failure] * len(texts)
@@ -378,7 +378,7 @@ class HttpEmbedder:
                     await asyncio.sleep(_pause(tries))
 
     async def _embeds_a_new_text(self) -> bool:
-        """Whether the service embeds a text that nobody can have sent before."""
+        """Return whether the service embeds a text that nobody can have sent before."""
         try:
             await self.service.embed([f"{PROBES[0]} {uuid.uuid4().hex}"], self._dimensions)
         except ServiceError:
@@ -411,9 +411,9 @@ class HttpEmbedder:
         return answer.vectors
 
     async def _recover(self, failure: ServiceError | None) -> None:
-        """Wait until the service embeds the probes as at the start. Raises ModelError if it embeds them otherwise."""
+        """Wait until the service embeds the probes as at startup. Raises ModelError if the vectors differ."""
         begun = time.monotonic()
-        async with self._recovering:  # one asks, the others wait
+        async with self._recovering:  # one task asks, the others wait
             if self._proved > begun:
                 return
             if failure is not None and failure.unrelated:
@@ -438,7 +438,7 @@ class HttpEmbedder:
             self._proved = asked
 
     async def _compare(self) -> None:
-        """Ask for the probes again. Raises ServiceError, and ModelError if their vectors are others."""
+        """Embed the probes again. Raises ServiceError, or ModelError if their vectors differ."""
         answer = await self.service.embed(PROBES, None)
         distance = max(map(probe_distance, self._vectors, answer.vectors))
         if distance > PROBE_DISTANCE:

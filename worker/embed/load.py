@@ -1,4 +1,4 @@
-"""The embedder that the settings select, and the scorer for it."""
+"""The embedder that the settings select, and its scorer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def new_scorer(
     settings: Settings, identity: EmbedderIdentity | None, partition: int = 0, view: GroupView | None = None
 ) -> PartitionScorer:
-    """Return the empty state of one partition, of a topic or a file. `view`: the entries of the other partitions."""
+    """Return the empty state of one partition (of a topic or a file). `view`: the entries of the other partitions."""
     scorer = PartitionScorer(
         settings.cache_max_elements,
         settings.cache_ttl_ms,
@@ -51,7 +51,7 @@ def load_for_worker(settings: Settings) -> Embedder | None:
 
 
 def load_configured(settings: Settings, side_by_side: int = 1, budget_seconds: float = math.inf) -> Embedder | None:
-    """Load the embedder of these settings; see `load_embedder`, and `HttpEmbedder` for a model elsewhere."""
+    """Load the embedder of these settings; see `load_embedder`, and `HttpEmbedder` for a remote model."""
     if settings.embedder == "http":
         from worker.embed.http_embedder import HttpEmbedder
 
@@ -63,7 +63,7 @@ def load_configured(settings: Settings, side_by_side: int = 1, budget_seconds: f
 
 
 def slow_runtime(kind: str, model: str | None) -> str | None:
-    """Return why KP_EMBEDDER=auto takes the slow runtime, and what to do; None where it does not. Loads nothing."""
+    """Return why KP_EMBEDDER=auto picks the slow runtime, and the remedy; None if it does not. Loads nothing."""
     if kind != "auto" or model == MULTILINGUAL or not find_spec("sentence_transformers"):
         return None
     if not find_spec("openvino"):
@@ -94,8 +94,8 @@ def load_embedder(
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
     `auto` uses the exported model if there is one for KP_MODEL and OpenVINO is installed, otherwise
-    sentence-transformers. `side_by_side`: texts that the exported model embeds at a time, as far as `budget_seconds`
-    permits.
+    sentence-transformers. `side_by_side`: texts that the exported model embeds at once, as far as `budget_seconds`
+    allows.
     """
     if kind == "none":
         return None

@@ -1,4 +1,4 @@
-"""A BERT (Devlin et al. 2018) as a graph, from its weights alone, without torch or transformers.
+"""A BERT (Devlin et al. 2018) as a graph, built from its weights alone, without torch or transformers.
 
 For all-MiniLM-L6-v2, no component differed from sentence-transformers by more than 2.2e-7 (60 texts, AMD Zen 4).
 """
@@ -20,11 +20,11 @@ from worker.embed.embedder import OFFICIAL_NAME, ModelError
 Tensors = dict[str, npt.NDArray[Any]]
 
 _TYPES: Final = {"F32": np.float32, "I64": np.int64}
-_LARGEST_HEADER: Final = 100_000_000  # bytes of the largest header that the safetensors format allows
+_LARGEST_HEADER: Final = 100_000_000  # bytes, the limit of the safetensors format
 
 
 def read_safetensors(path: Path) -> Tensors:
-    """Return the tensors of a safetensors file by name. Raises ModelError for a file of another format.
+    """Return the tensors of a safetensors file by name. Raises ModelError if the file is not one.
 
     The format: the header's length (<Q), the header as JSON (type, shape and offsets of each tensor), the tensors.
     """
@@ -48,7 +48,7 @@ def _tensor(data: memoryview, it: dict[str, Any]) -> npt.NDArray[Any]:
 
 
 class BertGraph:
-    """Builds the graph with OpenVINO's operators; call `build`."""
+    """Builds the graph with OpenVINO's operators."""
 
     def __init__(self, openvino: ModuleType, weights: Tensors, config: Mapping[str, Any]) -> None:
         self._openvino = openvino
@@ -63,7 +63,7 @@ class BertGraph:
         """Return the model: token ids (1, n) int64 -> unit vector (1, dimensions) float32.
 
         Each text is embedded alone and unpadded, without attention mask; all segments are 0. `centre`, shape
-        (dimensions,), is subtracted from the unit vector, which then gets the length 1 again.
+        (dimensions,), is subtracted from the unit vector, which is then normalised again.
         """
         op = self._op
         ids = op.parameter([1, -1], np.int64, name="input_ids")
@@ -87,7 +87,7 @@ class BertGraph:
         return self._norm(op.add(op.add(words, op.unsqueeze(places, zero)), segment), "embeddings.LayerNorm")
 
     def _words(self, ids: Any, zero: Any) -> Any:
-        """Return the words' rows; int8 ones with a scale for each block of a row stay so in memory."""
+        """Return the word embeddings. Weights in int8, with a scale for each block of a row, stay int8 in memory."""
         op, scale = self._op, self._weights.get("embeddings.word_embeddings.scale")
         rows = op.gather(self._constant("embeddings.word_embeddings.weight"), ids, zero)
         if scale is None:
@@ -131,7 +131,7 @@ class BertGraph:
 
 
 def build_graph(openvino: ModuleType, directory: Path) -> Any:
-    """Return the graph of a directory with all-MiniLM-L6-v2's weights and config.json. Raises ModelError."""
+    """Return the graph for a directory with weights and config.json of all-MiniLM-L6-v2. Raises ModelError."""
     try:
         config = json.loads((directory / "config.json").read_bytes())
         return BertGraph(openvino, read_safetensors(directory / "model.safetensors"), config).build(OFFICIAL_NAME)

@@ -1,4 +1,4 @@
-"""Exported model directories: graph files, the tokenizer and `kp-model.json`, which describes them."""
+"""Exported model directories: graph files, the tokenizer, and `kp-model.json`, which describes them."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from worker.embed.embedder import (
 )
 
 MANIFEST: Final = "kp-model.json"
-FORMAT: Final = 1  # format of the manifest. Another format is refused, because its graphs may expect other inputs
+FORMAT: Final = 1  # of the manifest. Other formats are rejected, because their graphs may expect other inputs
 
 EXPORT_HINT: Final = "export the model again: kp-worker export-model"
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A file of the directory (a plain name), and the sha256 (hex) that it had when it was exported."""
+    """A file of the directory."""
 
-    file: str
-    sha256: str
+    file: str  # a plain name
+    sha256: str  # at the export, hex
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Cosines to sentence-transformers in fp32 over `texts` texts, measured by the export."""
+    """Cosines to sentence-transformers in fp32, measured by the export."""
 
     min_cosine: float
     mean_cosine: float
-    texts: int
+    texts: int  # number of texts compared
 
 
 class ExportedPrecision(msgspec.Struct, frozen=True):
-    """The graph of one precision, first the file to open; `check` is None if the exporting CPU could not run it."""
+    """The graph of one precision."""
 
-    files: list[CheckedFile]
-    check: Check | None
+    files: list[CheckedFile]  # the first is the one to open
+    check: Check | None  # None: the exporting CPU could not run it
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The contents of an exported directory. `weights_sha256` is that of the original weights, not of a graph."""
+    """The contents of an exported directory."""
 
     format: int
     name: str
-    weights_sha256: str
+    weights_sha256: str  # of the original weights, not of a graph
     dimensions: int
     max_tokens: int
     runtime: str
     tokenizer: CheckedFile
     precisions: dict[str, ExportedPrecision]
-    made_by: dict[str, str]
+    made_by: dict[str, str]  # package -> version
 
 
 def is_exported(directory: Path) -> bool:
-    """Return whether `kp-worker export-model` wrote a directory."""
+    """Return whether `kp-worker export-model` wrote this directory."""
     return (directory / MANIFEST).is_file()
 
 
 def default_directory(name: str, weights_sha256: str) -> Path:
-    """Return the default directory of an exported model: in the user's cache directory, by the weights' hash."""
+    """Return the default directory of an exported model: in the user's cache directory, named by the weights' hash."""
     return _models() / f"{name}-{weights_sha256[:12]}"
 
 
@@ -78,9 +78,9 @@ def _models() -> Path:
 
 
 def find_exported(model: str | None) -> Path | None:
-    """Return the exported directory for KP_MODEL; None: not exported.
+    """Return the exported directory for KP_MODEL; None if it is not exported.
 
-    It may be exported under a hub name (None if there are several: only the hub knows which weights are meant).
+    A hub name may match several (then None, because only the hub knows which weights are meant).
     """
     if model is None:
         found = [default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)]
@@ -96,7 +96,7 @@ def find_exported(model: str | None) -> Path | None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read kp-model.json. Raises ModelError if the directory is not an exported model, or has another format."""
+    """Read kp-model.json. Raises ModelError if the directory is not an exported model or has another format."""
     try:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
@@ -116,7 +116,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def checked_path(directory: Path, expected: CheckedFile) -> Path:
-    """Return the path of a file after comparing its sha256 (0.1 s for 90 MB). Raises ModelError when it differs."""
+    """Return the path of a file after comparing its sha256 (0.1 s for 90 MB). Raises ModelError if it differs."""
     path = directory / expected.file
     if path.name != expected.file:
         raise ModelError(

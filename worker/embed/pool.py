@@ -1,4 +1,4 @@
-"""The embedding pool: the threads for the model, and the admission to it."""
+"""The embedding pool: the model's threads, and admission to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHT: Final = 0.1
 
 
 class Pace:
-    """Estimates the time in proportion to a text's length, up to the time for texts truncated at the token limit.
+    """Estimates time as proportional to a text's length, up to the time of texts truncated at the token limit.
 
     A forward pass is nearly linear up to a few hundred tokens (21 MFLOP per token, and attention 9 kFLOP more for each
     token of length), and texts have about the same number of tokens per character.
@@ -35,7 +35,7 @@ class Pace:
         self._cut = math.inf
 
     def learn(self, characters: int, truncated: bool, seconds: float) -> None:
-        """Update the estimate with the time that a text took."""
+        """Update the estimate with the time of one text."""
         if truncated:
             self._cut = seconds if math.isinf(self._cut) else _moved(self._cut, seconds)
         else:
@@ -54,19 +54,19 @@ def _moved(mean: float, value: float) -> float:
 
 
 LEAD_SHARE: Final = 0.35
-"""The next text for a lone thread is admitted by this part of the expected time, and LEAD_SECONDS, before the thread is
-expected to be done. With less, the embedder idles more often than with two texts submitted at a time."""
+"""With a single thread, the next text is admitted LEAD_SECONDS plus this part of the expected time before the thread
+should be done. With less, the embedder idles more often than with two texts submitted at a time."""
 
 _OBJECTIVE: Final = b"objective"
-"""Keeps the hash of an objective apart from that of an equal text, which may be truncated earlier."""
+"""Separates the hash of an objective from the hash of an equal text, which may be truncated earlier."""
 
 
 class EmbeddingPool:
     """Embeds off the event loop, in the order of submission; equal texts once.
 
-    One thread for each text that the embedder takes at a time. Fleets resend and retry, so the last `remembered` texts
-    are found by their hash, with the same bits. With one thread, `in_flight` is the most traces that are admitted and
-    not embedded; with several, there is one text for each. A ServedEmbedder needs no threads.
+    It has a thread for each text that the embedder takes at once; a ServedEmbedder needs none. Fleets resend and retry,
+    so the last `remembered` texts are found by their hash, with the same bits. With one thread, `in_flight` is the
+    number of traces that may be admitted but not embedded; with several, it is one for each thread.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class EmbeddingPool:
         self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
         self._clock = clock
         self._executor = ThreadPoolExecutor(1 if self._concurrent is None else self._most, thread_name_prefix="embed")
-        self._started: list[float] = []  # when the running embeddings began
+        self._started: list[float] = []  # start times of the running embeddings
         self._pace = Pace()
         self._lock = threading.Lock()
-        self._texts = 0  # that are submitted and not done
-        self._expected = 0.0  # s, of all of them
+        self._texts = 0  # submitted and not done
+        self._expected = 0.0  # their expected time, s
         self._in_flight = 0
         self._freed = asyncio.Event()
-        self.hits = 0  # texts that were remembered, since the start
+        self.hits = 0  # remembered texts, since the start
 
     @property
     def permitted(self) -> float:
-        """How many texts may run side by side under load: a mean of the latest texts."""
+        """How many texts may run at once under load: a mean of the latest texts."""
         if self._served is not None:
             return self._most
         return 1 if self._concurrent is None else self._concurrent.permitted
@@ -112,8 +112,8 @@ class EmbeddingPool:
     async def admission(self) -> None:
         """Wait until the next text should be submitted. One task at a time may wait.
 
-        A trace's evaluation starts when it is taken off the queue. So the next one is taken when a share of the cores
-        is free, or when the text that has all of them is nearly done.
+        A trace's evaluation starts when it leaves the queue. So the next one leaves when a share of the cores is free,
+        or when the text that has all of them is nearly done.
         """
         while (full := self._full()) or (pause := self.pause()) > 0:
             self._freed.clear()
@@ -127,8 +127,8 @@ class EmbeddingPool:
     def embed(self, *texts: str) -> asyncio.Future[Embedding] | Embedding:
         """Return the embedding of a trace: the unit mean of its `embedded_texts`. Call this on the event loop.
 
-        At once if all are remembered; otherwise the trace is in flight until its future is done, which fails as
-        `submit`'s.
+        If all texts are remembered, it returns the embedding; otherwise a future, which fails as `submit`'s, and the
+        trace is in flight until it is done.
         """
         view = self.identity.embed_text
         found = [self.submit(text, is_objective(index, view)) for index, text in enumerate(texts)]
@@ -147,7 +147,7 @@ class EmbeddingPool:
     def submit(self, text: str, objective: bool = False) -> Future[Embedding] | Embedding:
         """Return a text's embedding if it is remembered, otherwise queue the text. Call this from one thread.
 
-        The future fails with the embedder's exception, or ModelError if the model is broken; equal texts may share it.
+        The future fails with the embedder's exception, or ModelError if the model is broken. Equal texts may share it.
         """
         if not self._remembered:
             return self._queue(text, objective)
@@ -163,16 +163,16 @@ class EmbeddingPool:
         return future
 
     def drop_remembered(self) -> None:
-        """Remember no text that was submitted so far, also not one that is in flight; its future completes."""
+        """Forget all texts submitted so far, even those in flight; their futures still complete."""
         self._known.clear()
 
     def busy_seconds(self) -> float:
-        """Return how long the oldest running embedding has taken so far, s; 0.0 when the embedder is idle."""
+        """Return the age of the oldest running embedding, s; 0.0 when the embedder is idle."""
         with self._lock:
             return self._clock() - min(self._started) if self._started else 0.0
 
     def pause(self) -> float:
-        """Return how long the next text may wait outside while the one before it is embedded, s."""
+        """Return how long the next text may stay outside while the one before it is embedded, s."""
         if self._served is not None:
             return 0.0
         if self._concurrent is not None:
@@ -201,7 +201,7 @@ class EmbeddingPool:
         return future
 
     def _count(self, texts: int, seconds: float) -> None:
-        with self._lock:  # futures are done in the embedder's threads
+        with self._lock:  # futures complete in the embedder's threads
             self._texts += texts
             self._expected += seconds
 
@@ -211,7 +211,7 @@ class EmbeddingPool:
             self._started.append(started)
         try:
             embedding = embed_or_diagnose(self._embedder, text, objective)
-            if not embedding.objective_truncated:  # its characters and its limit say nothing about other texts
+            if not embedding.objective_truncated:  # its length and limit say nothing about other texts
                 self._pace.learn(len(text), embedding.truncated, self._clock() - started)
             return embedding
         finally:
@@ -220,7 +220,7 @@ class EmbeddingPool:
 
 
 def mean_of_parts(parts: Sequence[Embedding]) -> Embedding:
-    """Return the embedding of a trace from those of its texts. Raises ValueError where they cancel each other out."""
+    """Return the embedding of a trace from its parts. Raises ValueError if they cancel each other out."""
     if len(parts) == 1:
         return parts[0]
     return Embedding(
@@ -231,7 +231,7 @@ def mean_of_parts(parts: Sequence[Embedding]) -> Embedding:
 
 
 def embed_trace(embedder: Embedder, texts: Sequence[str], view: str) -> Embedding:
-    """Embed a trace by its `embedded_texts` in this view, as the worker does; fails as `embed_or_diagnose` does."""
+    """Embed a trace from its `embedded_texts` in this view, as the worker does; fails as `embed_or_diagnose` does."""
     return mean_of_parts(
         [embed_or_diagnose(embedder, text, is_objective(index, view)) for index, text in enumerate(texts)]
     )

@@ -37,18 +37,18 @@ INSTALL_HINT: Final = (
 
 
 def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
-    """Return how many tokens fit a model's position table; `otherwise` for a model without one."""
+    """Return the size of a model's position table in tokens; `otherwise` for a model without one."""
     transformer: Any = getattr(model[0], "auto_model", None)
     positions = getattr(getattr(transformer, "config", None), "max_position_embeddings", None)
     if positions is None:
         return otherwise
-    # RoBERTa and similar models number positions from padding_idx + 1: that many rows of the table are unused.
+    # RoBERTa and similar models number positions from padding_idx + 1, so the first padding_idx + 1 rows are unused.
     padding = getattr(getattr(transformer, "embeddings", None), "padding_idx", None)
     return int(positions) - (0 if padding is None else int(padding) + 1)
 
 
 class SentenceTransformersEmbedder:
-    """Any sentence-transformers model, on CPU or GPU, in fp32; the arguments are those of OpenVinoEmbedder."""
+    """Any sentence-transformers model, on CPU or GPU, in fp32; the arguments are OpenVinoEmbedder's."""
 
     def __init__(
         self, model: str | None, max_tokens: int, threads: int, windows: int = 1, embed_text: str = "whole"
@@ -93,7 +93,7 @@ class SentenceTransformersEmbedder:
         embed_or_diagnose(self, PROBE_TEXT)
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
-        """Embed one text. Raises ValueError if the model returns values that are not finite."""
+        """Embed one text. Raises ValueError if the model returns non-finite values."""
         if objective:
             found = self._embed(text, self._objective_tokens, 1)
             return Embedding(found.vector, False, found.truncated)
@@ -101,7 +101,7 @@ class SentenceTransformersEmbedder:
 
     def _embed(self, text: str, limit: int, most: int) -> Embedding:
         self.model.max_seq_length = limit
-        if len(text.encode()) <= limit - 2:  # a token is at least one byte; two tokens are special
+        if len(text.encode()) <= limit - 2:  # a token has at least one byte; two tokens are special
             return embedding_of(self._encode(text), False)
         (beginning, tokens), left_over = read_beginning(text, limit * most, self._read, lambda found: found[1])
         if most == 1 or tokens <= limit:
@@ -120,7 +120,7 @@ class SentenceTransformersEmbedder:
         return finite(np.asarray(vector, dtype=np.float32))
 
     def _windows(self, text: str) -> tuple[list[list[int]], list[int]]:
-        """Return each window's token ids, special tokens included, and its number of tokens without these."""
+        """Return each window's token ids, special tokens included, and its number of tokens without them."""
         found = self.model.tokenizer(
             text, truncation=True, max_length=self._limit, padding=False, verbose=False,
             return_overflowing_tokens=True, return_special_tokens_mask=True,

@@ -1,1 +1,1 @@
-"""For trying out and for tests: an embedded broker, a stand-in for the registry, the demo."""
+"""For demos and tests: an embedded broker, a stand-in for the registry, the demo."""

@@ -1,4 +1,4 @@
-"""Redaction: secrets and personal data in a text, and in a trace document, become markers such as [REDACTED:email]."""
+"""Redaction: secrets and personal data in a text or a trace document become markers such as [REDACTED:email]."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from worker.redact.strict.fold import fold
 from worker.redact.strict.members import is_named_secret, is_secret_after, is_secret_member
 
 RULES: Final = ("reference", "strict")
-"""The sets of rules: the SDK's, and those with what else transcripts contain (strict/)."""
+"""The sets of rules: the SDK's, and those plus rules for other secrets in transcripts (strict/)."""
 
 
 class Rules(NamedTuple):
-    """What is replaced: one of RULES, and a team's own patterns (KP_REDACT_PATTERNS_FILE)."""
+    """The rules to apply."""
 
-    name: str = "reference"
-    own: tuple[OwnPattern, ...] = ()
+    name: str = "reference"  # one of RULES
+    own: tuple[OwnPattern, ...] = ()  # a team's own patterns (KP_REDACT_PATTERNS_FILE)
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Return the types of markers that these rules set."""
+        """Return the types of markers that these rules produce."""
         return (*(STRICT_TYPES if self.name == "strict" else TYPES), *(pattern.name for pattern in self.own))
 
 
 _PASSWORD_NAME: Final = re.compile(r"(?i:passw(?:or)?d|secret|token|api[\W_]?key)[\W_]*+\Z")
-"""Names of members that hold a password: those of the pattern above, also at the end of a longer name."""
+"""Names of members that hold a password: the SDK's names (reference.py), also at the end of a longer name."""
 
 
 def redact_text(text: str, level: str, rules: str | Rules = "reference") -> tuple[str, dict[str, int]]:
-    """Return the text with a marker in place of each secret, and how many markers of each type were set.
+    """Return the text with a marker in place of each secret, and the number of markers of each type.
 
-    `level` is one of LEVELS, `rules` one of RULES. What `reference` replaces, `strict` replaces by the same markers.
-    Raises ValueError for another level or other rules.
+    `level` is one of LEVELS, `rules` one of RULES. `strict` replaces all that `reference` replaces, by the same
+    markers. Raises ValueError for an unknown level or unknown rules.
     """
     rules = _checked(level, rules)
     counts: dict[str, int] = {}
@@ -52,37 +52,37 @@ def redact_text(text: str, level: str, rules: str | Rules = "reference") -> tupl
 def redact_document(
     document: dict[str, Any], level: str, rules: str | Rules = "reference"
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return a trace document without secrets, and how many markers of each type were set; `document` stays as it is.
+    """Return a trace document without secrets, and the number of markers of each type; `document` is not changed.
 
-    Every string and every name of a member is cleaned, at any depth, except the trace's own `id`. The value of a
-    member with a password-like name (`{"db_password": "x"}`) becomes the marker as a whole, unless it is null, a
-    boolean or empty; in task.input_schema, which describes such members, only where it is a string or a number.
-    Members whose names become equal get #2, #3 ... in the order of the document. A valid trace stays valid. With the
-    strict rules also `{"name": "DB_PASSWORD", "value": "x"}` and `["--password", "x"]` lose their value.
+    Every string and every member name is cleaned, at any depth, except the trace's own `id`. If a member has a
+    password-like name (`{"db_password": "x"}`), its whole value becomes the marker, unless it is null, a boolean or
+    empty; in task.input_schema, which describes such members, only if it is a string or a number. Members whose names
+    become equal get #2, #3 ... in document order. A valid trace stays valid. The strict rules also replace the value
+    in `{"name": "DB_PASSWORD", "value": "x"}` and `["--password", "x"]`.
 
-    `document` is decoded JSON; values of other types stay as they are. Raises ValueError as `redact_text` does.
+    `document` is decoded JSON; values of other types are kept. Raises ValueError as `redact_text` does.
     """
     walk = _Walk(level, _checked(level, rules))
     return walk.cleaned(document), dict(walk.counts)
 
 
 def redact_json(raw: bytes, rules: str | Rules = "reference") -> tuple[bytes, dict[str, int]]:
-    """Return a trace document as JSON without secrets, and how many markers of each type were set.
+    """Return a trace document as JSON without secrets, and the number of markers of each type.
 
-    The level is the document's own (`level_of`). The document is written anew, so nothing stays in an earlier value of
-    a duplicate key; numbers keep their spelling. Raises InvalidTrace for what is not a JSON object.
+    The level is the document's own (`level_of`). The document is encoded again, so no earlier value of a duplicate key
+    survives; numbers keep their spelling. Raises InvalidTrace if `raw` is not a JSON object.
     """
     try:
         document = _decoder.decode(raw)
         cleaned, counts = redact_document(document, level_of(document), rules)
         return msgspec.json.encode(cleaned), counts
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        # without the library's message, which may quote the text
+        # drop the library's message, which may quote the text
         raise InvalidTrace(Reason.NOT_JSON, "", "cannot be redacted; send one JSON object") from None
 
 
 def level_of(document: Mapping[str, Any]) -> str:
-    """Return a document's metadata.privacy_level; `aggregated`, which redacts most, where that is none of LEVELS."""
+    """Return a document's metadata.privacy_level; `aggregated`, which redacts most, if it is not one of LEVELS."""
     metadata = document.get("metadata")
     level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
     return level if isinstance(level, str) and level in LEVELS else LEVELS[0]
@@ -102,7 +102,7 @@ def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
     before, text = text, redact_as_reference(text, level, counts)
     if rules.name == "strict":
         text = _redact_strictly(text, level, counts)
-        # Markers show what is a secret behind or between them; after these rounds, twice is once.
+        # Markers reveal secrets after or between them; after these rounds, redaction is idempotent.
         for _ in range(_MOST_ROUNDS if len(text) <= _SHORT else 1):
             if text == before:
                 break
@@ -112,7 +112,7 @@ def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
 
 _MOST_ROUNDS: Final = 4
 _SHORT: Final = 1 << 14
-"""Characters of a text that is read so often; a longer one is read twice, so that time is bounded."""
+"""Characters of a text that gets up to _MOST_ROUNDS; a longer one gets one, so that time is bounded."""
 
 
 def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
@@ -127,7 +127,7 @@ def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
 _decoder: Final = msgspec.json.Decoder(dict[str, Any], float_hook=lambda number: msgspec.Raw(number.encode()))
 
 _FREE, _TRACE, _TASK, _SCHEMA = range(4)
-"""Where a value is: anywhere, or it is the document, its task, or the task's input_schema (or inside that)."""
+"""The place of a value: the document, its task, or the task's input_schema and anything inside it; _FREE elsewhere."""
 
 _PLACES: Final = {(_TRACE, "task"): _TASK, (_TASK, "input_schema"): _SCHEMA}
 
@@ -136,18 +136,18 @@ _FIELDS: Final[dict[str, tuple[str, dict[str, int], bool]]] = {
     for struct in (ReasoningTrace, Metadata, Task, Step, Tool, Outcome)
     for info in msgspec.structs.fields(struct)
 }
-"""The names of the schema: cleaned, with their counts, and not password-like."""
+"""The schema's names: cleaned name, counts, not password-like."""
 
 
 class _Walk:
-    """One pass over a document, without recursion: what JSON parsers read may be deeper than Python's stack."""
+    """One pass over a document, without recursion: a JSON document may be deeper than Python's stack."""
 
     def __init__(self, level: str, rules: Rules) -> None:
         self.counts: Counter[str] = Counter()
         self._level = level
         self._rules = rules
         self._strict = rules.name == "strict"
-        self._names: dict[str, tuple[str, dict[str, int], bool]] = dict(_FIELDS)  # most names are repeated
+        self._names: dict[str, tuple[str, dict[str, int], bool]] = dict(_FIELDS)  # most names repeat
         self._pending: list[tuple[Any, Any, int]] = []
 
     def cleaned(self, document: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class _Walk:
 
 
 def _unique(name: str, taken: set[str], numbers: dict[str, int]) -> str:
-    """Return the name, or the name with the next free number, and take it."""
+    """Return the name, or the name with the next free number, and mark it as taken."""
     unique = name
     while unique in taken:
         numbers[name] = numbers.get(name, 1) + 1

@@ -1,9 +1,8 @@
-"""Places of secrets in a text: how a rule finds them, how many are looked at, and markers in their place.
+"""Places of secrets in a text: how a rule finds them, how many are examined, and the markers that replace them.
 
-A rule has a pattern for one form of secrets, and a hint: the rules whose hints a text lacks cost it nothing, as one
-automaton looks for all hints at once (strict/find.py). Time is linear in the length of the text: every repeat in a
-pattern has a bound or never gives back what it has read, what is read behind a match is bounded, and so is the number
-of secrets of one rule.
+A rule has a pattern for one form of secrets, and a hint. One automaton looks for all hints at once (strict/find.py), so
+a rule costs nothing in a text without its hint. Time is linear in the length of the text: every repeat in a pattern is
+bounded or never backtracks, lookahead after a match is bounded, and so is the number of secrets of one rule.
 """
 
 from __future__ import annotations
@@ -18,29 +17,27 @@ MARKER: Final = re.compile(r"\[REDACTED:[a-z0-9_]{1,64}\]")
 
 
 class Found(NamedTuple):
-    """A place of a text, and the type of its marker."""
+    """A place in a text."""
 
     start: int
     end: int
-    kind: str
+    kind: str  # type of the marker
 
 
 Find = Callable[[str, str], Iterator[Found]]
-"""Yields the places of secrets in a text. The second text is the same in lower case."""
+"""Yields the places of secrets in a text. The second argument is the text in lower case."""
 
 
 class Rule(NamedTuple):
-    """How secrets of one form are found.
-
-    `hint`: a pattern in RE2's syntax, whatever the case, that matches in each text in which `find` finds something.
-    """
+    """How secrets of one form are found."""
 
     hint: str
+    """A pattern in RE2's syntax, in any case, that matches every text in which `find` finds something."""
     find: Find
 
 
 def rule(kind: str, hint: str, pattern: str, check: Callable[[str], bool] | None = None) -> Rule:
-    """Return the rule for a pattern: the secret is its group `secret`, or the whole match, if `check` agrees."""
+    """Return the rule for a pattern: the secret is its group `secret`, or the whole match, if `check` accepts it."""
     compiled = re.compile(pattern, re.ASCII)
     group = "secret" if "secret" in compiled.groupindex else 0
 
@@ -54,20 +51,20 @@ def rule(kind: str, hint: str, pattern: str, check: Callable[[str], bool] | None
 
 
 def most_secrets(length: int) -> int:
-    """Return how many secrets of one kind are looked at in a text of so many characters, so that time is bounded.
+    """Return how many secrets of one kind are examined in a text of this many characters, so that time is bounded.
 
-    One in 128 characters on average is more than any text has that somebody wrote; what follows is one secret.
+    One in 128 characters on average is more than any human-written text has; the rest of the text is one secret.
     """
     return 1000 + length // 128
 
 
 def most_names(length: int) -> int:
-    """Return how many names of secrets are looked at in a text, for the same reason."""
+    """Return how many names of secrets are examined in a text, for the same reason."""
     return 20_000 + length // 64
 
 
 def bounded(places: Iterator[Found], length: int) -> list[Found]:
-    """Return the places of a rule; behind the most that are looked at, the rest of the text is one place."""
+    """Return the places of a rule; once the limit is reached, the rest of the text is one place."""
     found = list(islice(places, most_secrets(length)))
     if len(found) == most_secrets(length):
         found.append(Found(found[-1].end, length, found[-1].kind))
@@ -75,9 +72,9 @@ def bounded(places: Iterator[Found], length: int) -> list[Found]:
 
 
 def put_markers(text: str, found: list[Found], counts: dict[str, int], marker: str | None = None) -> str:
-    """Return the text with markers in the places, one for places that overlap; markers that are there stay.
+    """Return the text with markers in the places, one for overlapping places; existing markers are kept.
 
-    `marker`: what is put; None: that of the type.
+    `marker`: the replacement; None: the marker of the type.
     """
     kept = [match.span() for match in MARKER.finditer(text)] if "[REDACTED:" in text else []
     pieces: list[str] = []
@@ -93,7 +90,7 @@ def _merged(found: list[Found]) -> Iterator[Found]:
     last: Found | None = None
     for place in sorted(found):
         if last is not None and place.start < last.end:
-            kind = place.kind if last.kind == "password" else last.kind  # the more special one
+            kind = place.kind if last.kind == "password" else last.kind  # the more specific one
             last = Found(last.start, max(last.end, place.end), kind)
         else:
             if last is not None:
@@ -104,12 +101,12 @@ def _merged(found: list[Found]) -> Iterator[Found]:
 
 
 _MOST_KEPT: Final = 1000
-"""Markers that stay apart in one place. Only the rest of a text has more."""
+"""Markers that are kept within one place. Only the rest of a text (`bounded`) has more."""
 _LONG_PLACE: Final = _MOST_KEPT * len("[REDACTED:ip]")
 
 
 def _apart(found: Iterator[Found], kept: list[tuple[int, int]]) -> Iterator[Found]:
-    """Yield the places without those of markers; the rest of a text (`bounded`) with them."""
+    """Yield the places minus existing markers; the rest of a text (`bounded`) includes them."""
     marker = 0
     starts = [start for start, _ in kept]
     for start, end, kind in found:

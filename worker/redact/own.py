@@ -1,9 +1,9 @@
-"""A team's own patterns of redaction, in time that is linear in the text whatever the patterns are.
+"""A team's own redaction patterns, in time linear in the text for any pattern.
 
-They run on RE2, which never backtracks: at worst it does one step for each character and each instruction of a
-pattern's program, so all programs together are limited (MOST_INSTRUCTIONS). And it may read to the end of the line for
-each match that it returns, so many matches on one long line could take quadratic time: after MOST_ON_A_LINE of them, or
-`_most_steps`, the rest of the line becomes one marker.
+They run on RE2, which never backtracks: at worst it takes one step for each character and each instruction of a
+pattern's program, so all programs together are limited (MOST_INSTRUCTIONS). For each match that it returns, RE2 may
+read to the end of the line, so many matches on one long line could take quadratic time: after MOST_ON_A_LINE of them,
+or `_most_steps`, the rest of the line becomes one marker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from worker.redact.markers import Found, put_markers
 
 MOST_INSTRUCTIONS: Final = 4000
-"""Of the programs of all patterns. RE2 takes up to 6 ns for each one and each byte of a text: 25 s for 1 MiB."""
+"""Limit for the programs of all patterns. RE2 takes up to 6 ns per instruction and byte of text: 25 s for 1 MiB."""
 
 MOST_ON_A_LINE: Final = 200
 
@@ -23,15 +23,15 @@ _NAME: Final = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
 class OwnPattern(NamedTuple):
-    """A pattern, the type under which its markers are counted, and the text that replaces what it finds."""
+    """A pattern and its replacement."""
 
-    name: str
+    name: str  # the type under which its markers are counted
     replacement: str
-    compiled: Any
+    compiled: Any  # RE2's pattern
 
     @property
     def instructions(self) -> int:
-        """Return the size of RE2's program."""
+        """Return the size of the pattern's RE2 program."""
         size: int = self.compiled.programsize
         return size
 
@@ -39,16 +39,16 @@ class OwnPattern(NamedTuple):
 def own_pattern(name: str, pattern: str, replacement: str | None = None) -> OwnPattern:
     """Return the pattern, in RE2's syntax; a match ends with its line. `replacement`: by default [REDACTED:name].
 
-    Raises ValueError for a name that is not a word of a-z, 0-9 and _, and for a pattern that is wrong, that matches the
-    empty text, or that finds its own replacement.
+    Raises ValueError for a name that is not a word of a-z, 0-9 and _, and for a pattern that is invalid, matches the
+    empty text, or finds its own replacement.
     """
-    import re2  # 1.5 MB that only a team with its own patterns needs
+    import re2  # 1.5 MB, needed only by a team with its own patterns
 
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not a name; use a-z, 0-9 and _, at most 64 characters, such as customer_number")
     options = re2.Options()
     options.log_errors = False
-    options.never_nl = True  # what is read for a match ends with the line
+    options.never_nl = True  # no match reads beyond its line
     options.never_capture = True
     try:
         compiled = re2.compile(f"(?m:{pattern})".encode(), options)
@@ -66,10 +66,7 @@ def own_pattern(name: str, pattern: str, replacement: str | None = None) -> OwnP
 
 
 def replace_own(patterns: tuple[OwnPattern, ...], text: str, counts: dict[str, int]) -> str:
-    """Return the text with the patterns' replacements, each pattern on the result of the one before.
-
-    Markers that are there stay.
-    """
+    """Return the text after replacement by each pattern in turn; existing markers are kept."""
     steps = _most_steps(len(text))
     for pattern in patterns:
         raw = text.encode("utf-8", "surrogatepass")
@@ -81,7 +78,7 @@ def replace_own(patterns: tuple[OwnPattern, ...], text: str, counts: dict[str, i
 
 
 def _most_steps(length: int) -> int:
-    """Return how many bytes, times instructions, are read again behind matches, for all patterns: 12 s for 1 MiB."""
+    """Return the limit of bytes read again after matches, times instructions, for all patterns: 12 s for 1 MiB."""
     return (1 << 23) + 2048 * length
 
 
@@ -97,7 +94,7 @@ def _in_characters(places: list[tuple[int, int]], raw: bytes, text: str) -> Iter
 
 
 def _byte_places(pattern: OwnPattern, raw: bytes, steps: int) -> tuple[list[tuple[int, int]], int]:
-    """Return what a pattern finds, and how many of the steps are left."""
+    """Return the places that a pattern finds, and the steps left."""
     search, instructions = pattern.compiled.search, pattern.instructions
     found: list[tuple[int, int]] = []
     place = line_end = on_line = 0
@@ -112,7 +109,7 @@ def _byte_places(pattern: OwnPattern, raw: bytes, steps: int) -> tuple[list[tupl
             place = line_end
         if place > start:
             found.append((start, place))
-        elif place < len(raw):  # the empty text, by \b or the like
+        elif place < len(raw):  # an empty match, by \b or the like
             place += 1
         else:
             break

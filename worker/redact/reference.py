@@ -1,11 +1,11 @@
-"""The patterns of the KnowledgePulse SDK's cleaner: `redact_as_reference` gives, character by character, what it gives.
+"""The patterns of the KnowledgePulse SDK's cleaner: `redact_as_reference` returns exactly what the cleaner returns.
 
-The patterns are JavaScript's: case is ignored in ASCII only, a word is [0-9A-Za-z_], white space includes U+00A0 and
-U+FEFF, and a character beyond U+FFFF counts as two. Each pattern works on the result of the one before.
+The patterns have JavaScript's semantics: they ignore case in ASCII only, a word is [0-9A-Za-z_], white space includes
+U+00A0 and U+FEFF, and a character beyond U+FFFF counts as two. Each pattern works on the result of the previous one.
 
-Time is linear in the length of the text. At each place a pattern looks at a bounded number of characters, or at
-characters at which it looks from no other place: an address is found from its @, and unbounded repeats never back off.
-Lookaheads at the beginning of a pattern only save time.
+Time is linear in the length of the text. At each place a pattern reads a bounded number of characters, or characters
+that it reads from no other place: an address is found from its @, and unbounded repeats never backtrack. Lookaheads at
+the beginning of a pattern only save time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from worker.redact.markers import Found, bounded
 PASSWORD_MARKER: Final = "[REDACTED:password]"  # noqa: S105 no password
 
 _SHORTEST: Final = 6
-"""Characters of the shortest text in which a pattern finds something: a@b.cc, xoxb-1."""
+"""Length of the shortest text in which a pattern finds something: a@b.cc, xoxb-1."""
 
 _SIGNS: Final = re.compile("[-0-9:=@/_AB]")
-"""Whatever a pattern finds has one of these characters; the letters are those of AKIA and Bearer."""
+"""Every match has one of these characters; the letters come from AKIA and Bearer."""
 
 _SPACE: Final = r"\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _BREAK: Final = f"[-.{_SPACE}]"
@@ -30,28 +30,28 @@ _OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
 _URL_SCHEME: Final = r"(?=[AMPRampr])(?i:postgres(?:ql)?|mysql|rediss?|mongodb(?:\+srv)?|amqps?)"
 _ASSIGNED: Final = "(?=[APSTapst])(?i:passw(?:or)?d|secret|token|api_?key|api_secret|access_token|auth_token)"
 _BARE: Final = rf"""[^{_SPACE}'"`,;)}}\[\]]"""
-# Two of JavaScript's characters at least, which one character beyond U+FFFF is.
+# At least two of JavaScript's characters, which one character beyond U+FFFF is.
 _PASSWORD: Final = rf"(?:(['\"])[^'\"]*+\2|(?:{_BARE}{{2}}|(?=[\U00010000-\U0010ffff]){_BARE}){_BARE}*+)"
 _USER_NAME: Final = "[a-zA-Z0-9._-]++"
 _REST_OF_PATH: Final = rf"""[^{_SPACE}'"`,;)}}\]]*+"""
 
 
 class _Rule(NamedTuple):
-    """One pattern, and a text without which it finds nothing."""
+    """A pattern of the cleaner."""
 
     kind: str
-    hint: str
+    hint: str  # a text without it has no match
     pattern: re.Pattern[str]
     replacement: str | Callable[[re.Match[str]], str]
 
 
 def _rule(kind: str, hint: str, pattern: str, kept: str = "") -> _Rule:
-    """Return the rule; `kept` is what stays before the marker."""
+    """Return the rule; `kept` is the text before the marker that is kept."""
     return _Rule(kind, hint, re.compile(pattern, re.ASCII), f"{kept}[REDACTED:{kind}]")
 
 
 _SECRETS: Final = (
-    # first, so that no later rule finds half of an address with a password in it
+    # first, so that no later rule finds half of an address with a password
     _rule("connection_string", "://", rf"""{_URL_SCHEME}://[^{_SPACE}'"`,)}}\]]++"""),
     _rule("bearer_token", "Bearer", rf"Bearer[{_SPACE}]++(?!kp_)[A-Za-z0-9_.~+/=-]{{20,}}+", "Bearer "),
     _rule("api_key", "sk-", "sk-[A-Za-z0-9]{20,}+"),  # OpenAI
@@ -70,7 +70,7 @@ _SECRETS: Final = (
 _LOCAL_PART: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._%+-"
 _ADDRESS_FROM_AT: Final = re.compile(r"@(?<=[0-9A-Za-z._%+-]@)[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}+")
 
-# NANP numbers: the ten digits, and what may stand before them.
+# NANP numbers: the ten digits, and what may precede them.
 _TEN_DIGITS: Final = re.compile(rf"[0-9]{{3}}\)?{_BREAK}?[{_SPACE}]?[0-9]{{3}}{_BREAK}[0-9]{{4}}\b", re.ASCII)
 _COUNTRY_CODE: Final = re.compile(rf"(?:\+?1{_BREAK}?\(?|\()\Z")
 
@@ -83,7 +83,7 @@ _IDENTIFIERS: Final = (
 
 
 def redact_as_reference(text: str, level: str, counts: dict[str, int]) -> str:
-    """Return the text with the SDK's markers; they are added to `counts`."""
+    """Return the text with the SDK's markers, and add them to `counts`."""
     if len(text) < _SHORTEST or not _SIGNS.search(text):
         return text
     text = _apply(_SECRETS, text, counts)
@@ -104,12 +104,12 @@ def _apply(rules: tuple[_Rule, ...], text: str, counts: dict[str, int]) -> str:
 
 
 _Begin = Callable[[str, int, int], int | None]
-"""`begin(text, done, start)` returns where the match that a pattern finds at `start` begins, not before `done`;
-None: it is not a match."""
+"""`begin(text, done, start)` returns the beginning of a match that a pattern found at `start`, not before `done`; None:
+it is no match."""
 
 
 def _apply_leftwards(kind: str, pattern: re.Pattern[str], begin: _Begin, text: str, counts: dict[str, int]) -> str:
-    """Replace what the pattern finds, and what belongs to it on its left."""
+    """Replace the matches of the pattern, extended to the left."""
     pieces: list[str] = []
     done = 0
     for start, end in _leftwards(pattern, begin, text):
@@ -122,7 +122,7 @@ def _apply_leftwards(kind: str, pattern: re.Pattern[str], begin: _Begin, text: s
 
 
 def _leftwards(pattern: re.Pattern[str], begin: _Begin, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of what the pattern finds with what belongs to it on its left."""
+    """Yield the places of the pattern's matches, extended to the left."""
     done = 0
     for match in pattern.finditer(text):
         start = begin(text, done, match.start())
@@ -132,13 +132,13 @@ def _leftwards(pattern: re.Pattern[str], begin: _Begin, text: str) -> Iterator[t
 
 
 def _local_part(text: str, done: int, at: int) -> int | None:
-    """Return where an address begins. A pattern that begins there would read a long word from each of its letters."""
-    # At `done` the part before the @ belongs to the previous address.
+    """Return where an address begins. A pattern starting there would read a long word again from each letter."""
+    # If the @ is at `done`, the part before it belongs to the previous address.
     return None if at == done else done + len(text[done:at].rstrip(_LOCAL_PART))
 
 
 def _country_code(text: str, done: int, start: int) -> int:
-    """Return where a phone number begins. A pattern that begins there would try each of its forms at every digit."""
+    """Return where a phone number begins. A pattern starting there would try each of its forms at every digit."""
     before = _COUNTRY_CODE.search(text, max(done, start - 4), start)
     return start if before is None else before.start()
 
@@ -150,7 +150,7 @@ _LEFTWARDS: Final[tuple[tuple[str, re.Pattern[str], _Begin], ...]] = (
 
 
 def found_by_reference(text: str, level: str) -> Iterator[Found]:
-    """Find what the reference's patterns find once the disguise is off."""
+    """Yield what the reference's patterns find in a text without disguises."""
     for rule in (*_SECRETS, *(_IDENTIFIERS if level != "private" else ())):
         if rule.hint in text:
             group = 1 if rule.kind == "password" else 0

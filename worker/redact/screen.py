@@ -1,13 +1,13 @@
 """The screen: which rules match in a document that other agents will read.
 
-The rules of prompt injection are those of the KnowledgePulse SDK's classifier for skills (OpenKnowledgePulse, commit
-9ff0e3f4, packages/sdk/src/utils/injection-classifier.ts: what each rule matches, its name, its weight, the thresholds).
-In ASCII texts the same rules match; only the http of a URL may also be in capitals. In other texts they also match a
-phrase that is disguised by zero-width characters, full-width letters or the like, and let directions pass that are
-closed. The rules of hidden text find characters that a person does not see and a model reads.
+The rules for prompt injection come from the KnowledgePulse SDK's classifier for skills (OpenKnowledgePulse, commit
+9ff0e3f4, packages/sdk/src/utils/injection-classifier.ts: patterns, names, weights, thresholds). In ASCII texts the same
+rules match, except that the http of a URL may be upper-case here. In other texts they also match a phrase disguised by
+zero-width characters, full-width letters or the like, and they accept directional formatting that is closed. The rules
+for hidden text find characters that a person does not see and a model reads.
 
 Time is linear in the length of the document. No pattern reads a character from more than a bounded number of places: a
-run is read from its beginning alone, and unbounded repeats never back off.
+run is read only from its beginning, and unbounded repeats never backtrack.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from worker.core.findings import SCREEN_DEFAULT, SCREEN_RULES, SCREEN_WEIGHTS, S
 
 SUSPICIOUS: Final = 0.3
 REJECTED: Final = 0.6
-"""The SDK's thresholds of its verdicts."""
+"""The SDK's verdict thresholds."""
 
 _MOST: Final = sum(SCREEN_WEIGHTS.values())
 
 
 def screen_texts(texts: Iterable[str], rules: Set[str] = SCREEN_DEFAULT) -> Screening:
-    """Return which of the rules match in any of the texts. The beginning of a text is the beginning of a line."""
+    """Screen some texts. Each text begins a line."""
     texts = list(texts)
     found: set[str] = set()
-    # One text: a document may hold 300,000 of them. No pattern goes beyond the separator.
+    # One text: a document may have 300,000 of them. No pattern crosses the separator.
     whole = _SEPARATOR.join(["", *texts])
     characters = frozenset() if whole.isascii() else frozenset(map(ord, set(whole)))  # most need no closer look
     if not characters.isdisjoint(_not_seen()):
@@ -52,16 +52,13 @@ def screen_texts(texts: Iterable[str], rules: Set[str] = SCREEN_DEFAULT) -> Scre
 
 
 def screen_json(raw: bytes, rules: Set[str] = SCREEN_DEFAULT) -> Screening:
-    """Return which of the rules match in any string of a JSON document: values, names of members, and duplicates.
-
-    `raw` must be valid JSON.
-    """
+    """Screen all strings of a JSON document: values, member names, and duplicates. `raw` must be valid JSON."""
     strings: list[str] = msgspec.json.decode(b"[%b]" % b",".join(_STRING.findall(raw)))
     return screen_texts(strings, rules)
 
 
 def place_of(document: dict[str, Any], rules: Set[str]) -> str:
-    """Return the first member, or the member of a step, in which one of the rules matches, such as steps.3.content."""
+    """Return the first member, or member of a step, in which one of the rules matches, such as steps.3.content."""
 
     def first(members: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
         return next(
@@ -78,7 +75,7 @@ def place_of(document: dict[str, Any], rules: Set[str]) -> str:
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _SEPARATOR: Final = "\n\0\n"
 
-# -- hidden text, in the text as it is
+# -- hidden text, in the unchanged text
 
 _DIRECTIONS: Final = "\u202a-\u202e\u2066-\u2069"
 _TAGS: Final = "\U000e0000-\U000e007f"
@@ -86,7 +83,7 @@ _ZERO_WIDTH: Final = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u2065\u206a-\u206f\u3164\ufe00-\ufe0f"
     "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e0fff"
 )
-"""As in a class of a pattern: what Unicode calls Default_Ignorable_Code_Point (DerivedCoreProperties.txt), in three."""
+"""For use in a character class: Unicode's Default_Ignorable_Code_Point (DerivedCoreProperties.txt), in three parts."""
 
 _FLAGS: Final = tuple(
     "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in code) + "\U000e007f"
@@ -101,13 +98,13 @@ def _not_seen() -> frozenset[int]:
     return frozenset(code for first, last in ranges for code in range(ord(first), ord(last or first) + 1))
 
 
-# Three of the SDK's four characters; of the others no writing has six in a row, and emoji have two at most.
+# Three of the SDK's four characters; no script has six of the others in a row, and emoji have at most two.
 _ZERO_WIDTH_RUN: Final = re.compile(f"[\u200b-\u200d\ufeff]{{3}}|[{_ZERO_WIDTH}]{{6}}")
 _MOST_STRAY: Final = 5
-"""Most invisible characters of a document that stand where no writing needs them, such as one that was pasted."""
+"""Most invisible characters in a document at places where no script needs them, such as a pasted one."""
 _SELECTORS: Final = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
-# Selectors choose a form of the sign before them: no letter, blank, selector or sign of ASCII has forms, save for the
-# digits, # and * of keycaps; and emoji have the last two forms alone. What follows are operators and reserved signs.
+# Variation selectors choose a form of the character before them. Letters, blanks, selectors and ASCII signs have no
+# forms, except the digits, # and * of keycaps; emoji have only the last two forms. Then: operators and reserved signs.
 _STRAY: Final = re.compile(
     f'(?<=[\\s!"$-)+-/:-~{_SELECTORS}\u00c0-\u024f\u0370-\u052f])[{_SELECTORS}]'
     "|(?<=[\U0001f000-\U0001faff])[\ufe00-\ufe0d\U000e0100-\U000e01ef]"
@@ -116,7 +113,7 @@ _STRAY: Final = re.compile(
 
 
 def _hides_text(text: str) -> bool:
-    """Whether invisible characters carry a message: a run of them, or more than stray ones, however far apart."""
+    """Return whether invisible characters carry a message: a run, or too many stray ones at any distance."""
     if _ZERO_WIDTH_RUN.search(text):
         return True
     return sum(1 for _ in islice(_STRAY.finditer(text), _MOST_STRAY + 1)) > _MOST_STRAY
@@ -124,7 +121,7 @@ def _hides_text(text: str) -> bool:
 
 _DIRECTION_OVERRIDE: Final = re.compile("[\u202d\u202e]")
 _TAG: Final = re.compile(f"(?:{'|'.join(_FLAGS)})|([{_TAGS}])")
-# The invisible characters that the SDK's sanitizer refuses, where no script needs them. U+202F is a space.
+# The invisible characters that the SDK's sanitizer rejects, where no script needs them. U+202F is a space.
 _INVISIBLE_IN_WORD: Final = re.compile(
     "(?<=[0-9A-Za-z])[\u200b-\u200f\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb]++(?=[0-9A-Za-z])"
 )
@@ -134,7 +131,7 @@ _OPENS: Final = dict.fromkeys("\u202a\u202b", "\u202c") | dict.fromkeys("\u2066\
 
 
 def _direction_left_open(text: str) -> bool:
-    """Whether an override, or an embedding or isolate that its line does not close.
+    """Return whether the text has an override, or an embedding or isolate that is not closed in its line.
 
     Software that writes Arabic or Hebrew closes each one; the SDK's pattern matches all.
     """
@@ -146,7 +143,7 @@ def _direction_left_open(text: str) -> bool:
         at, character = match.end(), match[0]
         if character in _OPENS:
             closing.append(_OPENS[character])
-        elif not closing or closing.pop() != character:  # also an override, which closes nothing
+        elif not closing or closing.pop() != character:  # includes an override, which closes nothing
             return True
     return bool(closing)
 
@@ -162,7 +159,7 @@ _HIDDEN_TEXT: Final[dict[str, Callable[[str], object]]] = {
 _BASE64: Final = bytes(
     65 if byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=" else 32 for byte in range(256)
 )
-# A search for a text is linear; a pattern would begin anew at each character of a shorter run.
+# A substring search is linear; a pattern would start again at each character of a shorter run.
 _RUNS: Final[dict[str, Callable[[str], bool]]] = {
     "long-base64-block": lambda text: b"A" * 100 in text.encode("utf-8", "surrogatepass").translate(_BASE64),
     "excessive-whitespace-encoding": lambda text: " " * 21 in text.replace("\t", " "),
@@ -172,14 +169,14 @@ _RUNS: Final[dict[str, Callable[[str], bool]]] = {
 
 
 _UNSEEN: Final = "\ufeff"
-"""Stands for each character that is not seen."""
+"""Stands for each invisible character."""
 
 
 @cache  # 2 ms, for the first text that is not ASCII
 def _undisguised() -> dict[int, str]:
-    """Return what is read for a character: the ASCII of its compatibility form (NFKC), or _UNSEEN.
+    """Return the replacement of each character: the ASCII of its compatibility form (NFKC), or _UNSEEN.
 
-    By character, since NFKC of a text takes quadratic time where many combining marks follow each other (CPython 3.11).
+    By character, since NFKC of a text takes quadratic time if many combining marks follow each other (CPython 3.11).
     """
     compatible = (
         (0xA0, 0x300), (0x1D00, 0x1DC0), (0x2000, 0x2190), (0x2460, 0x2500), (0x3000, 0x3001), (0x3200, 0x3400),
@@ -190,7 +187,7 @@ def _undisguised() -> dict[int, str]:
 
 
 def _readings(text: str, characters: Set[int]) -> list[str]:
-    """Return the text in lower case, without what is not seen, and also with a space in place of that."""
+    """Return the text in lower case without invisible characters, and again with a space in place of each."""
     if characters and not characters.isdisjoint(_undisguised()):
         text = text.translate(_undisguised())
     text = text.lower()
@@ -228,7 +225,7 @@ _AT_LINE_START: Final = {
     "act-as": r"act\s++as\s()",
     "imagine-you-are": r"imagine\s++you\s++are()",
 }
-"""Each with a group, which says whose phrase a line begins with. A phrase may reach into the next line."""
+"""Each has a group, which tells which phrase begins a line. A phrase may continue on the next line."""
 _LINE: Final = re.compile(rf"\n[^\S\n]*+(?:[-*>][^\S\n]*+)?(?={'|'.join(_AT_LINE_START.values())})")
 
 
@@ -243,14 +240,14 @@ _KNOWN_HOSTS: Final = (
     "localhost", "127.0.0.1", "example.com", "example.org", "github.com", "githubusercontent.com", "npmjs.com",
     "knowledgepulse.org", "openknowledgepulse.org", "schemas.openknowledgepulse.org",
 )  # fmt: skip
-"""Hosts that the SDK does not suspect, with their subdomains."""
+"""Hosts that the SDK trusts, with their subdomains."""
 
 _URL_HOST: Final = re.compile(r"https?://([^\s/)\"'`]++)")
 _PORT: Final = re.compile(r":[0-9]++\Z")
 
 
 def _foreign_url(text: str) -> bool:
-    """Whether a URL in a fenced block of code has a host that is not known."""
+    """Return whether a URL in a fenced code block has an unknown host."""
     blocks = text.lower().split("```")[1:-1:2]
     hosts = {_PORT.sub("", host) for block in blocks for host in _URL_HOST.findall(block)}
     return any(host not in _KNOWN_HOSTS and not host.endswith(_SUBDOMAINS) for host in hosts)

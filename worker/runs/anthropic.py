@@ -1,4 +1,4 @@
-"""Messages of Anthropic's Messages API: contents of blocks, with thinking, tool_use and tool_result."""
+"""Messages of Anthropic's Messages API: content blocks, with thinking, tool_use and tool_result."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall,
 BLOCKS: Final = frozenset(
     {"thinking", "redacted_thinking", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"}
 )
-"""Types of blocks that no other form has."""
+"""Block types that occur in no other form."""
 
 _ROLES: Final[dict[str, Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
 
 _USES: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
 
 _LEFT_OUT: Final = frozenset({*MEDIA_PARTS, "redacted_thinking", "document", "search_result", "container_upload"})
-"""Types of blocks that have no text for a trace."""
+"""Block types without text for a trace."""
 
 _OF_RESPONSE: Final = {"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage", "container"}
 """Fields of a message that is a response."""
@@ -40,14 +40,14 @@ def anthropic_messages(messages: list[Any], counts: Counts, place: str = "messag
 
 
 def parts_of(content: Any, place: str, role: str, counts: Counts) -> Iterator[Part]:
-    """Yield the parts of a message's content: a text, or a list of blocks. Raises RunRefused, with the place."""
+    """Yield the parts of a message's content: a string, or a list of blocks. Raises RunRefused, with the place."""
     if content is None or isinstance(content, str):
         yield Text(content or "")
         return
     if not isinstance(content, list):
         raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of blocks")
     blocks = [_block(block, f"{place}.{number}", counts) for number, block in enumerate(content)]
-    if role == "user":  # results first: what the user says after them is one text
+    if role == "user":  # results first: the user's words after them are one text
         yield from (block for block in blocks if isinstance(block, ToolResult))
         yield Text("\n".join(block.text for block in blocks if isinstance(block, Text)))
     else:
@@ -87,7 +87,7 @@ def _block(block: Any, place: str, counts: Counts) -> Part | None:
 
 
 def _result_text(content: Any, place: str, counts: Counts) -> tuple[str, bool]:
-    """Return the text of a tool's result, and whether it is an error; what a server's tool returned becomes JSON."""
+    """Return the text of a tool result, and whether it is an error; the result of a server tool becomes JSON."""
     if content is None or isinstance(content, str):
         return content or "", False
     if isinstance(content, list) and all(part_type_of(part) in ("text", "image", "document") for part in content):

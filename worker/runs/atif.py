@@ -28,7 +28,7 @@ _RESULT: Final = {"source_call_id", "content", "extra", "subagent_trajectory_ref
 
 
 def agents(run: Any, above: Any = None) -> Iterator[tuple[Any, Any]]:
-    """Yield a trajectory, then those of its subagents that have an id (ATIF 1.7), each with the one above it."""
+    """Yield a trajectory, then its subagents that have an id (ATIF 1.7), each with its parent."""
     yield run, above
     subagents = run.get("subagent_trajectories") if isinstance(run, dict) else None
     for each in subagents if isinstance(subagents, list) else []:

@@ -9,7 +9,7 @@ from worker.runs.fields import Counts, RunRefused, count_unread, is_empty, says_
 from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult
 
 TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Content parts that are text, and the field that has it."""
+"""Content parts that are text, and the field with the text."""
 
 MEDIA_PARTS: Final = {
     "image": "images", "image_url": "images", "input_image": "images", "audio": "audio", "input_audio": "audio",
@@ -18,7 +18,7 @@ MEDIA_PARTS: Final = {
 """Content parts that no step can hold, and their names in the report."""
 
 _READ: Final = {
-    # role: the fields that are read; a field that is not, and is not empty, is counted
+    # role: the fields that are read; any other field that is not empty is counted
     "system": {"role", "content"},
     "developer": {"role", "content"},
     "user": {"role", "content"},
@@ -122,6 +122,6 @@ def text_of(content: Any, place: str, kind: str, counts: Counts) -> str:
 
 
 def part_type_of(part: Any) -> str | None:
-    """Return the type of a content's part; None where it says none."""
+    """Return the type of a content part; None if it has none."""
     part_type = part.get("type") if isinstance(part, Mapping) else None
     return part_type if isinstance(part_type, str) else None

@@ -1,7 +1,7 @@
-"""The conversation of one run, of its calls of the model and of its tools' own records: each thing once.
+"""The conversation of one run, from its model calls and the tools' own records, without repetition.
 
-Every call of a model repeats the whole history. So a turn of the agent is taken from the output of its own call, and
-from the input of a call only what is new: results of tools, later texts of the user, and what no earlier call had.
+Every model call repeats the whole history. So a turn of the agent is taken from the output of its own call, and the
+input of a call adds only what is new: results of tools, later texts of the user, and messages that no earlier call had.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult
 from worker.runs.steps import Transcript
 
 FINAL_TOOLS: Final = frozenset({"final_answer", "final_result"})
-"""Tools by which smolagents and pydantic-ai let the model give its answer: no steps."""
+"""Tools with which smolagents and pydantic-ai let the model answer: they are no steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +31,26 @@ class ToolRun:
     arguments: Any  # None if the record lacks them
     result: str | None  # None if the record lacks it
     is_error: bool
-    start_ns: int
+    start_ns: int  # since 1970
     end_ns: int
     no_result: bool = False  # the tool failed, and `result` is the reason
 
     @property
     def latency_ms(self) -> float:
-        """How long it ran, in milliseconds."""
+        """The duration in milliseconds."""
         return max(0, self.end_ns - self.start_ns) / 1e6
 
 
 @dataclass(slots=True)
 class _Call:
-    """A call of a tool, what the model was told of its result, and the tool's own record."""
+    """A call of a tool."""
 
     call: ToolCall
-    told: ToolResult | None = None
-    run: ToolRun | None = None
+    told: ToolResult | None = None  # the result as the model received it
+    run: ToolRun | None = None  # the tool's own record
 
     def result(self) -> ToolResult | None:
-        """Return the result as the model was told it, or as the tool's record has it where that alone is JSON."""
+        """Return the result that the model received, or the tool's record of it if only that is JSON."""
         run, told = self.run, self.told
         text = None if run is None else run.result
         is_weak = text is None or (run is not None and run.no_result)
@@ -62,7 +62,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Turn:
-    """What the agent said and called at once; or a text of the user; or a tool that no model has called (`by_code`)."""
+    """One step of the conversation: texts and calls of the agent, a text of the user, or a tool that code called."""
 
     time_ns: int
     user: str = ""
@@ -71,34 +71,34 @@ class _Turn:
     calls: list[_Call] = field(default_factory=list)
     ids: dict[str, _Call] = field(default_factory=dict)
     names: dict[str, list[_Call]] = field(default_factory=dict)
-    by_code: bool = False
+    by_code: bool = False  # no model called the tool
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The turns of a run in their order. `objective`: the first text of the user, None where no call has it."""
+    """The turns of a run in order."""
 
     turns: list[_Turn] = field(default_factory=list)
-    objective: str | None = None
-    _known: dict[str, list[int]] = field(default_factory=dict)
-    _said: dict[str, list[int]] = field(default_factory=dict)  # calls without their ids, and texts of turns with calls
+    objective: str | None = None  # the first text of the user; None: no call has it
+    _known: dict[str, list[int]] = field(default_factory=dict)  # turns by `_keys`
+    _said: dict[str, list[int]] = field(default_factory=dict)  # turns by calls without ids, and by texts beside calls
     _unsaid: list[tuple[Message, int]] = field(default_factory=list)  # messages with calls that are not in _said yet
-    _calls: dict[str, list[_Call]] = field(default_factory=dict)
+    _calls: dict[str, list[_Call]] = field(default_factory=dict)  # by call id
     _reasons: set[str] = field(default_factory=set)
     _users: set[str] = field(default_factory=set)
-    _since: set[str] = field(default_factory=set)
+    _since: set[str] = field(default_factory=set)  # texts of the user since the agent's last turn
 
     def add(self, inputs: Sequence[Message], outputs: Sequence[Message], start_ns: int = 0, end_ns: int = 0) -> None:
-        """Add what is new in a call of the model: the end of its input, and its output. Times in ns since 1970."""
+        """Add the new parts of a model call: the end of its input, and its output. Times in ns since 1970."""
         places = self._places(inputs)
         if self.turns and not any(message.parts for message in outputs) and not _goes_on(inputs, places):
-            return  # a call beside the run, such as for a summary of it, that failed
+            return  # a failed call outside the run, such as one for a summary of it
         last = max((index for index, place in enumerate(places) if place is not None), default=-1)
         after = max((place for place in places if place is not None), default=-1)
         count = len(self.turns)
         turn: _Turn | None = None
         reasons: list[str] = []
-        results: Counter[str] = Counter()  # without an id, since the agent's last message, by name
+        results: Counter[str] = Counter()  # by tool name: results without an id since the agent's last message
         before = ""
         for index, (message, place) in enumerate(zip(inputs, places, strict=True)):
             if message.role == "assistant":
@@ -122,7 +122,7 @@ class Conversation:
             self._add_turn(outputs, end_ns)
 
     def _places(self, inputs: Sequence[Message]) -> list[int | None]:
-        """Return the turn that each message of the agent is, in the turns' order; None where no call had it before."""
+        """Return the turn of each message of the agent, in the order of turns; None for a message that is new."""
         after, places = 0, list[int | None]()
         before = ""
         for message in inputs:
@@ -142,7 +142,7 @@ class Conversation:
         return places
 
     def _said_otherwise(self, message: Message, after: int, same: int | None) -> int | None:
-        """Return the turn that a message repeats with other ids of its calls, or without them, as some frameworks do.
+        """Return the turn that a message repeats with other call ids, or without them, as some frameworks do.
 
         `same`: the turn of the message just before it, of which it may be another part.
         """
@@ -161,12 +161,12 @@ class Conversation:
         return None
 
     def _is_repeated(self, outputs: Sequence[Message], after: int) -> bool:
-        """Return whether a turn after the last one of the input (`after`) has said this: the call is there twice."""
+        """Return whether a turn after the input's last one (`after`) said this already: the call is recorded twice."""
         keys = [key for message in outputs for key in _keys(message)]
         return bool(keys) and all(self._known.get(key, [-1])[-1] > after for key in keys)
 
     def _add_ids(self, turn: _Turn, message: Message) -> None:
-        """Give the calls of a turn the ids that only a later message has."""
+        """Add the call ids that only a later message has to the calls of a turn."""
         for each in message.calls():
             if each.call_id and each.call_id not in turn.ids:
                 key = _name_and_arguments(each.name, each.arguments)
@@ -183,7 +183,7 @@ class Conversation:
         turn.reasons += new
 
     def _add_said(self, message: Message, turn: _Turn | None, reasons: list[str], time_ns: int) -> _Turn:
-        """Add what the agent said in a turn of which no call is there: to `turn`, if its parts come one by one."""
+        """Add a message of the agent whose own call is missing: to `turn`, if the turn arrives in parts."""
         if turn is None or (turn.calls and _says(message)):
             turn = _Turn(time_ns)
             self.turns.append(turn)
@@ -210,12 +210,12 @@ class Conversation:
         if message.role == "user" and text and not known:
             self._add_user(text, time_ns, goes_on=goes_on)
         elif message.role == "user" and text and turn is None and self.objective is None:
-            self.objective = text  # the first call did not have it
+            self.objective = text  # missing in the first call
 
     def _called(self, result: ToolResult, turn: _Turn | None, number: int) -> _Call | None:
-        """Return the call that a result belongs to. `number`: how many results without an id the name had before.
+        """Return the call that a result belongs to. `number`: earlier results of the same name without an id.
 
-        An id is looked up in `turn` first, since some servers use ids again.
+        An id is looked up in `turn` first, since some servers reuse ids.
         """
         if result.call_id:
             own = None if turn is None else turn.ids.get(result.call_id)
@@ -257,9 +257,9 @@ class Conversation:
             _append(self._known.setdefault(key, []), number)
 
     def add_tools(self, runs: Sequence[ToolRun]) -> None:
-        """Match the records of tools with the calls: by id, else by name and arguments, else by name, in their order.
+        """Match the records of tools with calls: by id, else by name and arguments, else by name, in order.
 
-        A record whose tool no model has called becomes a separate turn, at its time.
+        A record of a tool that no model called becomes a separate turn, at its time.
         """
         calls = [call for turn in self.turns for call in turn.calls]
         rest = [run for run in runs if not self._match_id(run)]
@@ -280,7 +280,7 @@ class Conversation:
         self._insert([run for run in rest if plain(run.name) not in called])
 
     def _match_id(self, run: ToolRun) -> bool:
-        """Return whether a call has the record's id; of two records of a call the first one counts."""
+        """Match a record by its id and return whether a call has that id; the first of two records of a call counts."""
         calls = self._calls.get(run.call_id, []) if run.call_id else []
         waiting = next((call for call in calls if call.run is None), None)
         if waiting is not None:
@@ -302,7 +302,7 @@ class Conversation:
         self.turns = merged + own[index:]
 
     def take_answer(self) -> str | None:
-        """Take the answer off the last turn of the agent: its text if it calls nothing, or what its answer tool got."""
+        """Remove and return the answer: the last turn's text if it calls nothing, or the answer tool's arguments."""
         last = next((turn for turn in reversed(self.turns) if not turn.by_code), None)
         if last is None or last.user:
             return None
@@ -316,7 +316,7 @@ class Conversation:
         return _answer(json_value(final.call.arguments))
 
     def has_text(self) -> bool:
-        """Return whether anything was captured besides the names of tools."""
+        """Return whether anything was recorded besides the names of tools."""
         return any(
             turn.user or turn.reasons or turn.texts or any(call.told for call in turn.calls) for turn in self.turns
         )
@@ -326,7 +326,7 @@ class Conversation:
         return any(turn.calls for turn in self.turns)
 
     def write(self, transcript: Transcript) -> None:
-        """Add the turns to a transcript: a turn's reasoning, its texts, its calls, and the calls' results."""
+        """Add the turns to a transcript: each turn's reasoning, texts, calls, and results."""
         for turn in self.turns:
             if turn.user:
                 transcript.add_user(turn.user)
@@ -362,14 +362,14 @@ def _append(numbers: list[int], number: int) -> None:
 
 
 def _goes_on(inputs: Sequence[Message], places: Sequence[int | None]) -> bool:
-    """Return whether a call goes on with the run: it repeats a turn of it, or has a result."""
+    """Return whether a call continues the run: it repeats one of its turns, or has a result."""
     return any(place is not None for place in places) or any(
         isinstance(part, ToolResult) for message in inputs for part in message.parts
     )
 
 
 def _keys(message: Message) -> list[str]:
-    """Return what tells a message of the agent from others: its calls; its texts if it calls nothing."""
+    """Return the keys that identify a message of the agent: its calls, or its texts if it calls nothing."""
     if calls := message.calls():
         return [
             f"id:{call.call_id}" if call.call_id else _name_and_arguments(call.name, call.arguments) for call in calls
@@ -378,7 +378,7 @@ def _keys(message: Message) -> list[str]:
 
 
 def _is_last_of(key: str, message: Message) -> bool:
-    """Return whether a turn is over with this message: a turn may be in parts, and its text comes before its calls."""
+    """Return whether this message ends its turn: a turn may come in parts, with its text before its calls."""
     return not key.startswith("text:") or bool(message.calls())
 
 

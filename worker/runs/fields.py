@@ -1,4 +1,4 @@
-"""Fields of a logged run: how they are found and checked, and why a run gives no trace."""
+"""Fields of a logged run: how they are found and checked, and why a run yields no trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_SHOWN: Final = 60
 
 
 class RunRefused(ValueError):
-    """A run that gives no trace: a short `reason` for the counts, and a message that says where and what to do."""
+    """A run that yields no trace. The message says where and what to do; `reason` is a short word for the counts."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -34,34 +34,34 @@ class RunRefused(ValueError):
 
 
 def fault(error: Exception) -> RunRefused:
-    """Return the refusal of a run that could not be converted by a fault of this program: the others can be."""
+    """Return the error for a run that could not be converted because of a bug here; the other runs can be."""
     return RunRefused("mapping_failed", f"{type(error).__name__} while it was converted; report it with this run")
 
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the parts of a run: its steps by type, and how often what was left out, changed or cut."""
+    """What became of the parts of a run."""
 
-    steps: Counter[str] = field(default_factory=Counter)
+    steps: Counter[str] = field(default_factory=Counter)  # by type
     dropped: Counter[str] = field(default_factory=Counter)
-    changed: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)  # changed or cut
 
     def copy(self) -> Counts:
-        """Return counts that change apart from these."""
+        """Return an independent copy."""
         return Counts(self.steps.copy(), self.dropped.copy(), self.changed.copy())
 
     def drop(self, kind: str, count: int = 1) -> None:
-        """Count what has no place in a trace: `kind` is a word, or a field's path such as `messages[].name`."""
+        """Count a part that has no place in a trace: `kind` is a word, or a field's path such as `messages[].name`."""
         if count:
             self.dropped[kind] += count
 
     def change(self, kind: str, count: int = 1) -> None:
-        """Count what is in the trace, but not as it was in the log."""
+        """Count a part that differs in the trace from the log."""
         self.changed[kind] += count
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value for a message; of a list or object its kind alone."""
+    """Return the beginning of a value for a message; only the kind of a list or object."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     text = repr(value)
@@ -69,12 +69,12 @@ def shown(value: Any) -> str:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a field says nothing: null, or an empty text, list or object."""
+    """Return whether a field is null, or an empty string, list or object."""
     return value is None or value in ("", [], {})
 
 
 def json_value(value: Any) -> Any:
-    """Return the value of a JSON text; a text that is not JSON as it is; any other value as JSON can have it."""
+    """Return the value of a JSON text, a text that is not JSON unchanged, and any other value made valid JSON."""
     if isinstance(value, str):
         try:
             return msgspec.json.decode(value)
@@ -84,13 +84,13 @@ def json_value(value: Any) -> Any:
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """Return the object that a value is, or holds as JSON; {} where it is none."""
+    """Return a value that is an object, or JSON of one; {} for anything else."""
     parsed = json_value(value)
     return parsed if isinstance(parsed, dict) else {}
 
 
 def plain(name: str) -> str:
-    """Return what is the same in all spellings of a name, as in a model's request and in a title for readers."""
+    """Return the common part of all spellings of a name, such as in a model's request and in a title for readers."""
     return "".join(filter(str.isalnum, name)).lower()
 
 
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def objects_of(value: Mapping[str, Any], name: str, place: str) -> list[dict[str, Any]]:
-    """Return a list of objects, [] where it is absent. Raises RunRefused, with the place."""
+    """Return a list of objects, [] if absent. Raises RunRefused, with the place."""
     items = value.get(name) or []
     if not isinstance(items, list):
         raise RunRefused("not_a_run", f"{place}: {shown(items)} is not a list")
@@ -119,7 +119,7 @@ def objects_of(value: Mapping[str, Any], name: str, place: str) -> list[dict[str
 
 
 def text_field(value: Mapping[str, Any], name: str, place: str) -> str:
-    """Return a field that is a text, "" where it is absent or null. Raises RunRefused, with the place."""
+    """Return a string field, "" if absent or null. Raises RunRefused, with the place."""
     text = value.get(name)
     if not isinstance(text, str | None):
         raise RunRefused("not_a_run", f"{place}.{name}: {shown(text)} is not a text")
@@ -127,7 +127,7 @@ def text_field(value: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def count_unread(value: Mapping[str, Any], read: Set[str], place: str, counts: Counts) -> None:
-    """Count the fields that are not among those that are read and say something."""
+    """Count the non-empty fields that are not in `read`."""
     for name, inner in value.items():
         if name not in read and not is_empty(inner):
             counts.drop(place + name)
@@ -139,9 +139,9 @@ def says_error(result: Mapping[str, Any]) -> bool:
 
 
 def find_field(value: Any, path: FieldPath) -> tuple[FieldPath, Any] | None:
-    """Return the keys that lead to a field, and its value; None where it is not there.
+    """Return the keys that lead to a field, and its value; None if it is absent.
 
-    A number is a position in a list (-1 the last). A name may have dots: the longest that is there counts.
+    A number is a position in a list (-1 is the last). A name may contain dots: the longest existing name counts.
     """
     if not path:
         return (), value
@@ -161,7 +161,7 @@ def find_field(value: Any, path: FieldPath) -> tuple[FieldPath, Any] | None:
 
 
 def unused_fields(value: dict[str, Any], used: set[FieldPath], above: FieldPath = ()) -> Iterator[str]:
-    """Yield the names of the fields that no used path leads to; empty ones are not counted."""
+    """Yield the names of non-empty fields that no used path leads to."""
     for name, inner in value.items():
         path = (*above, name)
         if path in used or is_empty(inner):
@@ -229,5 +229,5 @@ def as_time(value: Any) -> str:
 
 
 def as_anything(value: Any) -> Any:
-    """Return the value."""
+    """Return the value unchanged."""
     return value

@@ -1,4 +1,4 @@
-"""The forms of logged runs that are lists of messages: which form a run has, and where its messages are."""
+"""The forms of logged runs that are lists of messages: how a form is recognised, and where the messages are."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ READERS: Final[Mapping[str, Callable[[list[Any], Counts, str], Iterator[Message]
     "responses": responses_messages,
     "langchain": langchain_messages,
 }
-"""The forms, and what reads a list of messages in each."""
+"""The forms, and the reader of a list of messages in each."""
 
 _STATES: Final = (("messages",), ("values", "messages"), ("channel_values", "messages"))
-"""Where the state of a graph has its messages: as it is, as a snapshot, and in a checkpoint."""
+"""Where a graph's state has its messages: in the state, in a snapshot, and in a checkpoint."""
 
 
 def form_of(run: Any, path: FieldPath | None = None, append: FieldPath | None = None) -> str:
-    """Return the form of a run: one of READERS, or "atif". `path`, `append`: as of `messages_of`. Raises RunRefused."""
+    """Return the form of a run: one of READERS, or "atif". `path`, `append`: see `messages_of`. Raises RunRefused."""
     if isinstance(run, dict) and str(run.get("schema_version")).startswith("ATIF"):
         return "atif"
     items = _found(run, path)
@@ -57,7 +57,7 @@ def _types(content: Any) -> set[Any]:
 
 
 def _found(run: Any, path: FieldPath | None) -> list[Any]:
-    """Return what may be a run's messages, [] where there are none: only to look at them."""
+    """Return the probable messages of a run, [] if there are none; only for recognising the form."""
     if isinstance(run, list):
         return run
     for place in (path,) if path is not None else (*_STATES, ("input",), ("output",)):
@@ -73,7 +73,7 @@ _SHAREGPT: Final = (
 )
 
 _LOOKS: Final = (
-    # fields that a run has: what it looks like, and a way on
+    # fields of a run: what it looks like, and what to do
     ({"request", "response"}, "a log of requests and responses: give --messages @request.messages --append @response"),
     ({"choices"}, "a response alone: log its request beside it, and give --messages and --append"),
     ({"conversations"}, _SHAREGPT),
@@ -87,7 +87,7 @@ _LOOKS: Final = (
 
 
 def _looks_like(run: Any) -> str:
-    """Return what a run of no known form looks like, and a way on."""
+    """Return what a run of unknown form looks like, and what to do."""
     if isinstance(run, dict):
         for names, looks in _LOOKS:
             if names <= run.keys():
@@ -106,9 +106,9 @@ def _has_role(item: Any) -> bool:
 def messages_of(run: Any, form: str, path: FieldPath | None, append: FieldPath | None, counts: Counts) -> tuple[
     list[Message], list[Message], set[FieldPath]
 ]:  # fmt: skip
-    """Return the messages of a run, those of the response that `append` names, and the paths that were read.
+    """Return the messages of a run, the messages of the response that `append` names, and the paths that were read.
 
-    `path`: where its messages are, if it is an object; None: where the form has them. Raises RunRefused.
+    `path`: where the messages of an object are; None: where the form has them. Raises RunRefused.
     """
     used: set[FieldPath] = set()
     read = READERS[form]
@@ -128,7 +128,7 @@ def messages_of(run: Any, form: str, path: FieldPath | None, append: FieldPath |
 
 
 def _items(run: dict[str, Any], name: str, used: set[FieldPath], counts: Counts) -> Iterator[Message]:
-    """Yield the input or the output of the Responses API; a text is a message."""
+    """Yield the input or output of the Responses API; a string is a message."""
     value = run.get(name)
     used.add((name,))
     if isinstance(value, str):
@@ -165,12 +165,12 @@ def _places(form: str, path: FieldPath | None) -> tuple[FieldPath, ...]:
 
 
 def _is_run(item: Any, places: Sequence[FieldPath]) -> bool:
-    """Return whether a list's first item is a run: a message has none of the places where a run has its messages."""
+    """Return whether a list's first item is a run: a message has no list of messages in any of `places`."""
     return not _has_role(item) and any(find_field(item, place) is not None for place in places)
 
 
 def answer_of(value: Any) -> list[Any]:
-    """Return the messages of a response: a message, a list of them, a text, or a whole response that has them."""
+    """Return the messages of a response: a message, a list of them, a string, or a whole response."""
     if isinstance(value, str):
         return [{"role": "assistant", "content": value}]
     if not isinstance(value, dict):

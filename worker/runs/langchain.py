@@ -1,4 +1,4 @@
-"""Messages of LangChain, as `messages_to_dict` and `dumpd` write them, and in the state of a LangGraph graph."""
+"""Messages of LangChain, as written by `messages_to_dict` and `dumpd`, and in the state of a LangGraph graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXTRA: Final = {"tool_calls", "function_call", "reasoning_content", "refusal"}
 
 
 def kind_of(message: Any) -> str | None:
-    """Return the kind of a LangChain message: human, ai, tool, ...; None where it is none."""
+    """Return the kind of a LangChain message: human, ai, tool, ...; None if it is not one."""
     if not isinstance(message, dict):
         return None
     name = message.get("type")
@@ -104,7 +104,7 @@ def _extra_parts(body: dict[str, Any], place: str) -> Iterator[Part]:
 
 
 def _calls(body: dict[str, Any], place: str) -> Iterator[ToolCall]:
-    """Yield the calls of a message; those that the model wrote as no JSON are among `invalid_tool_calls`."""
+    """Yield the calls of a message; those with invalid JSON are in `invalid_tool_calls`."""
     calls = objects_of(body, "tool_calls", f"{place}.tool_calls")
     invalid = objects_of(body, "invalid_tool_calls", f"{place}.invalid_tool_calls")
     for each in (*calls, *invalid):

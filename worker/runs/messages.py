@@ -1,4 +1,4 @@
-"""Messages of a conversation between a user, a model and its tools: the one form that all logs are read into."""
+"""Messages between a user, a model and its tools: the common form into which all logs are read."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text for the reader of the message."""
+    """A text for the recipient of the message."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A text that the model thought, apart from its answer."""
+    """Reasoning of the model, separate from its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool. `arguments`: an object, or its JSON as a text. `call_id` is "" where the log has none."""
+    """A call of a tool."""
 
     name: str
-    arguments: Any
-    call_id: str = ""
+    arguments: Any  # an object, or its JSON text
+    call_id: str = ""  # "": the log has none
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool returned, as a text. `call_id` and `name` are "" where the log does not have them."""
+    """The result of a tool call, as text."""
 
     text: str
-    call_id: str = ""
-    name: str = ""
+    call_id: str = ""  # "": the log has none
+    name: str = ""  # of the tool; "": the log has none
     is_error: bool = False
 
 
@@ -48,7 +48,7 @@ Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: who sent it, and its parts in their order. A tool's results may also come in a message of the user."""
+    """A message: its sender, and its parts in order. Tool results may also come in a message of the user."""
 
     role: Role
     parts: tuple[Part, ...]
@@ -63,12 +63,12 @@ class Message:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Return texts as one, with line breaks between them; empty ones are left out."""
+    """Join texts with line breaks; empty ones are omitted."""
     return "\n".join(text for text in texts if text)
 
 
 def as_text(value: Any) -> str:
-    """Return a value of JSON as a text: a text as it is, "" for null, anything else as JSON."""
+    """Return a JSON value as text: a string unchanged, "" for null, anything else as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False, default=repr)

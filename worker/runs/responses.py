@@ -10,14 +10,14 @@ from worker.runs.fields import Counts, RunRefused, count_unread, objects_of, sho
 from worker.runs.messages import Message, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 
 ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning", "custom_tool_call", "item_reference"})
-"""Types of items that no other form has."""
+"""Item types that occur in no other form."""
 
 _ROLES: Final[dict[str, Role]] = {
     "user": "user", "assistant": "assistant", "system": "system", "developer": "system",
 }  # fmt: skip
 
 _OUTPUTS: Final = ("output", "outputs", "results", "result", "error")
-"""Fields of the call of a built-in tool that hold what it returned."""
+"""Fields of a built-in tool's call that hold its result."""
 
 _NO_INPUT: Final = frozenset({
     "id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS,
@@ -84,7 +84,7 @@ def _call(item: dict[str, Any], arguments: Any, place: str, id_name: str) -> Too
 
 
 def _built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Iterator[Message]:
-    """A built-in tool's call, and its result where it is in the same item."""
+    """Yield the call of a built-in tool, and its result if the item has one."""
     if kind == "image_generation_call":
         counts.drop("images", "result" in item)
         item = {name: value for name, value in item.items() if name != "result"}

@@ -1,7 +1,7 @@
-"""Documents that are too large: their longest texts are cut, those of the steps and what is said beside them.
+"""Documents that are too large: the longest texts of their steps, objective and result summary are cut.
 
-The number, kinds and tools of the steps stay, and the beginning of each text. An embedder reads less of a run than what
-is left of it, so a shortened trace has the score of the whole one, unless very many steps share the room.
+The number, kinds and tools of the steps are kept, and the beginning of each text. What is left of a run is more than an
+embedder reads, so a shortened trace has the score of the whole one, unless very many steps share the room.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 LEAST: Final = 128
-"""Bytes that a text keeps, as JSON. Where that is still too much, a document cannot be shortened."""
+"""Bytes that a text keeps, as JSON. If that is still too much, the document cannot be shortened."""
 
 MARK_ROOM: Final = 48
-"""More bytes than the quotes of a text and the mark that it was cut."""
+"""More bytes than the quotes of a text and the note that it was cut."""
 
 LONGEST_WORD: Final = 512
-"""Characters of a word that is left out whole where it would be cut in two; texts of longer ones are cut anywhere."""
+"""A cut never splits a word of up to this many characters; it drops the word."""
 
 _LAST_SPACE: Final = re.compile(r"\s(?=\S*\Z)")
 
 
 def shortened(document: dict[str, Any], size: int, most: int) -> tuple[dict[str, Any], int] | None:
-    """Return a trace of `size` bytes as one of at most `most`, and how many characters were cut; None: it cannot be.
+    """Return a trace of `size` bytes as one of at most `most`, and the number of characters cut; None: impossible.
 
-    All cut texts keep about as many bytes, the most that fit. The same document gives the same result.
+    All cut texts keep about the same number of bytes, the most that fits. The result is deterministic.
     """
     sizes: list[int] = []
     _mapped(document, lambda text: sizes.append(_size(text)))
@@ -66,7 +66,7 @@ def _deeply(value: Any, change: Callable[[str], Any]) -> Any:
 
 
 def _level(sizes: list[int], room: int) -> int:
-    """Return the most bytes for each text with which all fit. `sizes`: ascending."""
+    """Return the highest limit of bytes for each text with which all fit. `sizes`: ascending."""
     for number, size in enumerate(sizes):
         if size * (len(sizes) - number) > room:
             return room // (len(sizes) - number)
@@ -81,7 +81,7 @@ def _size(text: str) -> int:
 def _beginning(text: str, room: int) -> str:
     """Return the longest beginning that has at most `room` bytes as JSON, without its quotes.
 
-    It ends between two words if it can: half of a secret would not be recognised, and stay.
+    It ends between two words if possible: half of a secret would not be recognised, and would survive.
     """
     low, high = 0, min(len(text), room)
     while low < high:

@@ -1,4 +1,4 @@
-"""Steps of a ReasoningTrace, made of a run's texts, tool calls and tool results in their order."""
+"""Steps of a ReasoningTrace, built from a run's texts, tool calls and tool results in order."""
 
 from __future__ import annotations
 
@@ -13,31 +13,26 @@ from worker.runs.messages import Message, ToolCall, ToolResult
 
 @dataclass(slots=True)
 class Transcript:
-    """A run as it is read, part by part, in its order.
+    """A run as it is read, part by part, in order."""
 
-    The first text of the user is the objective, unless `objective` is set before. A result that begins with one of
-    `error_prefixes` is an error. Contents are cut at `max_content` characters; None does not cut. `given`: what the
-    user gives beside the run, such as created_at. `used`: the paths of the run's fields that a reader has read.
-    """
-
-    error_prefixes: tuple[str, ...] = ()
-    max_content: int | None = None
-    given: frozenset[str] = frozenset()
-    objective: str | None = None
+    error_prefixes: tuple[str, ...] = ()  # a result that begins with one of them is an error
+    max_content: int | None = None  # characters at which contents are cut; None: never
+    given: frozenset[str] = frozenset()  # what the user gives beside the run, such as created_at
+    objective: str | None = None  # unless set before: the first text of the user
     framework: str | None = None
     agent: str | None = None
     success: bool | None = None
     created_at: str | None = None
-    last_text: str | None = None
-    used: set[FieldPath] = field(default_factory=set)
+    last_text: str | None = None  # of the agent
+    used: set[FieldPath] = field(default_factory=set)  # paths of the run's fields that were read
     counts: Counts = field(default_factory=Counts)
     steps: list[dict[str, Any]] = field(default_factory=list)
-    _errors: list[int] = field(default_factory=list)
-    _waiting: Counter[tuple[str | None, str]] = field(default_factory=Counter)
-    _last_action: int = -1
+    _errors: list[int] = field(default_factory=list)  # steps that are failed results
+    _waiting: Counter[tuple[str | None, str]] = field(default_factory=Counter)  # calls without a result: (id, name)
+    _last_action: int = -1  # the agent's last step
 
     def add(self, message: Message) -> None:
-        """Add a message, part by part; one of the system has no place in a trace."""
+        """Add a message, part by part; system messages have no place in a trace."""
         for part in message.parts:
             if isinstance(part, ToolResult):
                 self.add_result(part.text, part.call_id or None, part.name, is_error=part.is_error)
@@ -78,7 +73,7 @@ class Transcript:
         self._add("tool_call", None, call_id, tool={"name": name}, input=arguments, **latency)
 
     def add_result(self, text: str, call_id: str | None, name: str = "", *, is_error: bool) -> None:
-        """Add what a tool returned: an observation, or an error_recovery if it is an error and the agent goes on."""
+        """Add a tool's result: an observation, or an error_recovery if it is an error and the agent continues."""
         key = (call_id, "" if call_id else name)
         if self._waiting[key]:
             self._waiting[key] -= 1
@@ -90,7 +85,7 @@ class Transcript:
         self._add("observation", text, call_id)
 
     def finish(self, *, answered: bool = False) -> None:
-        """Decide what can be decided at the end of the run only: which errors the agent went on after.
+        """Decide what only the end of the run shows: after which errors the agent continued.
 
         `answered`: the agent gave a final answer that is no step.
         """
@@ -129,13 +124,13 @@ class Transcript:
         try:
             value = parse_json(arguments)
             json.dumps(value, ensure_ascii=False).encode()
-        except ValueError:  # also half of a surrogate pair, which the text has as an escape
+        except ValueError:  # also half of a surrogate pair, written as an escape
             return arguments
         return value
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError where it would lose something: NaN, 1e400, a key twice."""
+    """Return the value of a JSON text. Raises ValueError if it would lose something: NaN, 1e400, a repeated key."""
     try:
         return json.loads(
             text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_repeated_keys

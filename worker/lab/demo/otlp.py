@@ -1,4 +1,4 @@
-"""The demo's way from OpenTelemetry: made-up spans, as a Collector writes them, and the `assemble` that reads them."""
+"""The demo's OpenTelemetry part: made-up spans, as a Collector writes them, and the `assemble` that reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECOND: Final = 1_000_000_000
 ROOT: Final = "f" * 16
 
 RUNS: Final = (
-    # the agent, its task, its calls of a tool with their results, and its answer
+    # agent, task, tool calls with their results, answer
     ("sre-bot", "Why do uploads fail since noon?", (("read_log", "403 from the store"), ("rotate_key", "done")),
      "The store's key had expired; it is rotated."),
     ("sre-bot", "Why is the disk of db-2 full?", (("df", "96 % used"), ("clean", "12 GB freed"), ("df", "61 % used")),
@@ -33,7 +33,7 @@ TRACE_IDS: Final = tuple(uuid.uuid5(uuid.NAMESPACE_OID, f"demo {number}") for nu
 
 
 def demo_spans(now_ns: int) -> list[bytes]:
-    """Return records of OTLP/JSON with two spans each; the root span of a run comes last."""
+    """Return OTLP/JSON records with two spans each; the root span of a run comes last."""
     records = []
     for trace_id, run in zip(TRACE_IDS, RUNS, strict=True):
         spans = _run(trace_id.hex, now_ns, *run)
@@ -49,7 +49,7 @@ def _run(
     spans: list[dict[str, Any]] = []
 
     def add(operation: str, at_ns: int = now_ns, span_id: str = "", parent: str = ROOT, **attributes: str) -> None:
-        """Add a span; `attributes` are those of gen_ai, with __ for each point of a name."""
+        """Add a span; `attributes` are gen_ai ones, with __ for each dot in a name."""
         named = {"operation.name": operation, **{key.replace("__", "."): text for key, text in attributes.items()}}
         spans.append({
             "traceId": trace_id, "spanId": span_id or f"{len(spans) + 1:016x}", "parentSpanId": parent,
@@ -75,7 +75,7 @@ def _run(
 
 
 def running_assemble(stage: Stage) -> AbstractContextManager[DemoProcess]:
-    """Start `assemble`; kill it at the end. The worker must be ready: it has created its topics."""
+    """Start `assemble`; kill it at the end. The worker must be ready, because it creates the topics."""
     variables = {
         "TOPIC_PARTITIONS": "2", "ASSEMBLE_GRACE_SECONDS": "1", "ASSEMBLE_CONFIDENCE": "0.9",
         "ASSEMBLE_DOMAIN": "general", "ASSEMBLE_VISIBILITY": "private", "ASSEMBLE_PRIVACY": "private",

@@ -31,7 +31,7 @@ PASSED_ON: Final = (
     "embedder", "model", "precision", "max_tokens", "embed_threads", "threshold", "profiles", "cache_max_elements",
     "cache_ttl_seconds", "delivery",
 )  # fmt: skip
-"""Settings of the caller that are passed to the worker; others could point it to real topics."""
+"""Settings of the caller that the worker inherits; others could point it to real topics."""
 
 
 class DemoError(Exception):
@@ -39,9 +39,9 @@ class DemoError(Exception):
 
 
 class DemoProcess:
-    """`kp-worker ARGUMENTS` as a child that serves HTTP on `port`, with its log in `directory`.
+    """`kp-worker ARGUMENTS` as a child process that serves HTTP on `port`, with its log in `directory`.
 
-    `name`: in messages, such as "the worker". `settings`: environment variables; the caller's KP_ ones are dropped.
+    `name`: for messages, such as "the worker". `settings`: environment variables; the caller's KP_ ones are dropped.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class DemoProcess:
         self.process.wait()
 
     def get(self, path: str) -> tuple[int, str]:
-        """Return status and body of an HTTP GET; 0 while nothing listens."""
+        """Return status and body of an HTTP GET; status 0 while nothing listens."""
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=5)
         with contextlib.closing(connection):
             try:
@@ -86,13 +86,13 @@ class DemoProcess:
                 yield sample.name, sample.labels, sample.value
 
     def check(self) -> None:
-        """Raise DemoError with the end of the log if it has ended."""
+        """Raise DemoError with the end of the log if the process has ended."""
         code = self.process.poll()
         if code is not None:
             raise DemoError(f"{self.name} ended with exit code {code}.\n{self.tail()}")
 
     def wait_ready(self, say: Callable[[str], None], path: str = "/readyz") -> None:
-        """Return when `path` is answered by 200."""
+        """Return when a GET of `path` is answered with 200."""
         deadline = time.monotonic() + READY_SECONDS
         while True:
             status, body = self.get(path)
@@ -105,7 +105,7 @@ class DemoProcess:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Stop the process and wait; raise DemoError unless it exits with 0: everything is committed."""
+        """Stop the process and wait. Raises DemoError unless it exits with 0, having committed everything."""
         self.process.terminate()
         try:
             code = self.process.wait(STOP_SECONDS)
@@ -122,14 +122,14 @@ class DemoProcess:
 
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:
     others = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-    # With -P: a directory of the user named worker must not be run instead of this package.
+    # With -P: a user's directory named worker must not be run instead of this package.
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.getenv("PYTHONPATH"))))
     return {**others, **settings, "PYTHONPATH": path}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The terminal, the broker's address and the directory for logs that all parts of a demo use."""
+    """What all parts of a demo use: the terminal, the broker's address, and the directory for logs."""
 
     console: Console
     bootstrap: str
@@ -159,7 +159,7 @@ class Stage:
 
 
 def worker_variables(settings: Settings) -> dict[str, str]:
-    """Return the demo's settings of its worker, without their prefix."""
+    """Return the settings of the demo's worker, without their prefix."""
     given = settings.model_dump(mode="json", include=set(PASSED_ON) & settings.model_fields_set, exclude_none=True)
     passed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in given.items()}
     if "cache_ttl_seconds" in settings.model_fields_set and settings.cache_ttl_seconds is None:

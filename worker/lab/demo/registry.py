@@ -1,4 +1,4 @@
-"""The demo's way to a registry: `contribute` and the registry's stand-in as child processes, and what they did."""
+"""The demo's registry part: `contribute` and a stand-in registry as child processes, and their results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from worker.lab.broker.ports import free_ports
 from worker.lab.demo.flow import STALL_SECONDS, Document
 from worker.lab.demo.process import DemoError, DemoProcess, Stage
 
-TIER: Final = "enterprise"  # the lowest tier would take two seconds for each trace
+TIER: Final = "enterprise"  # the lowest tier would take two seconds per trace
 
 REDACTED_ID: Final = "kp:trace:5ec2e751-0000-5000-8000-000000000001"
 _REDACTED_STEP: Final = 2
 
 
 def secret_sample() -> Sample:
-    """Return a trace that is accepted, and holds what must not leave: all of it invented."""
+    """Return a trace that is accepted and contains secrets, all invented."""
     agent = "kp:agent:forge-03"
     steps: list[dict[str, Any]] = [
         {"type": "thought", "content": "Uploads fail since the key was rotated, reads go on."},
@@ -56,7 +56,7 @@ def secret_sample() -> Sample:
 
 @dataclass
 class Contributed:
-    """What `contribute` did, by its metrics, and the units that the registry holds."""
+    """The work of `contribute` according to its metrics, and the units in the registry."""
 
     counts: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -65,11 +65,11 @@ class Contributed:
 
 
 class DemoRegistry(NamedTuple):
-    """The stand-in, the `contribute` that posts to it, and its key."""
+    """The stand-in registry and the `contribute` that posts to it."""
 
     stand_in: DemoProcess
     contribute: DemoProcess
-    key: str
+    key: str  # of the registry
 
     def check(self) -> None:
         """Raise DemoError if one of them has ended."""
@@ -77,7 +77,7 @@ class DemoRegistry(NamedTuple):
         self.contribute.check()
 
     def wait(self, accepted: int) -> Contributed:
-        """Return what was done with all accepted traces. Raises DemoError if that takes too long."""
+        """Return the result for all accepted traces. Raises DemoError if that takes too long."""
         seen, progress = Contributed(), time.monotonic()
         while seen.counts.total() < accepted:
             self.check()
@@ -96,7 +96,7 @@ class DemoRegistry(NamedTuple):
 
 @contextlib.contextmanager
 def running_registry(stage: Stage) -> Iterator[DemoRegistry]:
-    """Start both; kill them at the end. The worker must be ready: it has created its topics."""
+    """Start both; kill them at the end. The worker must be ready, because it creates the topics."""
     key = f"kp_{secrets.token_hex(32)}"
     (port,) = free_ports(1)
     arguments = ["registry", "--port", str(port), "--key", key, "--tier", TIER]
@@ -109,7 +109,7 @@ def running_registry(stage: Stage) -> Iterator[DemoRegistry]:
 
 
 def contributed(contribute: DemoProcess) -> Contributed:
-    """Return the counts of its metrics."""
+    """Return the counts from its metrics."""
     result = Contributed()
     for name, labels, value in contribute.metrics():
         if name in ("kp_contribute_posted_total", "kp_contribute_found_total", "kp_contribute_refused_total"):
@@ -128,7 +128,7 @@ def _named(counts: Mapping[str, int]) -> str:
 
 
 def registry_text(seen: Contributed, accepted: list[Document]) -> Text:
-    """Return what reached the registry, and one trace before and after its redaction."""
+    """Return what reached the registry, and one trace before and after redaction."""
     counts = seen.counts
     text = Text()
     text.append(f"  posted {counts['posted']}   ", "green")

@@ -1,4 +1,4 @@
-"""What `kp-worker demo` shows, step by step: the whole product on one machine."""
+"""The output of `kp-worker demo`, step by step: the whole product on one machine."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ STORY: Final = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
 
 
 class Parts(NamedTuple):
-    """What is shown besides the samples, and whether everything stays until Ctrl-C."""
+    """The optional parts of the demo."""
 
     registry: bool
     otlp: bool
     verdicts: bool
-    keep_running: bool
+    keep_running: bool  # until Ctrl-C
 
 
 def run_demo(settings: Settings, http_port: int | None, parts: Parts) -> int:
@@ -142,7 +142,7 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoProcess, 
 
 
 def story(documents: Sequence[Document]) -> Text | None:
-    """Return how the same incident, reported three times, was scored each time; None if it is missing."""
+    """Return how the incident that was reported three times was scored each time; None if it is missing."""
     told = [document for document in documents if document["id"].startswith(STORY)]
     if len(told) != len(STORY):
         return None
@@ -178,7 +178,7 @@ def _print_contributed(console: Console, registry: DemoRegistry, outcome: DemoOu
 
 
 def _stay(stage: Stage, worker: DemoProcess, registry: DemoRegistry | None) -> None:
-    """Print all addresses and wait for Ctrl-C; raise DemoError if a process stops by itself."""
+    """Print all addresses and wait for Ctrl-C. Raises DemoError if a process stops by itself."""
     address = stage.bootstrap
     lines: list[str] = []
     if registry is not None:

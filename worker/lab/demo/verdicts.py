@@ -1,4 +1,4 @@
-"""The demo's verdicts: an agent that claims everything and loses its confidence, and one that keeps its word."""
+"""The demo's verdicts: one agent overstates its confidence and loses it, the other keeps its word."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ RUNS: Final = 6
 THRESHOLD: Final = 0.6  # nothing here reaches 0.75: no embedder, so novelty is 0.5
 
 AGENTS: Final[Mapping[str, tuple[float, float]]] = {"boaster": (0.99, 1 / 6), "steady": (0.8, 5 / 6)}
-"""What each agent says of each of its runs, and the share of them that succeeds."""
+"""The confidence that each agent states for every run, and the share of its runs that succeed."""
 
 
 @contextlib.contextmanager
 def running_judged(stage: Stage) -> Iterator[tuple[DemoProcess, bytes]]:
-    """Start a worker that takes confidence from verdicts; yield it with the judge's key; stop it at the end."""
+    """Start a worker that uses confidence from verdicts; yield it with the judge's key; stop it at the end."""
     key = secrets.token_hex(32).encode()
     keys = stage.directory / "judges.key"
     keys.write_bytes(b"%s %s\n" % (JUDGE.encode(), key))

@@ -1,13 +1,13 @@
-"""The stand-in's HTTP: the registry's answers to requests on `/v1`, faulty ones on request, and its state.
+"""The stand-in's HTTP API: the registry's answers on `/v1`, faults on request, and the stand-in's state.
 
-As the registry does it, and unlike what one may expect:
+It copies the registry's unexpected behaviour:
 
-- A POST without a valid key is answered by 429 with `X-RateLimit-Limit: 0`; a GET without one is allowed.
-- The tokens and the 429s of all keys of an agent are counted together. A replay costs a token.
-- `GET /v1/knowledge/ID` returns an entry: the unit is at `data.unit`, without unknown fields, with JavaScript's
+- A POST without a valid key is answered with 429 and `X-RateLimit-Limit: 0`; a GET without one is allowed.
+- Tokens and 429s are counted over all keys of an agent. A replay costs a token.
+- `GET /v1/knowledge/ID` returns an entry: the unit is at `data.unit`, without unknown fields, and with JavaScript's
   numbers.
-- The idempotency store looks at the key alone, and keeps every answer below 500.
-- A body that is not JSON is answered by 500.
+- The idempotency store looks only at the key, and keeps every answer below 500.
+- A body that is not JSON is answered with 500.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RegistryOptions:
     """How the stand-in answers."""
 
     idempotency: bool = True  # whether Idempotency-Key is honoured
-    latency_seconds: float = 0.0  # of each answer, at least
+    latency_seconds: float = 0.0  # minimum for each answer
     faults: Faults = field(default_factory=Faults)
     clock: Callable[[], float] = time.time
 
@@ -74,15 +74,15 @@ class _Registry:
         self._buckets = TokenBuckets()
         self._counts: Counter[str] = Counter()
 
-    # Middlewares, from the outermost one.
+    # Middlewares, outermost first.
 
     @web.middleware
     async def spoil(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer faultily where the faults say so, before or after the request has had its effect."""
+        """Answer with a fault if one is due, before or after the request has taken effect."""
         if not request.path.startswith(PREFIX):
             return await handler(request)
         try:
-            await request.read()  # now, as a slow request must not depend on its client any more
+            await request.read()  # now, because a slow request must no longer depend on its client
         except ConnectionError:
             return _reset(request)
         kind, after = self._options.faults.choose()
@@ -101,7 +101,7 @@ class _Registry:
 
     @web.middleware
     async def limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Look at the key, take a token, count 429s."""
+        """Check the key, take a token, count 429s."""
         if not request.path.startswith(PREFIX) or request.path == "/v1/auth/register":
             return await handler(request)
         await asyncio.sleep(self._options.latency_seconds)
@@ -122,7 +122,7 @@ class _Registry:
 
     @web.middleware
     async def label(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Name the schema's version; an unknown path or method is not found."""
+        """Name the schema version; an unknown path or method is not found."""
         try:
             answer = await handler(request)
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
@@ -133,7 +133,7 @@ class _Registry:
 
     @web.middleware
     async def replay(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a repeated Idempotency-Key with the first answer; two at the same time both reach the store."""
+        """Answer a repeated Idempotency-Key with the first answer; two concurrent requests both reach the store."""
         key = request.headers.get("Idempotency-Key")
         if not self._options.idempotency or not key or request.method not in ("POST", "PUT"):
             return await handler(request)
@@ -159,7 +159,7 @@ class _Registry:
 
     async def contribute(self, request: web.Request) -> web.Response:
         """Store a unit."""
-        key = request[KEY]  # without a key the limit is 0, so nobody comes here
+        key = request[KEY]  # without a key the limit is 0, so no request gets here
         if not key.scopes & {"write", "admin"}:
             return _error(403, "Write scope required")
         if not self._store.may_contribute(key.agent):
@@ -192,10 +192,10 @@ class _Registry:
         done = {"deleted": True, "unit_id": identity, "deleted_at": self._now(), "deleted_by": key.agent}
         return web.json_response(done)
 
-    # What the real registry does not have.
+    # Not in the real registry.
 
     async def state(self, _: web.Request) -> web.Response:
-        """Return what is stored and what was answered, for tests and the demo."""
+        """Return the stored units and the counts of answers, for tests and the demo."""
         return web.json_response(self._store.state() | {"answers": dict(sorted(self._counts.items()))})
 
     async def units(self, _: web.Request) -> web.Response:
@@ -204,7 +204,7 @@ class _Registry:
         return web.Response(text=lines, content_type="application/x-ndjson")
 
     async def elsewhere(self, request: web.Request) -> web.Response:
-        """Count a redirect that was followed, and whether the key came along."""
+        """Count a followed redirect, and whether it carried the key."""
         self._counts["redirect followed"] += 1
         self._counts["redirect followed with a key"] += "Authorization" in request.headers
         return web.json_response({"data": {"id": "elsewhere"}}, status=201)
@@ -234,12 +234,12 @@ def _faulty(kind: FaultKind | None, request: web.Request, answer: web.StreamResp
             body = known if isinstance(known, bytes) else b'{"data": {"id": "'
             status = 201 if answer is None else answer.status
             return web.Response(status=status, body=body[: len(body) // 2 + 1], content_type="application/json")
-    assert answer is not None  # without a fault, or slow: the right one
+    assert answer is not None  # no fault, or a slow answer
     return answer
 
 
 def _reset(request: web.Request) -> web.Response:
-    """Close the connection with a RST, as a router or a killed process does."""
+    """Close the connection with a RST, like a router or a killed process."""
     if request.transport is not None:
         connected = request.transport.get_extra_info("socket")
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 READS_FOR_A_WRITE: Final = 5
-"""As the registry's tiers have it; for a limit of one's own."""
+"""As in the registry's tiers; for `--limit`."""
 
 
 @click.command(cls=Command)
@@ -75,7 +75,7 @@ def registry(
 
 
 def _shares(given: tuple[str, ...]) -> dict[FaultKind, float]:
-    """Return the shares that KIND=SHARE options name. Raises ArgumentError."""
+    """Return the shares given by KIND=SHARE options. Raises ArgumentError."""
     shares: dict[FaultKind, float] = {}
     for text in given:
         kind, _, share = text.partition("=")
@@ -112,7 +112,7 @@ async def _serve(
 
 
 def _print_addresses(url: str, key: str, data: Path | None, brokers: str) -> None:
-    """Print them, with a command for contribute that runs beside a worker: on a free port, creating its topics."""
+    """Print the addresses, and a `contribute` command to run beside a worker: on a free port, creating its topics."""
     settings = {"BOOTSTRAP_SERVERS": brokers, "REGISTRY_URL": url, "REGISTRY_KEY": key, "CREATE_TOPICS": "true",
                 "HTTP_PORT": "0"}  # fmt: skip
     variables = " ".join(f"KP_{name}={shlex.quote(value)}" for name, value in settings.items())

@@ -1,4 +1,4 @@
-"""Faults on request: which answers go wrong, how, and whether the request had its effect before."""
+"""Faults on request: which answers go wrong, how, and whether the request took effect first."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ class FaultKind(enum.StrEnum):
     ERROR = "error"  # 500, 502 or 503
     SLOW = "slow"  # the right answer, after slow_seconds
     RESET = "reset"  # the connection is reset
-    HTML = "html"  # 200 with a page, as a captive portal or a proxy sends it
+    HTML = "html"  # 200 with a page, like a captive portal or a proxy
     TRUNCATED = "truncated"  # the right status, half of the JSON
     REDIRECT = "redirect"  # 307 to another path
 
 
 @dataclass
 class Faults:
-    """Which part of the requests has a fault of which kind.
+    """The share of faulty requests, by kind."""
 
-    `shares`: kind -> part of the requests, together at most 1; `after`: part of these that had their effect before.
-    """
-
-    shares: Mapping[FaultKind, float] = field(default_factory=dict)
-    after: float = 0.5
+    shares: Mapping[FaultKind, float] = field(default_factory=dict)  # in total at most 1
+    after: float = 0.5  # share of the faults that come after the request took effect
     slow_seconds: float = 30.0
     seed: int | None = None
 
@@ -37,7 +34,7 @@ class Faults:
         self._random = random.Random(self.seed)  # noqa: S311 no secrets
 
     def choose(self) -> tuple[FaultKind | None, bool]:
-        """Return the next request's fault, or None, and whether the request has its effect before the fault."""
+        """Return the next request's fault, or None, and whether the request takes effect before the fault."""
         drawn = self._random.random()
         for kind, share in self.shares.items():
             drawn -= share

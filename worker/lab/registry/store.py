@@ -1,4 +1,4 @@
-"""What the registry takes and keeps: agents, keys, units, rate limits, reputation, answers by idempotency key, 429s."""
+"""The registry's data: agents, keys, units, rate limits, reputation, answers by idempotency key, 429s."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LIMITS: Final = Limits(max_bytes=2**27, max_steps=2**31, max_depth=500, strict_c
 
 
 class NotJson(ValueError):
-    """The body is not JSON: the registry fails on it, and blames itself (500)."""
+    """The body is not JSON: the registry answers with 500, as if it were its own fault."""
 
 
 def read_unit(body: bytes) -> Document:
-    """Return the unit that the registry stores of a body. Raises NotJson, or InvalidTrace for other JSON."""
+    """Return the unit that the registry stores for a body. Raises NotJson, or InvalidTrace for other JSON."""
     try:
         parse_trace(body, LIMITS)
     except InvalidTrace as error:
@@ -41,11 +41,11 @@ def read_unit(body: bytes) -> Document:
 
 
 def _known(value: Any, kind: Any) -> Any:
-    """Return a value of a struct type without the fields that the type does not have, at any depth."""
+    """Return a value of a struct type without unknown fields, at any depth."""
     types = get_args(kind) if get_origin(kind) is not None else ()
     if isinstance(value, dict):
         struct = next((each for each in (kind, *types) if isinstance(each, type) and issubclass(each, Struct)), None)
-        if struct is None:  # free contents: every member counts but this one, which is special in JavaScript
+        if struct is None:  # free contents: all members except this one, which is special in JavaScript
             return {name: part for name, part in value.items() if name != "__proto__"}
         fields = _types_of(struct)
         return {name: _known(part, fields[name]) for name, part in value.items() if name in fields}
@@ -57,12 +57,12 @@ def _known(value: Any, kind: Any) -> Any:
 
 @functools.cache
 def _types_of(struct: type[Struct]) -> dict[str, Any]:
-    """Return the types of a struct's fields by their names in JSON."""
+    """Return the types of a struct's fields by JSON name."""
     return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
 def _as_javascript(value: Any) -> Any:
-    """Return a JSON value as JSON.stringify(JSON.parse(...)) leaves it: every number is a double."""
+    """Return a JSON value after JSON.stringify(JSON.parse(...)): every number is a double."""
     if isinstance(value, dict):
         return {name: _as_javascript(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -75,19 +75,19 @@ def _as_javascript(value: Any) -> Any:
         number = math.inf
     if not math.isfinite(number):
         return None
-    # It writes integers below 1e21 with all their digits, of which it keeps seventeen at most.
+    # JavaScript writes integers below 1e21 with all digits, of which at most seventeen are significant.
     return int(Decimal(repr(number))) if number.is_integer() and abs(number) < 1e21 else number
 
 
 class Tier(NamedTuple):
-    """Requests a minute: POSTs are writes, all others reads."""
+    """Requests a minute."""
 
-    writes: int
-    reads: int
+    writes: int  # POSTs
+    reads: int  # all others
 
 
 TIERS: Final = {
-    "anonymous": Tier(0, 60),  # no key, or one that is not known or revoked
+    "anonymous": Tier(0, 60),  # no key, or an unknown or revoked one
     "free": Tier(30, 300),
     "pro": Tier(200, 1000),
     "enterprise": Tier(2000, 10_000),
@@ -97,12 +97,12 @@ WINDOW_SECONDS: Final = 60
 
 
 class Allowance(NamedTuple):
-    """The verdict on one request; `reset` in s since 1970, `retry_after` in s and None where it is allowed."""
+    """The verdict of the rate limit on one request."""
 
     limit: int
     remaining: int
-    reset: int
-    retry_after: int | None = None
+    reset: int  # s since 1970
+    retry_after: int | None = None  # s; None: allowed
 
     @property
     def headers(self) -> dict[str, str]:
@@ -119,7 +119,7 @@ class TokenBuckets:
         self._filled: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str, limit: int, now: float) -> Allowance:
-        """Take a token at `now` (s since 1970), if there is one. A limit of 0 allows nothing, ever."""
+        """Take a token at `now` (s since 1970), if there is one. A limit of 0 never allows anything."""
         if limit == 0:
             return Allowance(0, 0, int(now) + WINDOW_SECONDS, WINDOW_SECONDS)
         rate = limit / WINDOW_SECONDS
@@ -130,7 +130,7 @@ class TokenBuckets:
             wait = math.ceil((1 - tokens) / rate)
             return Allowance(limit, 0, int(now) + wait, wait)
         self._filled[name] = (tokens - 1, now)
-        # As the registry has it: the reset says nothing about the bucket.
+        # Like the registry: the reset says nothing about the bucket.
         return Allowance(limit, int(tokens - 1), int(now) + WINDOW_SECONDS)
 
 
@@ -151,7 +151,7 @@ CREATE INDEX IF NOT EXISTS limited_at ON limited (agent, at);
 
 
 class Key(NamedTuple):
-    """A key that is known and not revoked."""
+    """A known key that is not revoked."""
 
     prefix: str
     agent: str
@@ -179,7 +179,7 @@ class RegistryStore:
         scopes: Collection[str] = ("read", "write"),
         reputation: float = REGISTRATION,
     ) -> str:
-        """Add a key of an agent and return it; a given one that is known stays as it is, revoked or not."""
+        """Add a key for an agent and return it. A given key that is known keeps its state, revoked or not."""
         limits = TIERS[tier] if isinstance(tier, str) else tier
         key = key or f"kp_{secrets.token_hex(32)}"
         with self._sql:
@@ -192,7 +192,7 @@ class RegistryStore:
         return key
 
     def verify(self, key: str) -> Key | None:
-        """Return the key's record; None for a key that is not known or revoked."""
+        """Return the key's record; None for an unknown or revoked key."""
         found = self._sql.execute(
             "SELECT prefix, agent, scopes, writes, reads FROM keys WHERE hash = ? AND NOT revoked", (_hashed(key),)
         ).fetchone()
@@ -202,7 +202,7 @@ class RegistryStore:
         return Key(prefix, agent, frozenset(scopes.split()), Tier(writes, reads))
 
     def add_limited(self, agent: str, key: Key | None) -> None:
-        """Count a 429, and revoke the key with the third one of an hour."""
+        """Count a 429, and revoke the key at the third one within an hour."""
         now = self._clock()
         self._sql.execute("INSERT INTO limited VALUES (?, ?)", (agent, now))
         count = self._sql.execute("SELECT count(*) FROM limited WHERE agent = ? AND at > ?", (agent, now - HOUR))
@@ -210,12 +210,12 @@ class RegistryStore:
             self._sql.execute("UPDATE keys SET revoked = 1 WHERE prefix = ?", (key.prefix,))
 
     def may_contribute(self, agent: str) -> bool:
-        """Whether the agent's reputation is enough."""
+        """Return whether the agent's reputation is high enough."""
         found = self._sql.execute("SELECT reputation FROM agents WHERE agent = ?", (agent,)).fetchone()
         return found is not None and bool(found[0] >= LEAST_REPUTATION)
 
     def put(self, unit: Document, agent: str, now: str) -> Document:
-        """Store a unit, whoever's had its id before, and award the agent; return the entry."""
+        """Store a unit, replacing any with its id, and award the agent; return the entry."""
         with self._sql:
             self._sql.execute("BEGIN")
             self._sql.execute(
@@ -242,7 +242,7 @@ class RegistryStore:
         self._sql.execute("DELETE FROM units WHERE id = ?", (identity,))
 
     def answer(self, key: str) -> tuple[int, bytes] | None:
-        """Return status and body of the answer to an idempotency key of the last 24 hours."""
+        """Return status and body of the answer to an idempotency key in the last 24 hours."""
         found = self._sql.execute(
             "SELECT status, body FROM answers WHERE key = ? AND at > ?", (key, self._clock() - DAY)
         ).fetchone()
@@ -253,7 +253,7 @@ class RegistryStore:
         self._sql.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", (key, status, body, self._clock()))
 
     def state(self) -> dict[str, Any]:
-        """Return what tests and the demo look at: units with their posts, agents, 429s, revoked keys."""
+        """Return the state for tests and the demo: units with their posts, agents, 429s, revoked keys."""
         rows = self._sql.execute
         return {
             "units": dict(rows("SELECT id, sum(posts) FROM posts JOIN units USING (id) GROUP BY id")),
@@ -265,7 +265,7 @@ class RegistryStore:
         }
 
     def units(self) -> list[Document]:
-        """Return all units as they are stored."""
+        """Return all stored units."""
         return [json.loads(row[0]) for row in self._sql.execute("SELECT unit FROM units ORDER BY rowid")]
 
 

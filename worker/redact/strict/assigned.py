@@ -1,4 +1,4 @@
-"""Values that are assigned to the name of a secret: where both stand, and whether the value is one."""
+"""Values assigned to the name of a secret: where name and value are, and whether the value is a secret."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STEM: Final = (
 ANY_STEM: Final = (
     "pass|pw|psk|assword|secret|token|key|cred|auth|sig|sess|sid|jwt|otp|pin|psw|cvv|cvc|mnemonic|hmac|recovery"
 )
-"""In each text with a name, whatever the case."""
+"""Each text with a name has one of these, in any case."""
 _QUOTE: Final = r"\\{0,7}[\"'`]"
 _BLANKS: Final = r"(?:[ \t\r\n]|\\{1,7}[nrt]){0,40}+"
 _TYPE: Final = r"(?:&'?static str|&str|string\??|str|secretstr|optional\[str\]|str \| none|varchar)"
@@ -82,12 +82,12 @@ _NAME: Final = re.compile(
     rf"{_STEM}[a-z0-9_.-]{{0,48}}+(?=[\s\"'`\\*\]:=%,;{{<>|?+&-])"
     r"(?![\"'`]?[ \t]?[:=][ \t]?[\"'`]?\[redacted:)"
 )
-"""A name from its stem on, in lower case, where what follows may assign a value to it, and is not a marker."""
+"""A name from its stem on, in lower case, if what follows may assign a value to it and is not a marker."""
 _SIGN: Final = re.compile(
     rf"(?P<nested>{_NESTED})|(?:(?P<assign>{_ASSIGN})|(?P<value>{_MEMBERS})|(?P<tag>{_TAG})|(?P<list>{_LIST}|{_TYPED})|(?P<prose>{_PROSE})"
     rf"|(?P<loose>{_LOOSE})){_BEFORE_VALUE}"
 )
-"""What stands between a name and its value, in lower case."""
+"""The text between a name and its value, in lower case."""
 _VALUE: Final = re.compile(
     r"[rbfuRBFUN]{0,2}(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])"
     r"(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,4096}+)"
@@ -97,7 +97,7 @@ _WEAK_VALUE: Final = re.compile(
     r"[rbf]?(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])(?P<quoted>[A-Za-z0-9+/_.~%=:!$|-]{16,4096}+)(?P=escapes)(?P=quote)"
     r"|(?P<bare>[A-Za-z0-9+/_.~%-]{16,4096}+={0,2}+)"
 )
-"""A value without what may be a name and a separator, so that no text is read twice."""
+"""A value without characters that may form a name and a separator, so that no text is read twice."""
 
 _TAGGED_VALUE: Final = re.compile(r"(?P<quoted>[^<>\r\n]{1,300}+)(?=</)|(?P<bare>[^\s<>]{1,300}+)")
 _ENV_VALUE: Final = re.compile(r"[^\s\"'`\\]{1,4096}+")
@@ -110,14 +110,14 @@ _NAMED_MARKERS: Final = ("password", "private_key", "api_key", "basic_auth", "be
 
 
 def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of values that are secrets by their names. `lowered`: the text in lower case."""
+    """Yield the places of values whose names make them secrets. `lowered`: the text in lower case."""
     if "[redacted:" in lowered:
-        for name in _NAMED_MARKERS:  # no names of secrets
+        for name in _NAMED_MARKERS:  # they are not names of secrets
             lowered = lowered.replace(f"[redacted:{name}]", f"[redacted:{'#' * len(name)}]")
     yield from _values_before_names(text, lowered)
     left, names, place = most_secrets(len(text)), most_names(len(text)), 0
     spaced = " key" in lowered
-    headers: list[int] = []  # names without a value, which may be those of columns
+    headers: list[int] = []  # names without a value, which may be column names
     while stem := _NAME.search(lowered, place):
         place = stem.end()
         names -= 1
@@ -156,7 +156,7 @@ def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
 
 
 def _assignment(text: str, start: int, sign: re.Match[str], *, spaced: bool) -> _Assignment | None:
-    """Return what is assigned to; None: no name of a secret. `start`: of its stem, `spaced`: "API key" may be there."""
+    """Return the assignment; None: not a secret's name. `start`: of its stem, `spaced`: "API key" may be there."""
     how, end = sign.lastgroup or "", sign.start()
     begin = start
     if start and text[start - 1] in _NAME_CHARACTERS:
@@ -181,7 +181,7 @@ def _assignment(text: str, start: int, sign: re.Match[str], *, spaced: bool) -> 
 
 _SPACED: Final = ("api ", "access ", "secret ", "private ", "signing ", "encryption ", "master ", "license ")
 _LOOSE_BEGINS: Final = re.compile(r"(?:\n|[Ee][Nn][Vv] |\| )\Z")
-"""What is before a word that is a name although only blanks follow."""
+"""The text before a word that makes it a name even if only blanks follow."""
 
 
 _NEXT_ITEM: Final = re.compile(
@@ -258,7 +258,7 @@ _SHORT_NUMBER: Final = re.compile(r"[0-9.,]{1,12}+(?![^\s,;}\]])")
 
 
 def _secret(text: str, to: _Assignment, value: re.Match[str]) -> tuple[int, int] | None:
-    """Return the place of a value that is a secret."""
+    """Return the place of a value if it is a secret."""
     quoted = value["quoted"] is not None
     start, end = value.span("quoted" if quoted else "bare")
     if not quoted:
@@ -273,10 +273,10 @@ def _secret(text: str, to: _Assignment, value: re.Match[str]) -> tuple[int, int]
 
 
 def _bare_end(text: str, to: _Assignment, start: int, end: int) -> int | None:
-    """Return where a value without quotes ends; None: it is code or prose."""
+    """Return where an unquoted value ends; None: it is code or prose."""
     content = text[start:end]
     if to.how == "assign" and "=" in to.sign and " " not in to.sign and _ENV_NAME.fullmatch(to.name):
-        whole = _ENV_VALUE.match(text, start)  # also with , ; & and brackets
+        whole = _ENV_VALUE.match(text, start)  # may include , ; & and brackets
         if whole is not None and not whole[0].startswith(("$(", "${")):
             end = whole.end()
             content = whole[0]
@@ -293,7 +293,7 @@ def _bare_end(text: str, to: _Assignment, start: int, end: int) -> int | None:
     if to.how == "assign" and _PROSE_LINE.match(text, start):
         return None
     end = start + len(text[start:end].rstrip(".:"))
-    if end == start:  # nothing but signs: `password=:{name}`
+    if end == start:  # only punctuation: `password=:{name}`
         return None
     if to.how == "assign" and _is_name(text[start:end]):
         return None
@@ -304,13 +304,13 @@ _PROSE_LINE: Final = re.compile(PROSE)
 
 
 def _is_name(content: str) -> bool:
-    """Whether a value is a name in code: other_token, passwordField."""
+    """Return whether a value is a name in code: other_token, passwordField."""
     letters = content.replace("_", "").isalpha() and not content.isupper()
     return letters and ("_" in content or strength_of(content) != NO)
 
 
 def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
-    """Whether a value is a secret, as it stands behind its name."""
+    """Return whether a value is a secret, given its assignment."""
     if to.strength == IF_RANDOM:
         if to.how in ("loose", "mentioned"):
             return is_clear(content)
@@ -382,7 +382,7 @@ def _line_end(text: str, place: int) -> int:
 
 
 def _columns(line: str) -> list[int]:
-    """Return the strengths of a table's columns; none: the line is not a header with the name of a secret."""
+    """Return the strengths of a table's columns; empty: the line is not a header with the name of a secret."""
     names = _CELL.findall(line)
     if not _CELL_ENDS.search(line) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return []
@@ -398,7 +398,7 @@ def _assigned(text: str, lowered: str) -> Iterator[Found]:
         yield Found(start, end, "password")
 
 
-# -- where a special form gives the name and the value
+# -- special forms that give the name and the value
 
 _INSERT: Final = re.compile(
     r"(?:insert|replace)\s{1,8}(?:ignore\s{1,8})?into\s{1,8}[\w.`\"\[\]]{1,100}+\s{0,8}"

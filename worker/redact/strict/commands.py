@@ -1,4 +1,4 @@
-"""Secrets in commands, statements and calls: what stands behind an option, or in a place that its command gives it."""
+"""Secrets in commands, statements and calls: the value of an option, or an argument at a position that holds one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_COMMAND: Final = 600
 
 
 def _option_rule(hint: str, command: str, option: str, kind: str = "password") -> Rule:
-    """Return the rule for an option, a group of which is the secret, in _MOST_COMMAND characters behind a command."""
+    """Return the rule for an option within _MOST_COMMAND characters after a command; the secret is its last group."""
     name, with_value = re.compile(command), re.compile(option)
 
     def find(text: str, _lowered: str) -> Iterator[Found]:

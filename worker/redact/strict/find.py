@@ -1,4 +1,4 @@
-"""The table of the strict rules, and the places of secrets that they find in a text without disguises."""
+"""The table of the strict rules, and the places that they find in a text without disguises."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _RESIDUE: Final = re.compile(
     r"|(?<=: \[REDACTED:password\])[ ](?P<tagged>[^\s=\[]{6,300}+=*+)(?=[ \t]{0,4}+(?m:$))"
     r"|\n[ \t]{1,40}+(?P<block>[^\s:=#-][^\s:=]{5,300}+=*+)(?m:$)"
     r"|[ ]?(?:\|\||\?\?|or\b|!!str\b|=)[ ]?[\"']?(?P<or>[^\s\"']{4,200}+)"
-    # of a quoted value with an escaped quote in it, of one quoted by &quot;
+    # of a quoted value with an escaped quote, of one quoted by &quot;
     r"|(?P<quoted>[^\s'\"`,;)}\[\]&@:/?=\\]{2,300}+)(?=\n?[\"'])"
     r"|;(?P<entity>[^\s\"'`&;\[]{2,300}+)(?=[\"'])"
     # of `**password:** x`, of a connection string
     r"|(?<=:\[REDACTED:password\])[ \t]{1,4}+`?(?P<bold>[^\s\"'`|\[]{4,300}+)"
     r"|(?<==\[REDACTED:password\])(?P<pair>[^\s;\"\[]{1,100}+)(?=;[ ]?[A-Za-z][A-Za-z ]{1,40}=))"
 )
-"""What the reference leaves of passwords, behind its marker."""
+"""The rest of a password that the reference left after its marker."""
 _CALL: Final = re.compile(r"[A-Za-z_.]+\(")
-"""Behind a type: `password: str = Field(min_length=8)`."""
+"""After a type: `password: str = Field(min_length=8)`."""
 _RESIDUE_CHECKS: Final[dict[str, Callable[[str], bool]]] = {
     "tagged": looks_secret,
     "block": looks_secret,
@@ -42,7 +42,7 @@ _BOLD: Final = re.compile(r"\*\*[\w. -]{1,40}:\Z")
 
 
 def residues(text: str, _lowered: str = "") -> Iterator[Found]:
-    """Yield what stands behind the markers of passwords and belongs to them."""
+    """Yield the rest of each password that continues after its marker."""
     for match in _RESIDUE.finditer(text):
         group = match.lastgroup or ""
         if not _RESIDUE_CHECKS.get(group, bool)(match[group]):
@@ -52,17 +52,17 @@ def residues(text: str, _lowered: str = "") -> Iterator[Found]:
 
 
 _SECRETS: Final = (*KEYS, *REQUESTS, *ASSIGNED, *COMMANDS, *TOLD, *PERSONAL, Rule(r"\[redacted:password\]", residues))
-"""The rules of each level of privacy, in the order in which they look."""
+"""The rules of every privacy level, in the order in which they run."""
 _RULES: Final = (*_SECRETS, *IDENTIFIERS)
 
 
 @cache
 def _hints() -> Any:
-    """Return RE2's automaton for all hints: one pass over a text tells which of _RULES may find something."""
-    import re2  # 1.5 MB that a worker with the reference's rules does not need
+    """Return RE2's automaton for all hints: one pass over a text says which of _RULES may find something."""
+    import re2  # 1.5 MB, not needed by a worker with the reference's rules
 
     options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1  # bytes as they are, also those of lone surrogates
+    options.encoding = re2.Options.Encoding.LATIN1  # bytes as they are, even of lone surrogates
     options.max_mem = 64 << 20
     hints = re2.Set.SearchSet(options)
     for hint, _ in _RULES:
@@ -74,7 +74,7 @@ def _hints() -> Any:
 _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 _SHORT: Final = 64
-"""Names, ids and times of a trace are repeated: up to this many characters, what was found is remembered."""
+"""Names, ids and times of a trace repeat: results for texts of up to this many characters are cached."""
 
 
 def find_secrets(text: str, level: str) -> list[Found]:
@@ -95,14 +95,14 @@ def _found(text: str, level: str) -> list[Found]:
         return []
     length, found = len(text), list[Found]()
     lowered = text.lower()
-    if len(lowered) != len(text):  # as of one letter, İ
+    if len(lowered) != len(text):  # because of one letter, İ
         lowered = text.translate(_LOWER)
     for number in sorted(hinted):
         if number >= len(_SECRETS) and level == "private":
             break
         places = bounded(_RULES[number].find(text, lowered), length)
         found += places
-        if len(places) > most_secrets(length):  # what follows is one secret, at which no rule looks
+        if len(places) > most_secrets(length):  # the rest is one secret, so no later rule reads it
             end = places[-1].start
             text, lowered = text[:end], lowered[:end]
     return found

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 
 
 class Folded(NamedTuple):
-    """A text without disguises and escapes, and where its parts stand in it and in the original; empty: the same."""
+    """A text without disguises and escapes, and the boundaries of its parts (empty: the same in both texts)."""
 
     text: str
-    places: Sequence[int]
-    originals: Sequence[int]
+    places: Sequence[int]  # in `text`
+    originals: Sequence[int]  # in the original text
 
     def original(self, start: int, end: int) -> tuple[int, int]:
         """Return the place in the original text."""
@@ -29,7 +29,7 @@ class Folded(NamedTuple):
         return begin, self.originals[last - 1] + end - self.places[last - 1]
 
     def _alike(self, part: int) -> bool:
-        """Whether a part has as many characters as its original."""
+        """Return whether a part has as many characters as its original."""
         return self.places[part + 1] - self.places[part] == self.originals[part + 1] - self.originals[part]
 
 
@@ -45,10 +45,10 @@ _ALSO_FOLDED: Final = {
     }.items()
     for character in characters
 }
-"""What NFKC leaves, and a reader sees as ASCII, or not at all."""
+"""Characters that NFKC keeps, but that a reader sees as ASCII or not at all."""
 
 _ANSI: Final = r"(?:\x1b|\\{1,8}+(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}+[A-Za-z]"
-"""Colours and the like of a terminal, as they are or escaped."""
+"""Colours and the like of a terminal, raw or escaped."""
 _ESCAPED: Final = rf"{_ANSI}|\\{{1,8}}+(?:u[0-9A-Fa-f]{{4}}|[nrt/])|&(?:quot|apos|amp|lt|gt|#39|#34|#x27|#x22);"
 _ESCAPE: Final = re.compile(_ESCAPED)
 _URL_ESCAPED: Final = "%22(?:%3A)?|%(?:7B|7D|5B|5D|2C)(?=%|[0-9])"
@@ -68,7 +68,7 @@ _FEW: Final = 16
 def fold(text: str) -> Folded:
     """Return the text with NFKC's ASCII for full-width and similar characters, and without invisible ones.
 
-    Escapes of JSON and HTML are read, too: behind an escaped line break DB_PASSWORD is not nDB_PASSWORD.
+    Escapes of JSON and HTML are decoded too: after an escaped line break, DB_PASSWORD must not read as nDB_PASSWORD.
     """
     changed: dict[str, str] = {}
     if not text.isascii():
@@ -87,7 +87,7 @@ def fold(text: str) -> Folded:
 
 
 def _fold_parts(text: str, changed: dict[str, str], url: str) -> Folded:
-    """Fold with escapes. `url`: a % where those of URLs are read, too."""
+    """Fold with escapes. `url`: a % if URL escapes are decoded too."""
     odd = "".join(map(re.escape, sorted(changed)))
     escaped = f"{_ESCAPED}|(?i:{_URL_ESCAPED})" if url else _ESCAPED
     pattern = f"{escaped}|[^{odd}\x1b\\\\&{url}]++|[\x1b\\\\&{url}]" + (f"|[{odd}]" if odd else "")

@@ -1,7 +1,7 @@
-"""Secrets that say what they are by their form.
+"""Secrets recognisable by their form.
 
-Keys of many services by their prefixes, private keys, JWTs and web hooks; and numbers and addresses of persons and
-machines (cards, IBANs, national numbers, phones, IPv6), of which a checksum says which are some.
+Keys of many services by their prefixes, private keys, JWTs and webhooks; and numbers and addresses of persons and
+machines (cards, IBANs, national numbers, phones, IPv6), confirmed by a checksum if they have one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker.redact.markers import Found, Rule, rule
 from worker.redact.strict.names import has_digit, is_random
 
 _BEGINS: Final = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f][0-9A-Fa-f]))"
-"""Where a word begins, also behind an escape of a URL."""
+"""The beginning of a word, also after a URL escape."""
 
 
 def _key(hint: str, pattern: str, kind: str = "api_key", check: Callable[[str], bool] | None = None) -> Rule:
@@ -35,7 +35,7 @@ _PEM_CUT: Final = re.compile(
     r"""(?:(?:\\{1,8}[nrt]|[\s"'`+,|>#*\\]|(?:Proc-Type|DEK-Info|Version|Comment|Hash):[^\n\\]{0,200})*+"""
     r"[A-Za-z0-9+/=_]{16,}+)*+(?:(?:\\{1,8}[nrt]|[\s\"'+])*+[A-Za-z0-9+/]{1,15}={1,2})?"
 )
-"""What belongs to a private key that is cut off: lines of base64."""
+"""The part of a truncated private key: lines of base64."""
 
 _PEM_BASE64: Final = re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=_-]{60,}+")
 _MOST_PEM: Final = 20_000
@@ -68,7 +68,7 @@ _PEM_LINES: Final = re.compile(
 
 
 def _private_key_ends(text: str) -> Iterator[Found]:
-    """Find the lines before the end of a private key whose beginning is cut off."""
+    """Find the lines before the end of a private key whose beginning is missing."""
     done = 0
     for end in _PEM_END.finditer(text):
         first = text.rfind("----", max(done, end.start() - _MOST_PEM), end.start()) + 4
@@ -84,14 +84,14 @@ _JWK: Final = re.compile(r"""["'](?:d|p|q|dp|dq|qi|k)\\{0,7}["']\s{0,4}:\s{0,4}\
 
 
 def end_of(match: re.Match[str] | None) -> int:
-    """Return where a match ends of a pattern that also matches the empty text."""
+    """Return the end of a match of a pattern that also matches the empty text."""
     if match is None:
         raise AssertionError("this is a bug: the pattern matches the empty text")
     return match.end()
 
 
 def decoded(text: str) -> bytes | None:
-    """Return what a text is in base64; None: it is none."""
+    """Decode base64; None: the text is not base64."""
     text = text.rstrip("=")
     try:
         return b64decode(text + "=" * (-len(text) % 4), validate=True)
@@ -119,7 +119,7 @@ _ANYWHERE: Final = (
     ("lin_api_|lin_oauth_", "lin_(?:api|oauth)_[A-Za-z0-9]{32,64}+"),
     ("ops_eyJ", "ops_eyJ[A-Za-z0-9_-]{40,4096}+"),  # 1Password
 )  # fmt: skip
-"""Keys by what they have at the beginning, wherever it stands: hint and pattern."""
+"""Keys recognised by their prefix anywhere: hint and pattern."""
 
 _AT_WORDS: Final = (
     ("1//0", "1//0[A-Za-z0-9_-]{30,512}+"),
@@ -201,7 +201,7 @@ _AT_WORDS: Final = (
     (r"\.[A-Za-z0-9_-]{6}\.",  # Discord
      r"[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}(?![A-Za-z0-9_-])"),
 )  # fmt: skip
-"""Those that begin where a word begins."""
+"""Keys recognised by their prefix at the beginning of a word."""
 
 KEYS: Final = (
     _keys(_ANYWHERE),
@@ -231,25 +231,25 @@ KEYS: Final = (
          r"\$(?P<secret>[A-Za-z0-9./+,=$*-]{20,300}+)"),  # hashes of passwords, as in /etc/shadow
     rule("private_key", r"(?:wallet|account|key|pair)\(",
         r"(?i:wallet|privatekeytoaccount|from_?key|fromprivatekey|keypair)\(\s{0,8}"
-        r"[\"'](?P<secret>(?:0x)?[a-fA-F0-9]{64})[\"']"),  # of a chain
+        r"[\"'](?P<secret>(?:0x)?[a-fA-F0-9]{64})[\"']"),  # of a blockchain
     rule("password", r"\[redacted:api_key\]|(?:AK|AS)IA",
         r"(?:(?:AKIA|ASIA)[A-Z0-9]{16}|\[REDACTED:api_key\])[\s,;:|\"'/\\]{1,12}"
         r"(?P<secret>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])", is_random),
     _key("/hooks/", r"/hooks/[a-z0-9]{26}(?![A-Za-z0-9])", "webhook"),  # Mattermost
     Rule("private key|LS0tLS1CRUdJTi|private-lines:|kty", _private_keys),
 )  # fmt: skip
-"""Facts: gitleaks 8, config/gitleaks.toml, and the providers' pages on the forms of their keys."""
+"""Sources: gitleaks 8, config/gitleaks.toml, and the providers' documentation of their keys."""
 
 # -- persons and machines
 
 _MANY_DIGITS: Final = "[0-9](?:[ ./()-]{0,3}[0-9]){6}"
-"""Cards, IBANs and phone numbers have so many digits in a row."""
+"""Cards, IBANs and phone numbers have this many digits in a row."""
 
 _TWICE: Final = bytes(sum(divmod(2 * (digit - 48), 10)) if 48 <= digit < 58 else 0 for digit in range(256))
 
 
 def _is_card(secret: str) -> bool:
-    """Whether the digits have Luhn's checksum."""
+    """Return whether the digits have a valid Luhn checksum."""
     digits = secret.replace(" ", "").replace("-", "").replace(".", "").encode()
     odd = digits[-1::-2]
     total = sum(odd) - 48 * len(odd) + sum(digits[-2::-2].translate(_TWICE))
@@ -281,7 +281,7 @@ def _ibans(text: str, _lowered: str) -> Iterator[Found]:
 
 
 def _iban_end(text: str, start: int) -> int | None:
-    """Return where an IBAN ends; None: its checksum or its country is wrong."""
+    """Return where an IBAN ends; None: its checksum or country is wrong."""
     country = text[start : start + 2]
     length = _IBAN_LENGTHS.get(country.upper())
     if length is None or not (country.isupper() or country.islower()):
@@ -297,7 +297,7 @@ def _iban_end(text: str, start: int) -> int | None:
 
 
 def _is_ipv6(secret: str) -> bool:
-    """Whether the groups are those of an address, and not `a::b` of a program, a time or a slice."""
+    """Return whether the groups form an address, and not `a::b` in a program, a time or a slice."""
     groups = secret.split(":")
     longest = max(map(len, groups))
     if longest < 3 or longest > 4 or secret.isalpha() or not has_digit(secret):
@@ -324,7 +324,7 @@ PERSONAL: Final = (
     rule("ssn", "ssn|social",
         r"(?=[Ss])(?i:ssn|social[ _-]?security(?:[ _-]?(?:number|no\.?|nr|#))?|social)\)?(?:\\{0,7}[\"'])?[ \t]{0,4}"
         r"(?:[:=#]|is)?[ \t]{0,4}(?:\\{0,7}[\"'])?(?P<secret>[0-9]{3}[ .-]?[0-9]{2}[ .-]?[0-9]{4})(?![0-9])"),
-    # numbers of persons in other countries, behind what they are called there
+    # personal numbers of other countries, after their local names
     rule("ssn",
         "national insurance|nino|dni|nie:|nif|cpf|pan card|fiscale|steuer|aadhaar|passport|pesel|bsn|curp"
         "|r licen|r's licen|personnummer|tax id",
@@ -336,7 +336,7 @@ PERSONAL: Final = (
         r"(?P<secret>[A-Z0-9][A-Z0-9./-]{0,5}(?:[ ]?[A-Z0-9./-]{1,9}){0,5}[A-Z0-9])(?![A-Za-z0-9])",
         lambda secret: 8 <= sum(map(str.isalnum, secret)) <= 18 and has_digit(secret)),
 )  # fmt: skip
-"""What goes at each level of privacy."""
+"""Replaced at every privacy level."""
 
 IDENTIFIERS: Final = (
     rule("email", "%40",
@@ -344,7 +344,7 @@ IDENTIFIERS: Final = (
     rule("ip", "::|(?:[0-9a-f]{1,4}:){7}",
         r"(?<![0-9A-Za-z:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9A-Fa-f]{1,4}|(?<=::))(?![0-9A-Za-z_]|:[0-9A-Za-z:])",
         _is_ipv6),
-    # what stands before an IPv4 address in an IPv6 one: ::ffff:, 64:ff9b::
+    # the part of an IPv6 address before an embedded IPv4 address: ::ffff:, 64:ff9b::
     rule("ip", r":\[redacted:ip\]",
         r"(?<![0-9A-Za-z:])(?P<secret>[0-9A-Fa-f:]{0,30}::[0-9A-Fa-f:]{0,8}(?<=:))(?=\[REDACTED:ip\])"),
     rule("phone", r"(?:\+ ?|00)[1-9][0-9 ./()-]{5}",
@@ -357,4 +357,4 @@ IDENTIFIERS: Final = (
         r"(?i:[ _-]?(?:number|no\.?|nr\.?))?(?:\\{0,7}[\"'])?[ \t]{0,4}[:=.]{1,2}[ \t]{0,4}(?:\\{0,7}[\"'])?"
         r"(?P<secret>\(?\+?[0-9](?:[ ()./-]{0,2}[0-9]){7,14})(?![0-9A-Za-z])"),
 )  # fmt: skip
-"""What stays at `private`."""
+"""Kept at `private`."""

@@ -1,4 +1,4 @@
-"""Members of a document whose values are secrets as a whole, by their names or by what stands beside them."""
+"""Members of a document whose whole values are secrets, because of their names or of neighbouring members."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker.redact.strict.names import (
 
 
 def is_secret_member(name: str, value: Any, *, named: bool) -> bool:
-    """Whether the value of a member is a secret as a whole. `named`: `is_named_secret` of its object."""
+    """Return whether the whole value of a member is a secret. `named`: `is_named_secret` of its object."""
     strength = strength_of(fold(name).text.strip().strip("-.:"))
     if named and name.lower() in VALUE_MEMBERS:
         strength = max(strength, TOKEN)
@@ -30,14 +30,14 @@ def is_secret_member(name: str, value: Any, *, named: bool) -> bool:
         value = fold(value).text.strip()
         return is_random(value) and " " not in value if strength == IF_RANDOM else not harmless(value)
     if isinstance(value, dict | list):
-        # numbers alone are a usage (`"tokens": {"prompt": 5}`)
+        # only numbers: this is usage (`"tokens": {"prompt": 5}`)
         parts = value.values() if isinstance(value, dict) else value
         return strength > IF_RANDOM and any(isinstance(part, str | dict | list) for part in parts)
     return strength == PASSWORD and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_named_secret(source: dict[str, Any]) -> bool:
-    """Whether an object has the name of a secret and its value as members: {"name": "DB_PASSWORD", "value": "x"}."""
+    """Return whether an object has a secret's name and value as members: {"name": "DB_PASSWORD", "value": "x"}."""
     if len(source) > 8:
         return False
     return any(
@@ -52,7 +52,7 @@ _NAME_MEMBERS: Final = frozenset(("name", "key", "header", "variable", "field", 
 
 
 def is_secret_after(before: str, value: str) -> bool:
-    """Whether an item of an array is a secret because of the item before it: ["--password", "x"]."""
+    """Return whether an array item is a secret because of the item before it: ["--password", "x"]."""
     if len(before) > 100 or strength_of(before.strip("-:")) <= IF_RANDOM:
         return False
     return not harmless(value) and not value.startswith("-") if before.startswith("--") else looks_secret(value)

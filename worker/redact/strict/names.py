@@ -1,4 +1,4 @@
-"""Which names are those of secrets, and which values look like some."""
+"""Which names belong to secrets, and which values look like secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 
 def words_of(words: str) -> frozenset[str]:
-    """Return the words of a text."""
+    """Split a text into its words."""
     return frozenset(words.split())
 
 
@@ -49,17 +49,17 @@ _OTHER_THINGS: Final = words_of(
 _WORDS: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 NO, IF_RANDOM, TOKEN, PASSWORD = range(4)
-"""Whether a name is that of a secret."""
+"""How strongly a name says that its value is a secret."""
 
 
 def has_digit(value: str) -> bool:
-    """Whether one of the characters is a digit."""
+    """Return whether one of the characters is a digit."""
     return any(map(str.isdigit, value))
 
 
 @lru_cache(maxsize=8192)
 def strength_of(name: str) -> int:
-    """Return NO, IF_RANDOM, TOKEN or PASSWORD: whether a name is that of a secret."""
+    """Return NO, IF_RANDOM, TOKEN or PASSWORD: how strongly a name says that its value is a secret."""
     words = [word.lower() for word in _WORDS.findall(name)]
     while len(words) > 1 and (words[-1] in _ENDINGS or words[-1].isdigit()):
         words.pop()
@@ -121,7 +121,7 @@ STOP_WORDS: Final = words_of(
     "characters when than"
 )
 PROSE: Final = r"[A-ZÀ-Þ][a-zß-ɏ]{1,19}[ ][a-zß-ɏ]{2,20}(?:[ ][A-Za-zÀ-ɏ]{2,20}){0,8}[.!:]?[ ]?(?=[\r\n\"'\\\]}>]|\Z)"
-"""A line of words, of which the second is small, in place of a value: "Passwort: Bitte eingeben"."""
+"""A line of words, the second in lower case, in place of a value: "Passwort: Bitte eingeben"."""
 DATE_OR_NUMBER: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9:.]{4,15}(?:Z|[+-][0-9:]{4,6})?)?|[+-]?[0-9]+(?:[.,:][0-9]+)*[%a-z]?"
     r"|v?[0-9]+(?:\.[0-9a-z]+){1,4}(?:[-+][0-9A-Za-z.]+)?|0x[0-9a-fA-F]{1,8}"
@@ -135,7 +135,7 @@ _PATH: Final = re.compile(
 
 @lru_cache(maxsize=1024)
 def harmless(value: str) -> bool:
-    """Whether a value that is assigned to a secret's name is a placeholder, code or prose instead."""
+    """Return whether a value assigned to a secret's name is only a placeholder, code or prose."""
     lowered = value.lower().strip(".:;!?")
     if len(value) < 3 or lowered in _WORD_VALUES or PLACEHOLDER.fullmatch(value) or _CODE.fullmatch(value):
         return True
@@ -147,7 +147,7 @@ def harmless(value: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def looks_secret(value: str) -> bool:
-    """Whether a value looks like a secret whatever its name is: mixed characters, no word, number, date, path or id."""
+    """Return whether a value looks secret under any name: mixed characters, no word, number, date, path or id."""
     if len(value) < 6 or value.isalpha() or harmless(value):
         return False
     if DATE_OR_NUMBER.fullmatch(value) or _UUID.fullmatch(value):
@@ -165,12 +165,12 @@ _PLAIN_ID: Final = re.compile(
 
 
 def is_value(value: str) -> bool:
-    """Whether a value is none of those."""
+    """Return whether a value is not `harmless`."""
     return not harmless(value)
 
 
 def is_random(value: str) -> bool:
-    """Whether a value looks random: at least 16 characters, letters and digits, more than 3 bits a character."""
+    """Return whether a value looks random: at least 16 characters, letters and digits, over 3 bits per character."""
     if len(value) < 16 or not looks_secret(value):
         return False
     value = value[:256]
@@ -179,7 +179,7 @@ def is_random(value: str) -> bool:
 
 
 def likely(value: str, strength: int) -> bool:
-    """Whether a value is a secret where the text hardly says that it belongs to the name."""
+    """Return whether a value is a secret if the text hardly says that it belongs to the name."""
     if looks_secret(value):
         return True
     return (
@@ -192,13 +192,13 @@ def likely(value: str, strength: int) -> bool:
 
 
 def is_mixed(value: str) -> bool:
-    """Whether a value that looks secret has three of capital and small letters, digits and signs, or is random."""
+    """Return whether a value looks secret and mixes three of upper case, lower case, digits, signs, or is random."""
     kinds = any(map(str.isupper, value)) + any(map(str.islower, value)) + has_digit(value)
     return looks_secret(value) and (kinds + (not value.isalnum()) >= 3 or is_random(value))
 
 
 def is_clear(value: str) -> bool:
-    """Whether a value is a key wherever it stands behind such a name: long, with letters of both cases and digits."""
+    """Return whether a value is a key anywhere after such a name: long, with letters of both cases and digits."""
     return (
         len(value) >= 20
         and sum(map(str.isdigit, value)) >= 3
@@ -209,7 +209,7 @@ def is_clear(value: str) -> bool:
 
 
 def is_long_word(value: str) -> bool:
-    """Whether a value is a key behind "secret key" and the like: letters of one case and digits, as in base32."""
+    """Return whether a value is a key after "secret key" and the like: letters of one case and digits, like base32."""
     return len(value) >= 24 and value.isalnum() and sum(map(str.isdigit, value)) >= 2 and is_random(value)
 
 
@@ -221,7 +221,7 @@ _NUMBER_AND_UNIT: Final = re.compile(r"[0-9]+(?:[-.]?[a-z]+|[-.][0-9]+)*|[a-z]+(
 
 
 def may_be(value: str, *, quoted: bool) -> bool:
-    """Whether what stands where a value is expected is a password."""
+    """Return whether a text in the place of a value is a password."""
     if " " in value:
         words = value.split()
         return (
@@ -245,7 +245,7 @@ _WORD_AND_NUMBER: Final = re.compile(
 
 
 def must_be(value: str) -> bool:
-    """Whether a word can only be a password: small and capital letters, or letters and signs, with digits."""
+    """Return whether a word can only be a password: both cases, or letters and signs, with digits."""
     if not 8 <= len(value) <= 64 or not looks_secret(value) or _KNOWN.search(value) or "/" in value or "@" in value[1:]:
         return False
     return (
@@ -256,7 +256,7 @@ def must_be(value: str) -> bool:
 
 
 def is_typed(value: str) -> bool:
-    """Whether what stands where only a password is typed is one."""
+    """Return whether a text typed where only a password belongs is one."""
     return looks_secret(value) or may_be(value, quoted=False) or _HYPHENATED.fullmatch(value) is not None
 
 
@@ -266,7 +266,7 @@ _HYPHENATED: Final = re.compile(
 
 
 def labels_secret(name: str, value: str) -> bool:
-    """Whether a member is the label of a field for a secret: {"element": "password field"}."""
+    """Return whether a member labels an input field for a secret: {"element": "password field"}."""
     return len(value) <= 100 and name.lower() in _LABELS and _LABEL.search(value) is not None
 
 
@@ -274,7 +274,7 @@ _LABELS: Final = frozenset(
     ("element", "label", "selector", "locator", "placeholder", "aria-label", "arialabel", "field", "target", "id",
      "type", "question", "prompt", "description", "title", "for", "name")
 )  # fmt: skip
-"""What a form or the tool of a browser calls the field that it fills."""
+"""Names that a form or a browser tool gives the field that it fills."""
 _LABEL: Final = re.compile(
     r"(?<![A-Za-z])(?i:(?:new|current|old|user|login|db|confirm|your)?[_ -]?(?:password|passwort|kennwort|passwd"
     r"|passphrase|passcode|api[ _-]?key|mot de passe|contraseña|senha|wachtwoord|lösenord|hasło|heslo|secret key))"

@@ -1,4 +1,4 @@
-"""Secrets of requests: headers such as Authorization, cookies, and URLs with passwords, tokens or signatures."""
+"""Secrets in requests: headers such as Authorization, cookies, and URLs with passwords, tokens or signatures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _AUTH_PART: Final = re.compile(
 
 
 def _authorizations(text: str, _lowered: str) -> Iterator[Found]:
-    """Find what a header `Authorization` holds, whatever its scheme is."""
+    """Find the secrets of `Authorization` headers, with any scheme."""
     done = 0
     for match in _AUTHORIZATION.finditer(text):
         value, scheme = match["value"], (match["scheme"] or "").lower()
@@ -65,7 +65,7 @@ _MOST_LISTED: Final = 20_000
 
 
 def _listed_cookies(text: str, _lowered: str) -> Iterator[Found]:
-    """Find cookies in a list, as browsers' tools write it: "cookies": [{"name": "sid", "value": "x"}]."""
+    """Find cookies in a list, as browser tools write them: "cookies": [{"name": "sid", "value": "x"}]."""
     done = 0
     for begin in _COOKIES_NAME.finditer(text):
         end = begin.end() + _MOST_LISTED
@@ -143,7 +143,7 @@ REQUESTS: Final = (
     rule("cookie", "cookie",
         rf"(?=[Cc])(?<![Ss][Ee][Tt]-)(?i:cookie){_QUOTES}[\])]?\s{{0,4}}[:=,]\s{{0,4}}{_QUOTES}{_COOKIES}"
         r"(?P<secret>[^\r\n\"'\\]{3,8192}+)"),
-    # a file of cookies, as of curl
+    # a cookie file, such as curl's
     rule("cookie", r"\ttrue\t|\tfalse\t",
         r"\t(?:TRUE|FALSE)\t/[^\s]{0,100}+\t(?:TRUE|FALSE)\t[0-9]{1,12}+\t[^\s]{1,100}+\t(?P<secret>[^\s]{3,4096}+)"),
     rule("cookie", "-b[ =]|--cookie[ =]",

@@ -1,8 +1,8 @@
-"""Secrets that a text tells of: behind a word for them in many languages, and in places that a protocol or form gives.
+"""Secrets in prose: after a word for a secret in many languages, and in places given by a protocol or form.
 
-A word for a secret is followed by its value at once (`Kennwort: x`), behind a verb (`le mot de passe est x`) or behind
-some words more. So no grammar is needed: of the next words the first that can only be a password is one, and behind a
-sign or a verb also one that may be.
+A word for a secret is followed by its value directly (`Kennwort: x`), after a verb (`le mot de passe est x`), or after
+a few more words. So no grammar is needed: the secret is the first of the next words that can only be a password or,
+after a sign or a verb, one that may be.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNSPACED: Final = (
     "كلمة المرور", "كلمة السر", "رمز عبور", "گذرواژه", "סיסמה", "סיסמא", "पासवर्ड", "পাসওয়ার্ড", "รหัสผ่าน", "密码", "密碼",
     "口令", "パスワード", "暗証番号", "비밀번호", "암호",
 )  # fmt: skip
-"""Those before which a letter may stand, as words are not spaced there, or have prefixes."""
+"""Words that a letter may precede, because their languages do not space words, or have prefixes."""
 
 _VERBS: Final = words_of(
     "is was are be to as set lautet ist war est sera es será é foi è sarà zijn är blir er var on oli jest "
@@ -51,7 +51,7 @@ _HINT: Final = "|".join(re.escape(form) for form in sorted(_CASED))
 
 
 def _pattern(words: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of the words, by their first letters: it tries nothing at any other character."""
+    """Return a pattern of the words, grouped by first letter: it tries nothing at any other character."""
     firsts: dict[str, list[str]] = {}
     for word in sorted(words, key=len, reverse=True):
         end = r"(?![a-z0-9_(])" if word in _ENGLISH else ""
@@ -69,7 +69,7 @@ _NEXT: Final = re.compile(
 )
 _MOST_WORDS: Final = 7
 _CANDIDATE: Final = re.compile("[0-9\"'`]")
-"""No value is without one of these."""
+"""Every value has one of these in it or around it."""
 _GAP_END: Final = re.compile(r"[.;\n]")
 _STRONG_GAP: Final = re.compile(r"[:=>\u2192|<]|(?<=[ ])-(?=[ ])")
 
@@ -97,7 +97,7 @@ def _told(text: str, lowered: str) -> Iterator[Found]:
 
 
 def _value_told(text: str, place: int, *, verb: bool, english: bool) -> tuple[int, int] | None:
-    """Return the place of the value that a word for a secret, which ends at `place`, is followed by."""
+    """Return the place of the value after a word for a secret, which ends at `place`."""
     if not _CANDIDATE.search(text, place, place + 120):
         return None
     sign = False
@@ -139,7 +139,7 @@ _OTHER_THINGS: Final = words_of(
     "manager managers policy policies hash hashes hashing field fields reset form input generator strength "
     "entropy store vault file column length prompt rules requirements protection based less type"
 )
-"""What is no password, although the word is in its name."""
+"""Words that turn a word for a secret into something else."""
 _NO_WORD: Final = re.compile(r"\d|[!-&*+./@\[-`{-~]")
 _FILLERS: Final = words_of("now set still currently jetzt nun ahora agora maintenant ora nu teraz")
 
@@ -182,7 +182,7 @@ def _fields(text: str, _lowered: str) -> Iterator[Found]:
 
 
 def field_value(name: str, value: str) -> bool:
-    """Whether a field beside the label of a password field holds one."""
+    """Return whether a field next to the label of a password field holds a password."""
     if " " in value.strip() or harmless(value):
         return False
     return likely(value, PASSWORD) or (name.lower() in ("value", "val") and len(value) >= 4 and not value.istitle())

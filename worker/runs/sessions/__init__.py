@@ -1,1 +1,1 @@
-"""Sessions of coding agents, as they are left on disk: line by line, each request of the user a run."""
+"""Sessions of coding agents as stored on disk: read line by line; each request of the user is a run."""

@@ -16,19 +16,19 @@ _ADDED: Final = re.compile(
     "<(system-reminder|ide_opened_file|ide_selection|ide_diagnostics|user-prompt-submit-hook|new-diagnostics"
     "|local-command-caveat)>"
 )
-"""What Claude Code adds to a text of the user, wherever it stands."""
+"""Elements that Claude Code adds anywhere in a text of the user."""
 
 _OUTPUT: Final = re.compile("<(local-command-stdout|local-command-stderr|bash-stdout|bash-stderr)>")
-"""What a command has printed that the user ran without the agent."""
+"""Output of a command that the user ran without the agent."""
 
 _FROM_LEAD: Final = (
     r'(?:Another Claude session sent a message:\s*)?<teammate-message teammate_id="(?:team-lead|main)"[^<>]*>'
     r'(?!\s*\{"type":\s*"shutdown)'
 )
-"""What an agent is told by the one that leads its team, unless it is only told to end."""
+"""An instruction from the leader of an agent's team, except an order to shut down."""
 
 _MARKS: Final[tuple[tuple[str, str], ...]] = (
-    # what a text that stands in the user's place begins with, and what it is
+    # the beginning of a text in the user's place that is not the user's, and its kind
     (r"<command-(?:name|message|args)>", "command"),
     (r"\[Request interrupted by user", "interrupted"),
     (_FROM_LEAD, "task"),
@@ -43,13 +43,13 @@ _MARKS: Final[tuple[tuple[str, str], ...]] = (
 )
 
 _OWN_AGENT: Final = re.compile("a(?:compact|prompt_suggestion|side_question|session_memory|extract_memories)-")
-"""The ids of sub-agents that nobody has asked for: they repeat the session to sum it up, or to guess what comes."""
+"""Ids of sub-agents that nobody asked for: they repeat the session to summarise it, or to predict what comes."""
 
 _FACTS: Final = {
     "session": ("sessionId", "session_id"), "cwd": ("cwd",), "branch": ("gitBranch",),
     "version": ("version", "claude_code_version"), "model": ("model",), "subagent": ("attributionAgent",),
 }  # fmt: skip
-"""The facts of a session, and the fields of a line that have them."""
+"""The facts of a session, and the fields of a line that hold them."""
 
 _TYPES: Final = frozenset({"user", "assistant", "system", "summary", "result", "attachment", "progress", "started"})
 
@@ -75,7 +75,7 @@ def _lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
 def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
     kind = line.get("type")
     if not isinstance(kind, str):
-        raise RunRefused("not_a_line", "the line has no type, and is left out")
+        raise RunRefused("not_a_line", "the line has no type, and is skipped")
     facts = {fact: text for fact, names in _FACTS.items() for name in names if (text := text_at(line, name))}
     if kind == "result" and ("subtype" in line or "is_error" in line):
         success = line.get("subtype") == "success" and line.get("is_error") is not True
@@ -98,7 +98,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         return Said(facts=facts)
     message = line.get("message")
     if not isinstance(message, dict):
-        raise RunRefused("not_a_line", f"message: {shown(message)} is not an object; the line is left out")
+        raise RunRefused("not_a_line", f"message: {shown(message)} is not an object; the line is skipped")
     return _assistant(line, message, facts, counts) if kind == "assistant" else _user(line, message, facts, counts)
 
 
@@ -143,7 +143,7 @@ def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str
             counts.drop(mark, 0 if mark == "interrupted" else 1)
     if marks == {"local"}:
         return Said(opens="local", facts=facts)
-    if "fork" in marks:  # with stand-ins for the results of the calls that started it
+    if "fork" in marks:  # it also has stand-ins for the results of the calls that started it
         kept = [block for block in kept if part_type_of(block) == "text"]
     parts = tuple(part for part in parts_of(_known(kept, counts), "message.content", "user", counts) if _is_said(part))
     origin = line.get("origin")
@@ -157,7 +157,7 @@ def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str
 
 
 def _own_text(text: str, counts: Counts) -> tuple[str, str]:
-    """Return a text of the user without what Claude Code has added, and what it is if it is not the user's at all."""
+    """Return a user's text without Claude Code's additions, and its kind if none of it is the user's."""
     own, added = _without(text, _ADDED)
     counts.drop("context added to a message", added)
     own, printed = _without(own, _OUTPUT)
@@ -168,7 +168,7 @@ def _own_text(text: str, counts: Counts) -> tuple[str, str]:
 
 
 def _without(text: str, opening: re.Pattern[str]) -> tuple[str, int]:
-    """Return a text without the elements that open so, and their number. It takes time by the text's length alone."""
+    """Return a text without the elements that `opening` matches, and their number. Takes linear time."""
     kept, at, count, unclosed = list[str](), 0, 0, set[str]()
     while (found := opening.search(text, at)) is not None:
         name = found[1]
@@ -184,7 +184,7 @@ def _without(text: str, opening: re.Pattern[str]) -> tuple[str, int]:
 
 
 def _known(blocks: Any, counts: Counts) -> Any:
-    """Return the blocks of a message without those of types that are not known: a new version has more of them."""
+    """Return the blocks of known types: newer versions have more types."""
     if not isinstance(blocks, list):
         return blocks
     kept = [block for block in blocks if not isinstance(kind := part_type_of(block), str) or is_known(kind)]
@@ -193,7 +193,7 @@ def _known(blocks: Any, counts: Counts) -> Any:
 
 
 def _queued(line: Mapping[str, Any], facts: dict[str, str], counts: Counts) -> Said | None:
-    """What the user typed while the agent was at work, and the agent was told on the way."""
+    """Read what the user typed while the agent was at work, which the agent received on the way."""
     attachment = line.get("attachment")
     if not isinstance(attachment, dict) or attachment.get("type") != "queued_command":
         counts.drop("attachment lines")
@@ -214,7 +214,7 @@ def _said(line: Mapping[str, Any], parts: tuple[Part, ...], facts: dict[str, str
 
 
 def _command(text: str) -> str:
-    """Return a command as the user typed it: its name, and what it was given."""
+    """Return a command as the user typed it: its name and arguments."""
     name, arguments = (
         text.partition(f"<command-{part}>")[2].partition(f"</command-{part}>")[0].strip() for part in ("name", "args")
     )
@@ -222,17 +222,17 @@ def _command(text: str) -> str:
 
 
 def _directive(text: str) -> str:
-    """Return what a fork is asked, without the rules that stand before it."""
+    """Return a fork's directive, without the rules before it."""
     return text.partition("</fork-boilerplate>")[2].strip().removeprefix("Your directive:").strip()
 
 
 def _task(text: str) -> str:
-    """Return what the agent that leads a team has asked."""
+    """Return the request of the agent that leads a team."""
     return re.sub(r"\A[^<]*|</?teammate-message[^<>]*>", "", text).strip()
 
 
 _OWN_WORDS: Final = {"command": _command, "fork": _directive, "task": _task}
-"""By mark: what the user's own words are in a text."""
+"""By mark: extracts the user's own words from a text."""
 
 
 def _is_said(part: Part) -> bool:

@@ -1,4 +1,4 @@
-"""Sessions of Codex: the rollout files under sessions/, and what `codex exec --json` prints."""
+"""Sessions of Codex: the rollout files under sessions/, and the output of `codex exec --json`."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _CONTEXT: Final = re.compile(
     r"|collaboration_mode|user_shell_command|turn_aborted|hook_prompt|image(?: name=[^>]*)?|/image"
     r"|[a-z]+_instructions|codex_internal_context|goal_context|user_action)[\s>])"
 )
-"""How a text begins that Codex has put into a message of the user's."""
+"""The beginning of a text that Codex put into a message of the user."""
 
 _NOTICE: Final = re.compile(r"\s*<subagent_notification>")
 
 _ENVELOPE: Final = re.compile(
     r"Message Type: ([A-Z_]+)(?:\Z|\n)(?:Task name: .*(?:\Z|\n))?(?:Sender: .*(?:\Z|\n))?(?:Payload:(?:\Z|\n))?"
 )
-"""What stands before what one agent tells another."""
+"""The header of a message from one agent to another."""
 
 _OWN_AGENTS: Final = ("guardian", "compact", "memory_consolidation")
-"""Sub-agents with which Codex judges a call, or sums up a session: nobody has asked them."""
+"""Sub-agents with which Codex judges a call or summarises a session: nobody asked for them."""
 
 _TIMED: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-", re.IGNORECASE)
-"""How a UUID begins whose first 13 characters are the time when it was made."""
+"""The beginning of a UUID whose first 13 characters are its creation time."""
 
 _FROM_EDITOR: Final = re.compile(
     r"\s*(?:# (?:Context from my IDE setup|Files mentioned by the user).*\n)?## My request(?: for Codex)?:\s*",
     re.DOTALL,
 )
-"""What an editor puts before the words of the user."""
+"""Text that an editor puts before the user's words."""
 
 _EXIT_CODE: Final = re.compile(r"(?:\A|\n)(?:Exit code:|Process exited with code) (-?\d+)")
 
 _FAILURES: Final = ("execution error", "exec_command failed", "failed to parse function arguments", "unsupported call",
                     "apply_patch verification failed", "patch rejected", "aborted by user",
                     "command timed out", "Script failed\n")  # fmt: skip
-"""How the outputs of calls begin that have failed and have no exit code."""
+"""The beginnings of outputs of failed calls that have no exit code."""
 
 _ROLLOUT: Final = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
 
@@ -66,7 +66,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         return _printed(line, kind, counts)
     payload = line.get("payload")
     if not isinstance(payload, dict):
-        raise RunRefused("not_a_line", f"payload: {shown(payload)} is not an object; the line is left out")
+        raise RunRefused("not_a_line", f"payload: {shown(payload)} is not an object; the line is skipped")
     time = text_at(line, "timestamp")
     if kind == "session_meta":
         return Said(facts=_of_session(payload))
@@ -82,11 +82,11 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
 
 
 def _bare(line: Mapping[str, Any], counts: Counts) -> Said | None:
-    """A line of a rollout before Codex 0.32: a header without a type, an item by itself, or a record of its state."""
+    """Read a line from before Codex 0.32: a header without a type, a bare item, or a state record."""
     if _is_item(line):
         return _item(dict(line), text_at(line, "timestamp"), counts)
     if "record_type" not in line and "id" not in line:
-        raise RunRefused("not_a_line", "the line has no type, and is left out")
+        raise RunRefused("not_a_line", "the line has no type, and is skipped")
     return Said(facts=_of_session(line)) if "id" in line else None
 
 
@@ -109,7 +109,7 @@ def _of_session(meta: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _name_of(subagent: Any) -> str:
-    """Return what a sub-agent is called by its task: its nickname is drawn by chance."""
+    """Return a sub-agent's name by its task: its nickname is random."""
     if not isinstance(subagent, dict):
         return (isinstance(subagent, str) and subagent) or "agent"
     spawn = subagent.get("thread_spawn")
@@ -118,10 +118,10 @@ def _name_of(subagent: Any) -> str:
 
 
 def _is_left_out(line: Mapping[str, Any], facts: Mapping[str, str]) -> bool:
-    """Return whether a line in a sub-agent's rollout is of the agent that started it, or of one that nobody has asked.
+    """Return whether a line in a sub-agent's rollout is its parent's, or the sub-agent is one that nobody asked for.
 
-    A rollout may begin with a copy of its parent's: lines with a lower number than the first one of its own (Codex
-    0.145), or with an earlier time than its header, or of a turn that began before the sub-agent.
+    A rollout may begin with a copy of its parent's: lines numbered below its own first line (Codex 0.145), earlier than
+    its header, or from a turn that began before the sub-agent.
     """
     name = facts.get("subagent", "")
     if not name or name in _OWN_AGENTS:
@@ -135,7 +135,7 @@ def _is_left_out(line: Mapping[str, Any], facts: Mapping[str, str]) -> bool:
 
 
 def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Said | None:
-    """What a rollout says twice is taken from its items; but how a turn ended, only an event says."""
+    """Read an event. Only events say how a turn ended; anything that a rollout says twice is taken from its items."""
     kind = event.get("type")
     if kind in ("task_started", "turn_started"):
         return Said(facts={"turn": text_at(event, "turn_id")})
@@ -175,7 +175,7 @@ def _item(item: dict[str, Any], time: str, counts: Counts) -> Said | None:
 
 
 def _told(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Said | None:
-    """What the user says, or another agent: a sub-agent's task is its request."""
+    """Read a message of the user or of another agent: a sub-agent's task is its request."""
     content = item.get("content")
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     told = item.get("internal_chat_message_metadata_passthrough")
@@ -191,14 +191,14 @@ def _told(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Said | 
     message = Message("user", (Text(text if envelope is None else text[envelope.end() :]),))
     if _NOTICE.match(text) or (kind == "agent_message" and (envelope is None or envelope[1] != "NEW_TASK")):
         return Said((message,), created_at=time)
-    if not message.texts():  # it is encrypted, or an image
+    if not message.texts():  # encrypted, or an image
         unread = envelope is not None or any(part_type_of(part) in MEDIA_PARTS for part in kept)
         return Said(opens="request", created_at=time) if unread else None
     return Said((message,), opens="request", created_at=time)
 
 
 def _known(content: Any, counts: Counts) -> Any:
-    """Return a content without parts of types that are not known: a new version has more of them, or encrypts some."""
+    """Return the content parts of known types: newer versions have more types, or encrypt some."""
     if not isinstance(content, list):
         return content
     kept = [
@@ -209,13 +209,13 @@ def _known(content: Any, counts: Counts) -> Any:
 
 
 def _request(text: str) -> str:
-    """Return the user's own words, without what an editor has put before them."""
+    """Return the user's own words, without the text that an editor put before them."""
     before = _FROM_EDITOR.match(text)
     return "" if _CONTEXT.match(text) else text[0 if before is None else before.end() :].strip()
 
 
 def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
-    """What a call returned: a text, a list of parts, JSON with output and metadata, or an object with content."""
+    """Read a call's result: a string, a list of parts, JSON with output and metadata, or an object with content."""
     found = json_value(output) if isinstance(output, str) and output.startswith("{") else output
     failed = _has_failed(found)
     if isinstance(found, dict) and isinstance(found.get("metadata"), dict) and "output" in found:
@@ -224,7 +224,7 @@ def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
         failed, output = output.get("success") is False, output["content"]
     elif isinstance(output, dict) and isinstance(output.get("text"), str):
         output = output["text"]
-    if isinstance(output, list):  # the parts of a script's output, of which some may be results of its commands
+    if isinstance(output, list):  # parts of a script's output, some of which may be results of its commands
         texts = [text_at(part, "text") for part in output if isinstance(part, dict)]
         failed = failed or any(_has_failed(json_value(text)) for text in texts if text.startswith("{"))
         output = text_of(_known(output, counts), "payload.output", "payload.output[]", counts)
@@ -235,7 +235,7 @@ def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
 
 
 def _has_failed(result: Any) -> bool:
-    """Return whether the result of a command has an exit code that is not 0."""
+    """Return whether a command's result has a non-zero exit code."""
     if not isinstance(result, dict) or "output" not in result:
         return False
     about = result["metadata"] if isinstance(result.get("metadata"), dict) else result
@@ -243,7 +243,7 @@ def _has_failed(result: Any) -> bool:
 
 
 def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Said | None:
-    """A line of `codex exec --json`. It has neither the user's words nor times."""
+    """Read a line of `codex exec --json`. It has neither the user's words nor times."""
     if kind == "thread.started":
         return Said(facts={"session": text_at(line, "thread_id")}, opens="request")
     if kind == "turn.started":
@@ -255,7 +255,7 @@ def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Said | None:
         return Said(outcome=Outcome(False, text_at(error, "message") if isinstance(error, dict) else None))
     item = line.get("item")
     if not isinstance(item, dict):
-        raise RunRefused("not_a_line", f"item: {shown(item)} is not an object; the line is left out")
+        raise RunRefused("not_a_line", f"item: {shown(item)} is not an object; the line is skipped")
     name = text_at(item, "type") or text_at(item, "item_type")
     if kind != "item.completed" or name not in _PRINTED:
         counts.drop(f"{kind} lines" if kind != "item.completed" else f"{name} items")
@@ -318,7 +318,7 @@ _PRINTED: Final[Mapping[str, Callable[[Mapping[str, Any]], tuple[Message, ...]]]
         Message("assistant", (ToolCall("todo_list", {"items": item.get("items")}, text_at(item, "id")),)),
     ),
 }
-"""The items of `codex exec --json`, and what each says."""
+"""The items of `codex exec --json`, and the reader of each."""
 
 
 FORMAT: Final = Format(

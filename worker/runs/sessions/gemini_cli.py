@@ -1,4 +1,4 @@
-"""Sessions of Gemini CLI: the files under ~/.gemini/tmp/PROJECT/chats, one document or line by line."""
+"""Sessions of Gemini CLI: the files under ~/.gemini/tmp/PROJECT/chats, as one document or line by line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolR
 from worker.runs.sessions.said import Format, Opens, Outcome, Said, text_at
 
 _EXIT_CODE: Final = re.compile(r"^Exit Code: (-?\d+)$", re.MULTILINE)
-"""What stands behind the output of a command; in some versions only if it has failed."""
+"""Follows the output of a command; in some versions only of a failed one."""
 
 
 def _knows(line: Mapping[str, Any]) -> bool:
@@ -43,11 +43,11 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
     if isinstance(kind, str) or "$set" in line or "$rewindTo" in line:
         counts.drop(f"{kind} lines" if isinstance(kind, str) else "changes of the session's header, and of its past")
         return None
-    raise RunRefused("not_a_line", "the line has no type, and is left out")
+    raise RunRefused("not_a_line", "the line has no type, and is skipped")
 
 
 def _messages(line: Mapping[str, Any], counts: Counts) -> Iterator[Message]:
-    """What the model thought and said, and the calls with their results."""
+    """Yield the model's thoughts, texts and calls, and the results of the calls."""
     thoughts = [
         Reasoning(joined([text_at(thought, "subject"), text_at(thought, "description")]))
         for thought in objects_of(line, "thoughts", "thoughts")
@@ -57,7 +57,7 @@ def _messages(line: Mapping[str, Any], counts: Counts) -> Iterator[Message]:
     results: list[Part] = []
     for number, call in enumerate(objects_of(line, "toolCalls", "toolCalls")):
         if not text_at(call, "name"):
-            raise RunRefused("not_a_line", f"toolCalls.{number}: a call needs a name; the line is left out")
+            raise RunRefused("not_a_line", f"toolCalls.{number}: a call needs a name; the line is skipped")
         said.append(ToolCall(call["name"], call.get("args"), text_at(call, "id")))
         if call.get("result") is not None or call.get("status") in ("success", "error", "cancelled"):
             results.append(_result(call, counts))
@@ -86,7 +86,7 @@ def _content(line: Mapping[str, Any], counts: Counts) -> str:
 
 
 def _text(content: Any, counts: Counts) -> str:
-    """Return the text of a content: a text, a part, or a list of them."""
+    """Return the text of a content: a string, a part, or a list of them."""
     if isinstance(content, list):
         return joined([_text(part, counts) for part in content])
     if isinstance(content, dict) and not isinstance(content.get("text"), str):

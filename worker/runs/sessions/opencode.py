@@ -1,4 +1,4 @@
-"""Sessions of OpenCode: what `opencode export` writes, one document, and `opencode run --format json`, line by line."""
+"""Sessions of OpenCode: the document of `opencode export`, and the lines of `opencode run --format json`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         return _printed(line, counts)
     info = line.get("info")
     if not isinstance(info, dict):
-        raise RunRefused("not_a_line", f"info: {shown(info)} is not an object; the message is left out")
+        raise RunRefused("not_a_line", f"info: {shown(info)} is not an object; the message is skipped")
     role = info.get("role")
     if "parts" not in line:
         return Said(facts={"session": text_at(info, "id"), "cwd": text_at(info, "directory"),
@@ -54,7 +54,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         return Said((message,) if message.parts else (), opens="request" if message.parts else "",
                     id=text_at(info, "id"), created_at=_time(info, "created"))  # fmt: skip
     if role != "assistant":
-        raise RunRefused("not_a_line", f"info.role {shown(role)} is not known; the message is left out")
+        raise RunRefused("not_a_line", f"info.role {shown(role)} is not known; the message is skipped")
     return Said(
         tuple(_messages(parts, counts)), id=text_at(info, "id"),
         created_at=_time(info, "completed") or _time(info, "created"), facts={"model": text_at(info, "modelID")},
@@ -63,7 +63,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
 
 
 def _printed(line: Mapping[str, Any], counts: Counts) -> Said | None:
-    """A line of `opencode run --format json`. It does not have the user's words."""
+    """Read a line of `opencode run --format json`. It lacks the user's words."""
     part = line.get("part")
     parts = [part] if isinstance(part, dict) else []
     return Said(tuple(_messages(parts, counts)), created_at=_time({"time": line}, "timestamp"),
@@ -78,7 +78,7 @@ def _failure(value: Mapping[str, Any]) -> Outcome | None:
 
 
 def _messages(parts: list[dict[str, Any]], counts: Counts) -> Iterator[Message]:
-    """What the agent said and called, each call with its result."""
+    """Yield the agent's texts and calls, each call with its result."""
     for number, part in enumerate(parts):
         kind, state = text_at(part, "type"), part.get("state")
         said: Part | None = None
@@ -102,7 +102,7 @@ def _messages(parts: list[dict[str, Any]], counts: Counts) -> Iterator[Message]:
 
 
 def _time(info: Mapping[str, Any], name: str) -> str:
-    """Return a time that is in milliseconds since 1970 as ISO 8601."""
+    """Return a time in milliseconds since 1970 as ISO 8601; "" if there is none."""
     times = info.get("time")
     value = times.get(name) if isinstance(times, dict) else None
     if not isinstance(value, int | float) or isinstance(value, bool):

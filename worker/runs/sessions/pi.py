@@ -1,4 +1,4 @@
-"""Sessions of Pi: the files under ~/.pi/agent/sessions, in all three versions."""
+"""Sessions of Pi: the files under ~/.pi/agent/sessions, in all three versions of the format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         return None
     message = line.get("message")
     if not isinstance(message, dict):
-        raise RunRefused("not_a_line", f"message: {shown(message)} is not an object; the line is left out")
+        raise RunRefused("not_a_line", f"message: {shown(message)} is not an object; the line is skipped")
     time, role = text_at(line, "timestamp"), message.get("role")
     name = f"{time}/{text_at(line, 'id')}" if time and ("id" in line or role == "user") else text_at(line, "id")
     if role == "user":

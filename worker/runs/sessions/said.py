@@ -1,4 +1,4 @@
-"""What one line of a session says, whichever agent has written it."""
+"""The meaning of one line of a session, for every coding agent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Opens = Literal["", "request", "start", "command", "local", "fork"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended, as far as the session says. `summary` is None where it does not say what came of it."""
+    """How a request ended, as far as the session says."""
 
     success: bool
-    summary: str | None = None
+    summary: str | None = None  # None: the session does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Said:
 
 
 def text_at(value: Mapping[str, Any], name: str) -> str:
-    """Return a field that is a text, "" where it is absent or something else."""
+    """Return a string field, "" if it is absent or something else."""
     found = value.get(name)
     return found if isinstance(found, str) else ""
 

@@ -23,32 +23,27 @@ FORMATS: Final[Mapping[str, Format]] = {
 }
 
 _UNIQUE: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT.*", re.IGNORECASE)
-"""An id that no other session has, and a copy keeps: a UUID, or one that begins with its time."""
+"""An id that is globally unique and survives copying: a UUID, or an id that begins with its time."""
 
 Context = Mapping[str, Any]
-"""What must be known of the lines before an open request; it can be written as JSON. {} at a session's begin."""
+"""The state before an open request, JSON-serialisable; {} at the beginning of a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of the user, or what a sub-agent was asked, with all that was done about it. It changes no more.
+    """A closed request of the user, or the task of a sub-agent, with everything done about it. It no longer changes."""
 
-    `key`: the same whenever the request is read, and no other request's. `facts`: session, request, and where the
-    session says them cwd, branch, model, version; a sub-agent's also has subagent. `messages`: the first is the
-    request, if the session has it. `success`: as the session says; if it does not, whether the agent gave an answer.
-    `first`, `last`: the positions of its lines.
-    """
-
-    key: str
+    key: str  # the same whenever the request is read, and unique
     format: str
     facts: Mapping[str, str]
-    messages: tuple[Message, ...]
+    """session, request, and, if the session says them, cwd, branch, model, version; for a sub-agent also subagent."""
+    messages: tuple[Message, ...]  # the first is the request, if the session has it
     created_at: str | None
-    success: bool
+    success: bool  # as the session says; otherwise whether the agent gave an answer
     summary: str | None
     counts: Counts
-    first: int
-    last: int
+    first: int  # position of its first line
+    last: int  # position of its last line
 
     @property
     def name(self) -> tuple[str, str]:
@@ -57,32 +52,32 @@ class Request:
 
     @property
     def agent(self) -> str:
-        """The name of the agent, with that of the sub-agent."""
+        """The name of the agent, followed by the sub-agent's, if any."""
         return "/".join(part for part in (self.format, self.facts.get("subagent")) if part)
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request that is not closed. `before`: the context when it began. `numbered`: it has no id but its number."""
+    """A request that is not closed."""
 
     facts: dict[str, str]
     first: int
     last: int
-    before: Context
+    before: Context  # the context when it began
     created_at: str = ""
-    numbered: bool = False
+    numbered: bool = False  # it has no id but its number
     answered: bool = False
-    said: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    said: dict[str, tuple[Message, ...]] = field(default_factory=dict)  # by line id
     outcome: Outcome | None = None
     counts: Counts = field(default_factory=Counts)
-    spawns: dict[str, tuple[str, str]] = field(default_factory=dict)
+    spawns: dict[str, tuple[str, str]] = field(default_factory=dict)  # as in Said
 
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(message for messages in self.said.values() for message in messages)
 
     def has_answer(self) -> bool:
-        """Return whether the last that was said is a text of the agent, not a call or a call's result."""
+        """Return whether the conversation ends with a text of the agent, not with a call or its result."""
         for message in reversed(self.messages):
             if message.role == "assistant":
                 return bool(message.texts()) and not message.calls()
@@ -92,21 +87,21 @@ class _Open:
 
 
 class Session:
-    """The requests of one session, from its lines in their order.
+    """The requests of one session, read from its lines in order.
 
     A request closes at the next one, and when the caller closes the session: at its end, or after some time without a
-    line. What the agent still says after that belongs to no request and is counted in `counts`. A sub-agent's run
-    closes with the request in which it was started, or when the sub-agent is asked again. To go on later, begin at the
-    line `open_since` with `context`, which also names the requests after that line that have been returned.
+    line. Anything the agent says after that belongs to no request and is counted in `counts`. A sub-agent's run closes
+    with the request that started it, or when the sub-agent is asked again. To continue later, begin at line
+    `open_since` with `context`, which also names the requests after that line that were already returned.
     """
 
     def __init__(
         self, form: Format | None = None, context: Context | None = None, idle_seconds: float | None = None
     ) -> None:
-        """Begin at a session's first line, or where `context` was taken. `form`: None if the lines shall tell it.
+        """Begin at a session's first line, or where `context` was taken. `form` None: recognise it from the lines.
 
-        `idle_seconds`: an answered request closes where the next line is so much later, by the lines' own times: where
-        a caller has closed it by its clock, or would have.
+        `idle_seconds`: an answered request also closes if the next line is this much later by its own timestamp, as a
+        caller closes it by the clock.
         """
         self.format = form
         self._idle_seconds = idle_seconds
@@ -124,17 +119,17 @@ class Session:
 
     @property
     def open_since(self) -> int | None:
-        """The position of the first line that is still needed; None if reading may go on after the last one."""
+        """The position of the first line that is still needed; None if reading may continue after the last one."""
         return min((run.first for run in self._open.values()), default=None)
 
     @property
     def open_names(self) -> set[tuple[str, str]]:
-        """The names of the requests that are open."""
+        """The names of the open requests."""
         return {_name(run.facts) for run in self._open.values()}
 
     @property
     def context(self) -> Context:
-        """What must be known of the lines before `open_since`, as JSON has it."""
+        """The state of the session before `open_since`, JSON-serialisable."""
         if not self._open:
             return self._context()
         oldest = min(self._open.values(), key=attrgetter("first"))
@@ -147,22 +142,22 @@ class Session:
         }  # fmt: skip
 
     def feed(self, line: bytes, at: int) -> list[Request]:
-        """Read a line, and return the requests that it closes. `at`: its position, larger than those before.
+        """Read a line, and return the requests that it closes. `at`: its position; positions increase.
 
-        Raises RunRefused for a line that cannot be read; it changes nothing, and the next line can be fed.
+        Raises RunRefused for an unreadable line, which changes nothing: continue with the next one.
         """
         if not line.strip():
             return []
         return self.add(line_value(line), at)
 
     def add(self, value: Any, at: int) -> list[Request]:
-        """Read the value of a line; as `feed`."""
+        """Read the value of a line; like `feed`."""
         if not isinstance(value, dict):
-            raise RunRefused("not_a_line", f"{shown(value)} is not a line of a session, and is left out")
+            raise RunRefused("not_a_line", f"{shown(value)} is not a line of a session, and is skipped")
         if self.format is None:
             self.format = format_of(value)
             if self.format is None:
-                raise RunRefused("not_a_line", "no known agent writes such a line; it is left out")
+                raise RunRefused("not_a_line", "no known agent writes such a line; it is skipped")
         counts = Counts()
         try:
             said = self.format.read(value, counts)
@@ -202,14 +197,14 @@ class Session:
         return self.close() if any(run.answered for run in self._open.values()) else []
 
     def _news(self, said: Said) -> dict[str, str]:
-        """Return the facts of a line. A history that was copied from another session may have that one's header."""
+        """Return the facts that a line changes. History copied from another session may include that one's header."""
         kept = () if said.opens or self.format is None else self.format.of_header
         return {
             name: fact for name, fact in said.facts.items() if fact and not (name in kept and self._facts.get(name))
         }
 
     def close(self) -> list[Request]:
-        """Close what is open, because the session has ended or nothing came for a while, and return it."""
+        """Close and return the open requests, because the session has ended or nothing came for a while."""
         self._leave_command()
         self._closed = True
         return self._close_all()
@@ -272,7 +267,7 @@ class Session:
     def _begin(
         self, run: str | None, said: Said, at: int, before: Context, counts: Counts | None = None
     ) -> list[Request]:
-        """Open a request, and return those that this closes: the one before, and with it its sub-agents'."""
+        """Open a request, and return those that it closes: the one before, with its sub-agents' runs."""
         closed = self._close_all() if run is None else self._close_run(run)
         spawns = {call: spawn for found in self._open.values() for call, spawn in found.spawns.items()}
         self._requests += 1
@@ -337,7 +332,7 @@ class Session:
 
 
 def _is_repeated(said: Said, run: _Open) -> bool:
-    """Return whether a request's words are those that were said last; spaces between its parts may differ."""
+    """Return whether a request repeats the words that were said last; white space may differ."""
     last = next(reversed(run.said.values()))
     return len(last) == 1 and last[0].role == "user" and _letters(last[0]) == _letters(said.messages[0])
 
@@ -359,9 +354,9 @@ def _name(facts: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _key(form: str, run: _Open) -> str:
-    """Return what makes a request's id: its own alone if that is unique, else with the session's.
+    """Return the key of a request: its id if that is globally unique, else combined with the session's.
 
-    A number is not enough: what an agent prints for each request of one session begins at 1 each time.
+    A number is not enough: what an agent prints for each request of a session is numbered from 1 each time.
     """
     session, request = _name(run.facts)
     if run.numbered:
@@ -371,18 +366,18 @@ def _key(form: str, run: _Open) -> str:
 
 
 def line_value(line: bytes) -> Any:
-    """Return the value of a line. Raises RunRefused. Half of a surrogate pair, where a text was cut, becomes "?"."""
+    """Return the value of a line. Raises RunRefused. Half of a surrogate pair, left by truncation, becomes "?"."""
     try:
         value = parse_json(line)
         if b"\\u" in line:
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        raise RunRefused("not_json", f"{error}; the line is left out") from None
+        raise RunRefused("not_json", f"{error}; the line is skipped") from None
     return value
 
 
 def format_of(value: Any) -> Format | None:
-    """Return the format of a line, or of a document that holds a session; None if it is none of a session."""
+    """Return the format of a line, or of a document that holds a session; None if it is neither."""
     if not isinstance(value, dict):
         return None
     return next((each for each in FORMATS.values() if each.knows(value) or each.lines(value) is not None), None)
