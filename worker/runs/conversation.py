@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Final
@@ -99,6 +99,7 @@ class Conversation:
         turn: _Turn | None = None
         reasons: list[str] = []
         results: Counter[str] = Counter()  # by tool name: results without an id since the agent's last message
+        told: Iterator[Message] = iter(())  # the results from here on with ids, if they have none
         before = ""
         for index, (message, place) in enumerate(zip(inputs, places, strict=True)):
             if message.role == "assistant":
@@ -115,8 +116,10 @@ class Conversation:
                 turn = self._add_said(message, part_of, reasons, start_ns)
                 reasons = []
             else:
-                told = message if turn is None or len(turn.calls) < 2 else _with_ids(message, turn, inputs, index)
-                self._add_told(told, turn, results, start_ns, known=index <= last, goes_on=last >= 0)
+                if before == "assistant" and turn is not None and len(turn.calls) > 1:
+                    told = _with_ids(turn, (inputs[at] for at in range(index, len(inputs))))
+                told_message = next(told, message)
+                self._add_told(told_message, turn, results, start_ns, known=index <= last, goes_on=last >= 0)
             before = message.role
         if len(self.turns) > count or not self._is_repeated(outputs, after):
             self._add_turn(outputs, end_ns)
@@ -200,8 +203,9 @@ class Conversation:
             if isinstance(part, ToolResult):
                 call = self._called(part, turn, results[part.name])
                 if call is None and message.role == "user" and not part.call_id:
-                    call = next(iter([] if turn is None else turn.calls[-1:]), None)  # one text for all calls
-                    if call is None:
+                    if turn is not None and turn.calls:
+                        call = turn.calls[-1]  # one text for all calls
+                    else:
                         texts.append(part.text)  # the result of code, not of a call
                 results[part.name] += not part.call_id
                 if call is not None and call.told is None:
@@ -340,20 +344,17 @@ class Conversation:
                     transcript.add_result(result.text, call.call.call_id, call.call.name, is_error=result.is_error)
 
 
-def _with_ids(message: Message, turn: _Turn, inputs: Sequence[Message], index: int) -> Message:
-    """Return the message at `index` with ids for its results, which are in the order of the turn's calls.
+def _with_ids(turn: _Turn, behind: Iterable[Message]) -> Iterator[Message]:
+    """Yield the results behind a turn with the ids of its calls, in their order.
 
-    Only if none of the results after these calls has an id or a name, and there is one for each call.
+    Only if each message has one result, without id or name, and there is one for each call.
     """
-    parts = message.parts
-    if len(parts) != 1 or not isinstance(parts[0], ToolResult) or parts[0].call_id or parts[0].name:
-        return message
-    start = next((at for at in range(index, -1, -1) if inputs[at].role == "assistant"), -1) + 1
-    after = list(takewhile(lambda each: each.role == "tool", inputs[start:]))
-    told = [part for each in after for part in each.parts if isinstance(part, ToolResult)]
-    if len(told) != len(turn.calls) or any(part.call_id or part.name for part in told):
-        return message
-    return replace(message, parts=(replace(parts[0], call_id=turn.calls[index - start].call.call_id),))
+    told = list(takewhile(lambda each: each.role == "tool", behind))
+    parts = [message.parts[0] for message in told if len(message.parts) == 1]
+    results = [part for part in parts if isinstance(part, ToolResult) and not part.call_id and not part.name]
+    if len(results) == len(told) == len(turn.calls):
+        for result, call in zip(results, turn.calls, strict=True):
+            yield Message("tool", (replace(result, call_id=call.call.call_id),))
 
 
 def _append(numbers: list[int], number: int) -> None:

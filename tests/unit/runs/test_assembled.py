@@ -557,6 +557,46 @@ def test_a_message_of_many_calls_takes_linear_time(ids: str) -> None:
     )  # a quadratic way takes 64 times, and large heaps cost more
 
 
+def test_many_results_without_ids_in_messages_of_their_own_take_linear_time() -> None:
+    def seconds(count: int) -> float:
+        calls = [{"type": "tool_call", "name": "a", "arguments": {"n": n}, "id": f"c{n}"} for n in range(count)]
+        told = [{"role": "tool", "parts": [{"type": "tool_call_response", "response": f"{n}"}]} for n in range(count)]
+        said = [_message("user", "Go"), {"role": "assistant", "parts": calls}, *told]
+        one = chat(1, [], ("Done",), attributes={"gen_ai.input.messages": json.dumps(said)})
+        began = time.process_time()
+        (made,) = assembled([one], [], RULES)
+        took = time.process_time() - began
+        assert made.document is not None
+        assert [step["content"] for step in made.document["steps"] if step["type"] == "observation"][
+            -1
+        ] == f"{count - 1}"
+        return took
+
+    small = min(seconds(500) for _ in range(5))
+    assert min(seconds(4_000) for _ in range(3)) < 32 * small  # a quadratic way takes 64 times
+
+
+def test_results_without_ids_count_only_as_one_for_each_call() -> None:
+    """A later result, of a message that is not among those behind the calls, is of no call."""
+    calls = [{"type": "tool_call", "name": "a", "arguments": {"n": n}, "id": f"c{n}"} for n in range(2)]
+    result = {"type": "tool_call_response", "response": "one"}
+    more = {"role": "user", "parts": [{**result, "response": "more", "id": "x"}]}
+    told = [{"role": "tool", "parts": [result]}, {"role": "tool", "parts": [{**result, "response": "two"}]}]
+    later = {"role": "tool", "parts": [{**result, "response": "later"}]}
+
+    def observations(*behind: dict[str, Any]) -> list[tuple[str, str]]:
+        said = [_message("user", "Go"), {"role": "assistant", "parts": calls}, *behind]
+        one = chat(1, [], ("Done",), attributes={"gen_ai.input.messages": json.dumps(said)})
+        (made,) = assembled([one], [], RULES)
+        assert made.document is not None
+        steps = made.document["steps"]
+        return [(step["tool_call_id"], step["content"]) for step in steps if step["type"] == "observation"]
+
+    assert observations(*told) == [("c0", "one"), ("c1", "two")]
+    assert observations(*told, more, later) == [("c0", "one"), ("c1", "two")]
+    assert observations(told[0]) == observations(*told, later) == []
+
+
 @pytest.mark.parametrize("tree", ["chain", "star", "circle", "tools"])
 def test_a_trace_of_many_spans_takes_linear_time(tree: str) -> None:
     """Four times as many spans take at most ten times as long; a quadratic way takes sixteen times."""

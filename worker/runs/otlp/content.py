@@ -37,7 +37,7 @@ _READ_EVENTS: Final = frozenset(
     {*_EVENTS, "gen_ai.client.inference.operation.details", "gen_ai.evaluation.result", "exception"}
 )
 
-_CALL_ID: Final = re.compile(r"Call id: \S*\n")
+_CALL_ID: Final = re.compile(r"\ACall id: \S*\n")
 
 _POSITION: Final = re.compile(r"(.+)_\d+")
 
@@ -218,18 +218,21 @@ def _without_prompts(message: Message) -> Sequence[Message]:
     """Return a message without what smolagents writes around it, since it sends calls and results as plain texts."""
     text = message.texts()
     if message.role == "user":
-        named = _CALL_ID.match(text)
-        body = text[named.end() :] if named else text
+        body = _CALL_ID.sub("", text)
         for start in ("Observation:\n", "Error:\n"):
             if body.startswith(start):
                 result = body.removeprefix(start).partition(_RETRY)[0]
                 return [Message("user", (ToolResult(result, is_error=start == "Error:\n"),))]
-        return [Message("user", (Text(text.removeprefix(_TASK)),))]
-    if message.role == "assistant" and _CALLS in text:
-        said, _, written = text.partition(_CALLS)
-        if calls := [part for each in _objects(python_value(written)) for part in _part(each)]:
-            return [Message("assistant", (Text(said.strip()),)), Message("assistant", tuple(calls))]
+        return [Message("user", (Text(text.removeprefix(_TASK)),)) if text.startswith(_TASK) else message]
+    said, _, written = text.partition(_CALLS)
+    if message.role == "assistant" and (calls := _written_calls(written)):
+        return [Message("assistant", (Text(said.strip()),)), Message("assistant", calls)]
     return [message]
+
+
+def _written_calls(text: str) -> tuple[Part, ...]:
+    """Return the calls in a list that smolagents writes as Python has it."""
+    return tuple(part for each in _objects(text) for part in _part(each))
 
 
 _FIELD: Final = re.compile(r"\[\[ ## (\w+) ## \]\]\n?(.*?)\s*(?=\[\[ ## |\Z)", re.DOTALL)
@@ -492,16 +495,9 @@ def _tool_message(parts: list[Part], value: dict[str, Any]) -> Message:
 def _smolagents_message(role: Role, text: str) -> Message:
     """Return a message in which smolagents writes calls, as Python has them, or results as a text."""
     if role == "tool":
-        named = _CALL_ID.match(text)
-        body = text[named.end() :] if named else text
+        body = _CALL_ID.sub("", text)
         return Message(role, (ToolResult(body.removeprefix("Observation:\n"), is_error=body.startswith("Error:\n")),))
-    calls = python_value(text.partition("\n")[2])
-    return Message(
-        role,
-        tuple(part for each in calls if isinstance(each, dict) for part in _part(each))
-        if isinstance(calls, list)
-        else (),
-    )
+    return Message(role, _written_calls(text.partition("\n")[2]))
 
 
 # Parts
@@ -716,7 +712,8 @@ def _unwrapped(result: Any) -> tuple[str, str]:
             return result_text(output), ""
     if isinstance(parsed, str):
         written = _WRITTEN.match(parsed) if parsed.startswith("content=") else None
-        return (parsed, "") if written is None else (as_text(python_value(f"[{written[1]}]")[0]), written[2])
+        content = None if written is None else python_value(f"[{written[1]}]")
+        return (as_text(content[0]), written[2]) if written and isinstance(content, list) else (parsed, "")
     return as_text(result), ""
 
 
