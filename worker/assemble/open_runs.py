@@ -39,11 +39,11 @@ Cause = Literal["root_ended", "gap", "too_large", "memory"]
 
 MAX_CLOSED: Final = 256
 MAX_CLOSED_BYTES: Final = 16 << 20
-"""Most runs that one batch closes, and the bytes of their parts (uncompressed) after which it closes no further one:
-after a pause, thousands may be due at once."""
+"""Maximum number of runs that one batch closes, and the bytes of their parts (uncompressed) after which it closes no
+further one: after a pause, thousands may be due at once."""
 
 MAX_REMEMBERED: Final = 200_000
-"""Most closed runs that a partition remembers (40 MB in memory); the oldest are forgotten first."""
+"""Maximum number of closed runs that a partition remembers (40 MB in memory); the oldest are forgotten first."""
 
 PART_OVERHEAD: Final = 160
 RUN_OVERHEAD: Final = 800

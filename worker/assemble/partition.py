@@ -20,7 +20,7 @@ from worker.observe.assemble_metrics import AssembleMetrics
 log = logging.getLogger(__name__)
 
 MAX_RECORDS: Final = 500
-"""Most records of a batch."""
+"""Maximum records per batch."""
 
 SHORTENED: Final = (
     "the longest texts of some traces are cut, so that these fit KP_MAX_MESSAGE_BYTES and the source topic's "
@@ -28,7 +28,7 @@ SHORTENED: Final = (
 )
 
 MAX_TOLD: Final = 100
-"""Most hints and reasons that are logged, each once: a hint names a scope, and anyone may send any scope."""
+"""Maximum number of hints and reasons logged, each once: a hint names a scope, and anyone may send any scope."""
 
 NOTE_SECONDS: Final = 30.0
 """How long a batch that only advances time may stay uncommitted: a restart reads it again."""
@@ -40,7 +40,7 @@ class Shared:
 
     metrics: AssembleMetrics
     interval_seconds: float
-    """Least time between commits, unless records are waiting."""
+    """Minimum time between commits, unless records are waiting."""
     unread: UnreadContent
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One batch of the process is computed at a time, in a thread, so that heartbeats continue meanwhile."""

@@ -19,11 +19,11 @@ Milliseconds = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 MAX_RUN_BYTES: Final = 64 << 20
-"""Most bytes of a run, uncompressed. Each model call repeats everything said before: a hundred calls with 100,000
+"""Maximum size of a run, uncompressed. Each model call repeats everything said before: a hundred calls with 100,000
 tokens each are 40 MB."""
 
 MAX_RUN_PARTS: Final = 20_000
-"""Most parts (records that contain some of its spans) of a run."""
+"""Maximum number of parts (records that contain some of its spans) of a run."""
 
 Size = Annotated[int, Meta(ge=0, le=MAX_RUN_BYTES)]
 Topic = Annotated[str, Meta(max_length=249)]

@@ -1,1 +1,1 @@
-"""One module for each command but `run`, with its views."""
+"""A module or package for each command, with its views."""

@@ -1,4 +1,4 @@
-"""`kp-worker completion`: the code that makes a shell complete commands, options and their values."""
+"""`kp-worker completion`: shell code that completes commands, options and their values."""
 
 from __future__ import annotations
 

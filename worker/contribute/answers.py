@@ -23,7 +23,7 @@ SCHEMA_HEADER: Final = "kp-schema-version"
 """The registry sends this header with every answer, except a 429 and the rejection of a JWT."""
 
 MAX_WORDS: Final = 200
-"""Most characters of the registry's own words in a message."""
+"""Maximum characters of the registry's own words in a message."""
 
 
 TIME: Final = re.compile(r"[0-9T:.Z+ -]{10,40}", re.ASCII)

@@ -53,7 +53,7 @@ from worker.observe.contribute_metrics import ContributeMetrics
 log = logging.getLogger(__name__)
 
 STEP_SECONDS: Final = 0.5
-"""Longest single sleep while waiting for a turn: answers to other partitions change the pace."""
+"""Maximum single sleep while waiting for a turn: answers to other partitions change the pace."""
 
 
 class Gateway:

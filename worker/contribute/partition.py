@@ -43,7 +43,7 @@ from worker.kafka.writing.transaction import look_again, run_transaction
 from worker.observe.contribute_metrics import ContributeMetrics
 
 MAX_DUE: Final = 50
-"""Most traces of a partition that are posted and not committed."""
+"""Maximum number of a partition's traces that are posted but not committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ PROOF_SECONDS: Final = 60.0
 a gateway then begins to block everything."""
 
 MAX_WAITING: Final = 500
-"""Most traces that are held; beyond that no further one is tried."""
+"""Maximum number of held traces; beyond that no further one is tried."""
 
 MAX_WAITING_BYTES: Final = 32 << 20
 """Bytes of the held traces, and of the receipts and refused traces after them; beyond that no further one is tried."""

@@ -39,7 +39,7 @@ ANSWER_GROWTH: Final = 5
 """An answer repeats the unit in JavaScript's spelling, in which 1e20 and a comma take 22 characters instead of 5."""
 
 ANSWER_FRAME: Final = 1 << 16
-"""Most bytes of an answer apart from the unit."""
+"""Maximum size of an answer apart from the unit, bytes."""
 
 
 class NoAnswerError(Exception):

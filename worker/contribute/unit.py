@@ -27,7 +27,7 @@ STRICTEST: Final = "aggregated"
 """The level for texts without one: it redacts most."""
 
 MAX_ISSUES: Final = 2000
-"""Most characters of the registry's issues, because they travel in a Kafka header."""
+"""Maximum characters of the registry's issues, because they travel in a Kafka header."""
 
 NUMBERS: Final = frozenset({"phone", "card", "ssn"})
 """Findings that do not count in an id: in 1 of 100 random UUIDs, ten digits look like a phone number."""
@@ -40,7 +40,7 @@ MAX_ID_BYTES: Final = 2048
 Percent-encoded, the id is three times as long, and URLs of 8000 bytes should work everywhere (RFC 9110, 4.1)."""
 
 MAX_VALUES: Final = 200_000
-"""Most values of a registry unit that is redacted for the comparison; a copy of them takes 30 MB."""
+"""Maximum number of values in a registry unit that is redacted for the comparison; a copy of them takes 30 MB."""
 
 
 def secret_in_id(trace_id: str, level: str, rules: Rules = STRICT) -> bool:
@@ -108,7 +108,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A record that is refused for good. All texts are redacted."""
+    """A record that is refused permanently. All texts are redacted."""
 
     reason: str
     message: str
@@ -301,7 +301,7 @@ def receipt(record: SourceRecord, unit: Unit, status: int, registry_time: str) -
 
 
 def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT) -> OutputRecord:
-    """Build the record of a trace that is refused for good: the redacted record, and headers with the reason.
+    """Build the record of a trace that is refused permanently: the redacted record, and headers with the reason.
 
     If redaction fails, by a bug of the worker, the contents are omitted: the record then looks like a dead letter of
     `last_resort`, and `redrive` reads the trace itself from the accepted topic.

@@ -30,7 +30,7 @@ def per_second(times_ms: Sequence[int]) -> float | None:
 
 
 def is_short(reach_ms: float, ttl_ms: int | None) -> bool:
-    """Whether entries leave by capacity, at an age of `reach_ms`, long before the TTL (None: no expiry)."""
+    """Return whether entries leave by capacity, at an age of `reach_ms`, long before the TTL (None: no expiry)."""
     return ttl_ms is not None and reach_ms < SHORT * ttl_ms
 
 

@@ -2,8 +2,8 @@
 
 The topic is compacted. A key names a pass (passes.py), the number of slots (capacity + slack), and a slot: sequence %
 slots. Within a pass and a capacity, a slot is overwritten only when no restart can need its old entry, as at most
-`slack` traces are past the committed offset (stream/partition.py). Another pass or capacity has other keys: a tombstone
-deletes each entry that it found once it is not among the newest `slots`. So at most `slots` entries are live.
+`slack` traces are past the committed offset (stream/partition.py). A new pass or capacity has new keys: each entry that
+it found is deleted by a tombstone once it is not among the newest `slots`. So at most `slots` entries are live.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ from worker.core.records import Fault, IdentityKey
 from worker.core.track_record import RECORD_PREFIX, Stored, read_stored
 
 VERSION: Final = 1
-"""Raise this when a field changes its meaning: a restore skips entries of another version. New fields at the end need
-no new version: an older worker reads the entry without them."""
+"""Raise this when a field changes its meaning: a restore skips entries of another version. Fields added at the end need
+no new version, as an older worker ignores them."""
 
 SLACK: Final = 1024
-"""Most traces of one partition that may be past the committed offset, and the spare slots that cover them. Each costs
-1.7 kB of changelog; with fewer, traces wait for a commit. At 1 ms per trace they cover a commit of one second."""
+"""Most traces of a partition that may be past the committed offset, and the spare slots that cover them. A slot costs
+1.7 kB of changelog; with fewer slots, traces wait for a commit. At 1 ms per trace they cover a commit of one second."""
 
 HASH_BYTES: Final = 16
 
-DECODED: Final = 1024  # values that a restore decodes together
-MAX_DIMENSIONS: Final = 16_384  # more numbers than any embedder's vector has
+DECODED: Final = 1024  # values that a restore decodes at once
+MAX_DIMENSIONS: Final = 16_384  # more than any embedder's vector has
 
 PROBE_PREFIX: Final = b"probe:"
 
 PROBE_DISTANCE: Final = 0.05
-"""Most distance of a fixed text's vector from the one kept, for the same model: bf16 differs from fp32 by up to .019,
-and by .017 from batch to batch; two texts with nine tenths in common by .1."""
+"""Greatest distance between the vector of a fixed text and the kept one, for the same model: bf16 differs from fp32 by
+up to .019, and by .017 from batch to batch; two texts that are nine tenths equal differ by .1."""
 
 _KEY: Final = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")
 
 
 class CorruptEntry(ValueError):
-    """The bytes are not an entry of this version; the message says why."""
+    """The bytes are not an entry of this version."""
 
 
 CachedId = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One embedding: where it came from, when it was inserted, and which model made it. 0.1.0 ends with `vector`."""
+    """One embedding and its origin. An entry of 0.1.0 ends with `vector`."""
 
     version: int
     sequence: Offset
@@ -83,12 +83,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     trace_id: CachedId
     model: IdentityKey
     vector: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_DIMENSIONS)]  # <f4, unit length (or zero)
-    pass_number: PassNumber | None = None  # None: of the pass that was current when it was written
-    text_hash: bytes = b""  # of the embedded text (`text_hash`); empty: unknown
+    pass_number: PassNumber | None = None  # None: the pass that was current when it was written
+    text_hash: bytes = b""  # of the embedded text (`text_hash`); empty if unknown
     agent_id: CachedId = ""
 
     def label(self) -> Label:
-        """Return where the entry comes from."""
+        """Return the entry's origin."""
         return Label(self.trace_id, self.agent_id, self.source_offset)
 
     def array(self) -> Vector:
@@ -101,13 +101,13 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def slot_key(sequence: int, capacity: int, pass_number: int = 0) -> bytes:
-    """Return the record key of an entry: pass, number of slots, and slot, in decimal digits (0.1.0: the slot alone)."""
+    """Return an entry's record key: pass, number of slots, and slot, in decimal digits (0.1.0: only the slot)."""
     slots = capacity + SLACK
     return b"%d:%d:%d" % (pass_number, slots, sequence % slots)
 
 
 def text_hash(text: str) -> bytes:
-    """Return the hash, 16 bytes, that binds an entry to the text that was embedded."""
+    """Return the 16-byte hash that binds an entry to its embedded text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
 
 
@@ -131,7 +131,7 @@ def encode(
 
 
 def decode(value: bytes | None) -> Entry:
-    """Read an entry. Raises CorruptEntry for anything that `encode` of this version or 0.1.0's did not write."""
+    """Read an entry. Raises CorruptEntry for anything not written by this version's `encode` or by 0.1.0's."""
     entry = _decode(value)
     vector = entry.array()
     with np.errstate(over="ignore", invalid="ignore"):
@@ -142,9 +142,9 @@ def decode(value: bytes | None) -> Entry:
 
 
 def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptEntry]:
-    """Do `decode` for each value, with its error in place of an entry; ten times as fast as one by one."""
+    """Decode all values, ten times as fast as one by one; an error takes its entry's place."""
     found: list[Entry | CorruptEntry] = []
-    entries: dict[int, list[tuple[int, Entry]]] = {}  # by the size of the vector, with the place in `found`
+    entries: dict[int, list[tuple[int, Entry]]] = {}  # with their places in `found`, by the size of the vector
     for place, value in enumerate(values):
         try:
             entry = _decode(value)
@@ -167,7 +167,7 @@ def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptEntry]:
 
 
 def _check_length(entry: Entry) -> None:
-    """Raise CorruptEntry if the vector's length is neither 0 nor about 1, or if a number is not finite."""
+    """Raise CorruptEntry if the vector's length is neither 0 nor about 1, or not finite."""
     with np.errstate(invalid="ignore"):  # signalling NaN
         length = float(np.linalg.norm(entry.array().astype(np.float64)))
     if length != 0.0 and not abs(length - 1.0) <= LENGTH_TOLERANCE:
@@ -189,9 +189,9 @@ def _decode(value: bytes | None) -> Entry:
 
 
 def impossible(entry: Entry, where: Found | None = None) -> str | None:
-    """Return why no worker of this model can have written the entry, although each field has a possible value.
+    """Return why no worker of this model can have written the entry, although each field is valid; None if one can.
 
-    `where`: where its partition continues, if that is known.
+    `where`: where its partition continues, if known.
     """
     if entry.sequence > entry.source_offset:  # each entry has its own offset
         return f"sequence {entry.sequence} at source offset {entry.source_offset}"
@@ -203,19 +203,18 @@ def impossible(entry: Entry, where: Found | None = None) -> str | None:
 
 
 def probe_distance(kept: Vector, now: Vector) -> float:
-    """Return the distance of two unit vectors, 0 to 2; infinity if their dimensions differ."""
+    """Return the distance between two unit vectors, 0 to 2; infinity if their dimensions differ."""
     return float(np.linalg.norm(kept.astype(np.float64) - now)) if kept.shape == now.shape else math.inf
 
 
 class OtherModelError(Exception):
-    """A service's model is not the one that made the entries; the message says what to do."""
+    """The embedding service's model is not the one that made the entries; the message says what to do."""
 
 
 class Probes(NamedTuple):
-    """The vectors that a service's model has for a few fixed texts: by them it is known again.
+    """The vectors that an embedding service's model gives for a few fixed texts: they identify the model.
 
-    Each is kept as an entry with its own key, `probe:HASH OF THE NAME:NUMBER`, behind all offsets; 0.2.0 passes over
-    it.
+    Each is kept as an entry with its own key, `probe:HASH OF THE NAME:NUMBER`, past all offsets; 0.2.0 ignores it.
     """
 
     name: str  # of the model (KP_MODEL)
@@ -235,7 +234,7 @@ class Probes(NamedTuple):
         return key, value
 
     def check(self, key: bytes, value: bytes) -> None:
-        """Compare a kept record with the vector of its key, if it has one. Raises OtherModelError, CorruptEntry."""
+        """Compare a kept record with its key's vector, if there is one. Raises OtherModelError, CorruptEntry."""
         vector = dict(zip(self.keys(), self.vectors, strict=True)).get(key)
         if vector is None:
             return
@@ -256,17 +255,16 @@ class Probes(NamedTuple):
 class Housekeeping:
     """The rows that accompany a partition's entries: they keep the changelog bounded and name the passes that count.
 
-    `first`: rows of the first commit, before all entries. `leaving`: (sequence, key) of entries whose keys are no
-    longer written; each is deleted when an entry of that sequence is written. `ahead`: (source offset, key) of entries
-    past the committed offset. Such an entry is written again, or deleted with its offset if its record becomes a dead
-    letter.
+    `leaving`: entries whose keys are no longer written; each is deleted when an entry of that sequence is written.
+    `ahead`: entries past the committed offset. Such an entry is written again, or deleted with its offset if its record
+    becomes a dead letter.
     """
 
     def __init__(
         self,
-        first: Sequence[Row] = (),
-        leaving: Iterable[tuple[int, bytes]] = (),
-        ahead: Iterable[tuple[int, bytes]] = (),
+        first: Sequence[Row] = (),  # rows of the first commit, before all entries
+        leaving: Iterable[tuple[int, bytes]] = (),  # (sequence, key)
+        ahead: Iterable[tuple[int, bytes]] = (),  # (source offset, key)
     ) -> None:
         self._first = list(first)
         self._leaving = deque(sorted(leaving))
@@ -278,16 +276,16 @@ class Housekeeping:
         self._first += rows
 
     def rows(self, entries: list[Row], newest: int | None, next_offset: int) -> list[Row]:
-        """Return the rows of the next batch: its entries, and the housekeeping that belongs to them.
+        """Return the rows of the next batch: its entries and their housekeeping.
 
         `entries` have consecutive sequences, up to `newest` (None: there is none), with the rows of processed requests
         to forget in their places. `next_offset` is committed with them.
 
-        The order makes the rows safe without a transaction too, wherever the process dies:
+        The order makes the rows safe even without a transaction, wherever the process dies:
          1. tombstones of entries that count in no pass, and the marker. Both follow from committed data, so the next
             restore has the same result;
-         2. the entries, and just before each one the tombstone that is due with it. The deleted entry is `slots`
-            behind: no cache of an offset up to `slack` traces back needs it, and it is the oldest, so no gap opens;
+         2. the entries, each preceded by the tombstone that is due with it. The deleted entry is `slots` behind: no
+            cache of an offset up to `slack` traces back needs it, and it is the oldest, so no gap opens;
          3. tombstones of entries that were ahead and whose records were not scored again.
         """
         first, self._first = self._first, []
@@ -313,43 +311,43 @@ class Housekeeping:
 
 @dataclass(slots=True)
 class Restored:
-    """The state of a partition as restored from its changelog, and the pass that it continues with."""
+    """The state of a partition as restored from its changelog."""
 
     entries: list[Entry] = field(default_factory=list)
-    """The cache: those of committed traces in the passes that count, in rising order of sequence and offset."""
+    """The cache: entries of committed traces in the passes that count, rising in sequence and offset."""
     keys: dict[int, bytes] = field(default_factory=dict)  # their record keys, by sequence
     chain: Chain = ()  # the passes that count
     replay: dict[int, Entry] = field(default_factory=dict)
     """Entries at or past the committed offset, by source offset, for traces that are read again with the same text."""
     skipped: Counter[str] = field(default_factory=Counter)  # by cause (other_model, corrupt), and by "model NAME"
-    current: Pass = NO_PASS
+    current: Pass = NO_PASS  # the pass that continues or begins
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
     overridden: int = 0  # entries of this model whose pass no longer counts
     begins: str | None = None  # why the pass is new; None: the committed pass continues
-    problem: str = ""  # the first record that could not be read, and why
-    requests: list[Processed] = field(default_factory=list)  # those that count, in rising order of offset
-    next_sequence: int = 0  # the least number of the next entry: the newest entries may be forgotten
-    live: list[tuple[bytes, Entry]] = field(default_factory=list)  # readable, and not deleted at once
-    records: list[Stored] = field(default_factory=list)  # the track records, as they are there
+    problem: str = ""  # the first unreadable record, and why
+    requests: list[Processed] = field(default_factory=list)  # the ones that count, in rising order of offset
+    next_sequence: int = 0  # lower bound of the next entry's: the newest entries may have been forgotten
+    live: list[tuple[bytes, Entry]] = field(default_factory=list)  # readable, and not deleted by the first commit
+    records: list[Stored] = field(default_factory=list)  # the track records, as stored
 
     def kept(self) -> dict[bytes, Kept]:
-        """Return the index of the live entries by key, as Forgetting expects it."""
+        """Return the live entries by key, as Forgetting expects them."""
         return {key: Kept(entry.sequence, entry.label()) for key, entry in self.live}
 
     def cache(self) -> list[tuple[int, int, str | Label, Vector]]:
-        """Return the cache's entries in the form that PartitionScorer.restore expects."""
+        """Return the cache's entries as PartitionScorer.restore expects them."""
         return [(it.sequence, it.stream_time_ms, it.label(), it.array()) for it in self.entries]
 
 
 class _Live:
-    """A live record with an entry's key: its offset on the changelog, and its entry (None: not readable)."""
+    """A live record with an entry's key."""
 
     __slots__ = ("entry", "key", "position")
 
     def __init__(self, key: bytes, position: int, entry: Entry | None) -> None:
         self.key = key
-        self.position = position
-        self.entry = entry
+        self.position = position  # its offset on the changelog
+        self.entry = entry  # None: unreadable
 
 
 class Log:
@@ -362,24 +360,24 @@ class Log:
 
     def apply(self, key: bytes | None, value: bytes | None, position: int) -> None:
         """Apply the next record, in the order of the log; `position` is its offset there."""
-        self._values.pop(key, None)  # the last write of a key decides its place in the order
+        self._values.pop(key, None)  # a key's place in the order is that of its last write
         if value is not None:
             self._values[key] = position, value
         self.end = position + 1
 
     def skip(self, fault: Fault, position: int) -> None:
-        """Note that the next record, or several up to `position`, cannot be read: they change nothing."""
+        """Note that the next record, or several up to `position`, cannot be read; they change nothing."""
         self._faults.append((position, fault))
         self.end = position + 1
 
     def live(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield key and value of the live records, in the order in which they were written."""
+        """Yield key and value of the live records, in the order of writing."""
         for key, (_, value) in self._values.items():
             if key is not None:
                 yield key, value
 
     def faults(self) -> list[str]:
-        """Return what could not be read."""
+        """Return the reasons why records could not be read."""
         return [fault.message for _, fault in self._faults]
 
     def size(self) -> tuple[int, int]:
@@ -387,12 +385,12 @@ class Log:
         return len(self._values), sum(len(key or b"") + len(value) for key, (_, value) in self._values.items())
 
     def latest(self, committed: int) -> Entry | None:
-        """Return the entry of a source offset below the committed one that was written last; None if there is none."""
+        """Return the last-written entry below the committed source offset; None if there is none."""
         for _, value in reversed(self._values.values()):
             try:
                 entry = decode(value)
             except CorruptEntry:
-                continue  # or another record, such as the marker; probes are behind all offsets
+                continue  # or another kind of record, such as the marker; probes are past all offsets
             if entry.source_offset < committed:
                 return entry
         return None
@@ -402,8 +400,8 @@ class Log:
     ) -> Restored:
         """Decide which pass continues, which entries count, and which must be deleted.
 
-        An entry counts when its source offset is below the committed one, its model is ours, and its pass counts at its
-        offset. `probes`: those of a service's model; raises OtherModelError if others are kept.
+        An entry counts if its source offset is below the committed one, its model is ours, and its pass counts at its
+        offset. `probes`: those of an embedding service's model; raises OtherModelError if different ones are kept.
         """
         result = Restored()
         for position, fault in self._faults:
@@ -432,9 +430,9 @@ class Log:
         return result
 
     def restore_records(self, result: Restored, found: Found) -> None:
-        """Do `restore` without an embedder: track records, requests before the committed offset, and live records.
+        """Restore without an embedder: track records, requests before the committed offset, and live records.
 
-        No entry is in a cache then, but each can be forgotten.
+        There is no cache then, but each entry can still be forgotten.
         """
         for position, fault in self._faults:
             _corrupt(result, position, fault.message)
@@ -463,7 +461,7 @@ class Log:
             return UNREADABLE
 
     def _missing(self, probes: Probes, result: Restored) -> Iterator[Row]:
-        """Yield the rows of probes that are not kept yet. Raises OtherModelError if those that are differ."""
+        """Yield the rows of probes that are not kept yet. Raises OtherModelError if a kept one differs."""
         for key, vector in zip(probes.keys(), probes.vectors, strict=True):
             position, value = self._values.get(key, (0, None))
             if value is None:
@@ -487,7 +485,7 @@ class Log:
                 if problem is not None:
                     _corrupt(result, position, problem)
                     entry = None
-                if key is not None and _KEY.fullmatch(key):  # a later release may have other records here: keep them
+                if key is not None and _KEY.fullmatch(key):  # keep other records: a later release may have written them
                     live.append(_Live(key, position, entry))
         return live
 
@@ -512,7 +510,7 @@ def _may_be_entry(key: bytes | None) -> bool:
 
 
 def _is_entry(row: Row) -> bool:
-    """Whether a row of a batch writes an entry; the others are tombstones, processed requests and track records."""
+    """Return whether a row writes an entry, and is no tombstone, processed request or track record."""
     return row[1] is not None and not row[0].startswith((FORGOTTEN_PREFIX, RECORD_PREFIX))
 
 
@@ -524,15 +522,15 @@ def _corrupt(result: Restored, position: int, problem: str) -> None:
 @dataclass(slots=True)
 class _Sorted:
     counting: list[tuple[_Live, Entry]] = field(default_factory=list)
-    strange: list[bytes] = field(default_factory=list)  # other models', or unreadable: they stay while slots are free
-    ahead: list[tuple[int, bytes]] = field(default_factory=list)  # (source offset, key) from the committed offset on
+    strange: list[bytes] = field(default_factory=list)  # of other models, or unreadable: kept while slots are free
+    ahead: list[tuple[int, bytes]] = field(default_factory=list)  # (source offset, key), from the committed offset on
     dead: list[bytes] = field(default_factory=list)
 
 
 def _sort_requests(
     result: Restored, found: _Sorted, requests: Sequence[Processed], resolved: Resolved, committed: int, model: str
 ) -> None:
-    """Sort the processed requests as entries are; put those that count into `result`."""
+    """Sort the processed requests like entries; put the ones that count into `result`."""
     for request in sorted(requests, key=lambda it: it.source_offset):
         segment = at_offset(resolved.chain, request.source_offset)
         if segment is None or segment.number != request.pass_number:
@@ -554,7 +552,7 @@ def _sort(
     model: str,
     dimensions: int,
 ) -> None:
-    """Sort the live records; put into `result` the counts of skipped ones, and the entries that can be replayed."""
+    """Sort the live records; put the counts of skipped ones, and the entries that can be replayed, into `result`."""
     removed = RemovedBy(result.requests)
     for record in live:
         entry = record.entry
@@ -570,7 +568,7 @@ def _sort(
         if ours and entry.source_offset >= committed and entry.text_hash:
             result.replay[entry.source_offset] = entry
         if removed.has(entry.trace_id, entry.agent_id, entry.source_offset):
-            found.dead.append(record.key)  # its tombstone is there, too; a frozen worker may have written it again
+            found.dead.append(record.key)  # it had a tombstone, but a frozen worker may have written it again
             continue
         if segment is None or number != segment.number:
             found.dead.append(record.key)
@@ -605,12 +603,12 @@ def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[l
 
 
 def one_pass(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries of the latest pass over the source, in rising order of sequence and offset.
+    """Return the entries of the latest pass over the source, rising in sequence and offset.
 
-    `entries`: those of committed traces in the passes that count, in the order of the log. Two things can disturb it:
-    at least once, a worker that was frozen writes older entries behind newer ones; and 0.1.0 did not distinguish
-    passes, so a reset left entries with greater sequences. Within one pass, sequence and offset rise together: a
-    comparison with the entry of the greatest source offset, which was committed last, shows both.
+    `entries`: those of committed traces in the passes that count, in the order of the log. Two things can disturb that
+    order: with at-least-once delivery, a worker that was frozen writes older entries after newer ones; and 0.1.0 did
+    not distinguish passes, so a reset left entries with greater sequences. Within a pass, sequence and offset rise
+    together, so a comparison with the entry of the greatest source offset, which was committed last, reveals both.
     """
     if not entries:
         return []

@@ -1,6 +1,6 @@
-"""The output record of a scored trace or a dead letter, and how a dead letter is cut to fit its topic.
+"""Build the output record of a scored trace or a dead letter, and cut a dead letter to fit its topic.
 
-No wall clock and no random id: the same input from the same state gives the same bytes.
+No wall clock and no random ids: the same input and state give the same bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST_OFFSET: Final = "kp-source-first-offset"
 LAST_OFFSET: Final = "kp-source-last-offset"
 
 SCREEN_HEADER: Final = "kp-screen"
-"""The rules of the screen that matched, with commas; only if one did, so that a consumer can go by its presence."""
+"""The screening rules that matched, comma-separated. Absent if none did, so that consumers can test its presence."""
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -46,11 +46,11 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 class _Embedding(msgspec.Struct, frozen=True):
-    """A vector for readers that fill a vector database; `data` is base64 of little-endian float32."""
+    """A vector for readers that fill a vector database."""
 
     dtype: str
     dimensions: int
-    data: str
+    data: str  # base64 of little-endian float32
 
 
 class _Scoring(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def rfc3339(ms: int) -> str:
     return f"{_rfc3339_seconds(seconds)}.{milliseconds:03d}Z"
 
 
-@functools.lru_cache(maxsize=1024)  # stream time moves slowly: most traces have the same second as the one before
+@functools.lru_cache(maxsize=1024)  # stream time moves slowly: most traces share their second with the one before
 def _rfc3339_seconds(seconds: int) -> str:
     try:
         moment = _EPOCH + timedelta(seconds=seconds)
@@ -104,14 +104,14 @@ def scored_record(
 ) -> OutputRecord:
     """Build the accepted or rejected record: the document with its score, the same key, the source's headers and ours.
 
-    `embedding`: include the vector (KP_OUTPUT_EMBEDDING). `clean` redacts the document (KP_REDACT), `screen` finds what
-    marks it (KP_SCREEN), as it is published; None: neither is done.
+    `embedding`: include the vector (KP_OUTPUT_EMBEDDING). `clean` redacts the document (KP_REDACT; None: no redaction).
+    `screen` screens the document as published (KP_SCREEN; None: no screening).
     """
     decision = ACCEPTED if scored.accepted else REJECTED
     value, redactions = record.value or b"", None
     if clean is not None:
         value, redactions = clean(value)
-    # as it is published: without an earlier `scoring`, and with one of any names of members that are there twice
+    # Screened as published: without an earlier `scoring`, and with one member of each duplicate name.
     found = None if screen is None else screen(splice(value, scored.score, b"{}"))
     scoring = _Scoring(
         score=scored.score,
@@ -144,7 +144,7 @@ def scored_record(
 
 def _nearest(neighbour: Neighbour) -> dict[str, object]:
     nearest: dict[str, object] = {"id": neighbour.trace_id, "similarity": neighbour.similarity}
-    if neighbour.partition is not None:  # in the novelty scope `group` alone
+    if neighbour.partition is not None:  # in the novelty scope `group` only
         nearest |= {"partition": neighbour.partition, "offset": neighbour.offset}
     return nearest
 
@@ -159,7 +159,7 @@ def embedding_bytes(dimensions: int) -> int:
 
 
 def embedding_failed(error: BaseException) -> InvalidTrace:
-    """Return the reason of a dead letter on whose text alone the model failed."""
+    """Return the error of a dead letter: the model failed on its text, but not on others."""
     return InvalidTrace(
         Reason.EMBEDDING_FAILED,
         "",
@@ -169,9 +169,9 @@ def embedding_failed(error: BaseException) -> InvalidTrace:
 
 
 def evaluation_failed(error: Exception) -> InvalidTrace:
-    """Return the reason of a dead letter on which a function of the worker failed, with its error as the cause.
+    """Return the error of a dead letter on which the worker failed, with the worker's error as its cause.
 
-    Raises the error itself if it is no fault of a record (NO_FAULT_OF_A_RECORD).
+    Raises the worker's error if no record can have caused it (NO_FAULT_OF_A_RECORD).
     """
     if isinstance(error, NO_FAULT_OF_A_RECORD):
         raise error
@@ -186,7 +186,7 @@ def evaluation_failed(error: Exception) -> InvalidTrace:
 
 
 def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
-    """Build the dead letter: value, key and headers unchanged, plus headers with reason and place."""
+    """Build the dead letter: value, key and headers unchanged, plus headers with the reason and the record's place."""
     headers = [*record.headers, *error_headers(record, error.reason, error.path, error.message)]
     if record.fault is not None and record.fault.first_offset is not None:
         headers.append((FIRST_OFFSET, b"%d" % record.fault.first_offset))
@@ -195,7 +195,7 @@ def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
 
 
 def error_headers(record: SourceRecord, reason: str, path: str, message: str, **more: str) -> list[Header]:
-    """Return the headers that say why a record is refused, and where it is. `more`: by what follows kp-error-."""
+    """Return the headers that say why a record is refused, and where it is. `more`: others, without their kp-error-."""
     said = {
         "kp-error-reason": reason,
         "kp-error-path": path,
@@ -213,21 +213,21 @@ def error_headers(record: SourceRecord, reason: str, path: str, message: str, **
 TRUNCATED_HEADER: Final = "kp-error-truncated"  # how much of the value was kept; only if it was truncated
 
 DROPPED_HEADER: Final = "kp-error-dropped"
-"""What else of the source record was dropped: `headers`, `key`, each with its size."""
+"""Which parts of the source record were dropped besides: `headers`, `key`, each with its size."""
 
 SOURCE_KEY_HEADER: Final = "kp-source-key"
-"""`null` if the source record has no key and the dead letter was given one, for a compacted topic."""
+"""`null` if the source record has no key, and the dead letter was given one because its topic is compacted."""
 
 FIRST_OF_OURS: Final = "kp-error-reason"
 """The worker's own headers start at the last header of this name; a producer may have used the name too."""
 
-VARINTS: Final = 8  # bytes by which the varints of the value's and the record's lengths may grow with the value
+VARINTS: Final = 8  # bytes by which the two varints, the value's and the record's length, may grow with the value
 
 Header = tuple[str, bytes]
 
 
 def fits(record: OutputRecord, limit: int) -> bool:
-    """Whether a topic whose max.message.bytes is `limit` accepts the record; measured exactly only near the limit."""
+    """Return whether a topic with max.message.bytes `limit` accepts the record; exact only near the limit."""
     if len(record.key or b"") + len(record.value or b"") + 2 * len(record.headers) > limit:
         return False
     if encoded_size(record.key, record.value, record.headers) + BATCH_OVERHEAD <= limit:
@@ -238,8 +238,8 @@ def fits(record: OutputRecord, limit: int) -> bool:
 def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
     """Return the dead letter reduced to a topic's max.message.bytes (`limit`); unchanged if it fits.
 
-    First the value is truncated, then the original headers are dropped, then the key; a header reports each step, and
-    the value keeps as many bytes as then fit.
+    First the value is truncated, then the original headers are dropped, then the key. A header reports each step, and
+    the value keeps as many bytes as fit.
     """
     if fits(record, limit):
         return record
@@ -256,15 +256,16 @@ def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
 
 
 def source_place(record: OutputRecord) -> bytes:
-    """Return the source record's topic/partition/offset: a key that no other dead letter has."""
+    """Return the source record's topic/partition/offset, a key unique to this dead letter."""
     said = dict(record.headers)
     return b"/".join((said["kp-source-topic"], said["kp-source-partition"], said["kp-source-offset"]))
 
 
 def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRecord:
-    """Return a dead letter that no topic has a reason to refuse: no value, only our headers, the time of sending.
+    """Return a dead letter that no topic has a reason to refuse: no value, no timestamp, only our headers.
 
-    `key` is `source_place(record)` if the topic is compacted. The value is empty, not null: there, null deletes.
+    `key` is `source_place(record)` if the topic is compacted. The value is empty rather than null, which would delete
+    the key there.
     """
     original, own = split(record.headers)
     lost = [_about_headers(original)] if original else []
@@ -281,7 +282,7 @@ def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRe
 
 
 def readdressed(record: OutputRecord) -> OutputRecord:
-    """Return the dead letter of a record without a key with `source_place` as its key: some topics accept no null."""
+    """Return the dead letter with `source_place` as its key, for a topic that accepts no null key."""
     return OutputRecord(
         record.kind,
         source_place(record),
@@ -292,7 +293,7 @@ def readdressed(record: OutputRecord) -> OutputRecord:
 
 
 def split(headers: list[Header]) -> tuple[list[Header], list[Header]]:
-    """Return a dead letter's headers as the source record's and the worker's own."""
+    """Return a dead letter's headers in two lists: the source record's, and the worker's own."""
     for index in range(len(headers) - 1, -1, -1):
         if headers[index][0] == FIRST_OF_OURS:
             return headers[:index], headers[index:]

@@ -1,7 +1,7 @@
-"""Requests to forget, which are control records (control.py): when they count, what they remove, and their receipts.
+"""Requests to forget, a kind of control record (control.py): when they count, what they remove, and their receipts.
 
-A copy of a request does no harm: it is bound to a topic by its id (a recreated one has the same name and offsets), to a
-partition and to a stretch of offsets.
+A copy of a request does no harm: a request is bound to a topic id (a recreated topic has the same name and offsets),
+a partition, and a range of offsets.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from worker.core.trace import InvalidTrace
 from worker.version import __version__
 
 MAX_BEHIND: Final = 10_000
-"""A control record is honoured up to this many offsets behind the end that it was signed for: meanwhile others may
-write, and markers of transactions count. Beyond that, it is a copy of an older one."""
+"""A control record is honoured up to this many offsets past the end that it was signed for: others may write in the
+meantime, and transaction markers take offsets. A record further on is a copy."""
 
 MAX_TRACE_IDS: Final = 500
-"""Most trace ids of one request, so that body, receipt and changelog record are below Kafka's default limit of 1 MB."""
+"""Most trace ids of a request: keeps body, receipt and changelog record below Kafka's default limit of 1 MB."""
 
-LISTED_BYTES: Final = 262_144  # a receipt lists removed entries up to about this size; its count has all of them
-REQUEST_VERSION: Final = 2  # of the body. Version 1 did not name the topic's id; it is never honoured
+LISTED_BYTES: Final = 262_144  # a receipt lists removed entries up to about this size; its count covers all
+REQUEST_VERSION: Final = 2  # of the body. Version 1 lacked the topic's id and is never honoured
 
 _Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
 
 
 class ForgetRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a control record (schemas/forget.schema.json). Either `trace_ids` or `agent_id` is given."""
+    """The body of a control record (schemas/forget.schema.json), with either `trace_ids` or `agent_id`."""
 
     version: Literal[2]
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     issued_at: Annotated[str, Meta(min_length=1, max_length=40)]
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
-    topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]  # Kafka's, in the form of its tools
+    topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]  # Kafka's, as its tools print it
     partition: Annotated[int, Meta(ge=0)]
-    end_offsets: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]  # when it was issued, by partition
+    end_offsets: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]  # at issue time, by partition
     trace_ids: Annotated[list[_Id], Meta(min_length=1, max_length=MAX_TRACE_IDS)] | UnsetType = UNSET
-    agent_id: _Id | UnsetType = UNSET  # ids are cut to the length that the cache keeps
+    agent_id: _Id | UnsetType = UNSET  # like trace ids, cut to the length that the cache keeps
 
     def matcher(self) -> Callable[[Label], bool]:
-        """Return the function that tells whether an entry is to be forgotten."""
+        """Return a predicate: whether an entry is to be forgotten."""
         if isinstance(self.trace_ids, UnsetType):
             agent_id = self.agent_id
             return lambda label: label.agent_id == agent_id
@@ -61,12 +61,12 @@ class _Versioned(Struct):
 
 
 class Removed(Struct, frozen=True):
-    """An entry that was forgotten. `cached`: it was in the cache (otherwise on the changelog alone)."""
+    """An entry that was forgotten."""
 
-    id: str
+    id: str  # of its trace
     offset: int | None
     sequence: int
-    cached: bool
+    cached: bool  # whether it was in the cache, and not only on the changelog
 
 
 class _At(Struct, frozen=True):
@@ -88,13 +88,13 @@ class _Count(Struct, frozen=True):
 
 
 class Receipt(Struct, frozen=True):
-    """The value of a receipt (schemas/forget-receipt.schema.json). `source`: where the control record is."""
+    """The value of a receipt (schemas/forget-receipt.schema.json)."""
 
     version: Literal[1]
     request_id: str
     group: str
     issued_at: str
-    source: _At
+    source: _At  # the control record's
     asked: _Asked
     removed: _Count
     worker_version: str
@@ -112,9 +112,9 @@ def encode_request(request: ForgetRequest) -> bytes:
 
 
 def read_request(record: SourceRecord, keys: Sequence[bytes], topic_id: str | None) -> ForgetRequest:
-    """Return the request of a control record. Raises InvalidTrace for one that must not be honoured.
+    """Return the request in a control record. Raises InvalidTrace if it must not be honoured.
 
-    `topic_id`: of the topic that the record is on; None if its broker has no ids, where no request is honoured.
+    `topic_id`: the id of the record's topic; None if the broker has no topic ids: then no request is honoured.
     """
     body = record.value or b""
     check_signature(record.headers, body, keys, "KP_FORGET_KEY")
@@ -150,7 +150,7 @@ def read_request(record: SourceRecord, keys: Sequence[bytes], topic_id: str | No
 
 
 def end_of_validity(end_offsets: Sequence[int], partition: int) -> int:
-    """Return the first offset of a partition at which a control record is no longer honoured; 0: at none."""
+    """Return the first offset of a partition at which a control record is no longer honoured; 0: never honoured."""
     return end_offsets[partition] + MAX_BEHIND + 1 if partition < len(end_offsets) else 0
 
 
@@ -160,7 +160,7 @@ def copied(request: ForgetRequest, earlier: int) -> InvalidTrace:
 
 
 def too_old(request: ForgetRequest, newer: int) -> InvalidTrace:
-    """Return why a request from before the last `newer` ones is a dead letter: it may be a copy."""
+    """Return why a request signed before the last `newer` ones is a dead letter: it may be a copy."""
     return bad_control(
         f"request {request.request_id} was signed before the last {newer} requests of this partition, so it may be a "
         "copy: run kp-worker forget again"
@@ -170,7 +170,7 @@ def too_old(request: ForgetRequest, newer: int) -> InvalidTrace:
 def receipt_record(
     record: SourceRecord, request: ForgetRequest, group: str, removed: Iterable[Removed]
 ) -> OutputRecord:
-    """Build the receipt: its key is the request id. It has no timestamp, so that no topic refuses it for one."""
+    """Build the receipt, with the request id as its key and without a timestamp, which a topic could refuse."""
     entries = sorted(removed, key=lambda it: -1 if it.offset is None else it.offset)
     listed, size = 0, 0
     for entry in entries:
@@ -200,12 +200,12 @@ def read_receipt(value: bytes | None) -> Receipt | None:
 
 
 FORGOTTEN_PREFIX: Final = b"forgotten:"
-"""The key of a processed request is `forgotten:PASS:OFFSET`, with the offset of its control record."""
+"""The key of a processed request is `forgotten:PASS:OFFSET`, with its control record's offset."""
 
 FORGOTTEN_VERSION: Final = 1
 
 MAX_REQUESTS: Final = 2048
-"""Most processed requests that a changelog partition keeps; more than can be past the committed offset."""
+"""Most processed requests kept on a changelog partition: more than can be past the committed offset."""
 
 _IdHash = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
@@ -213,24 +213,24 @@ Row = tuple[bytes, bytes | None]  # key and value of a changelog record; None is
 
 
 class Processed(msgspec.Struct, frozen=True, array_like=True):
-    """A request that a partition has processed: where, in which pass, and what it matches, at lower offsets alone."""
+    """A request that a partition has processed. It matches only entries of lower offsets."""
 
     version: int
     request_id: Annotated[str, Meta(max_length=64)]
-    source_offset: Offset
+    source_offset: Offset  # its control record's
     pass_number: PassNumber
     stream_time_ms: StreamTime | None  # None before the first trace
-    next_sequence: Offset  # of the cache at that record, for entries of `model`
+    next_sequence: Offset  # the cache's at that offset, for entries of `model`
     model: IdentityKey
     hashes: Annotated[frozenset[_IdHash], Meta(max_length=MAX_TRACE_IDS)]  # `id_hash` of trace ids, or of an agent id
-    end_offsets: tuple[Offset, ...] = ()  # those of the control record
+    end_offsets: tuple[Offset, ...] = ()  # the control record's
 
     def key(self) -> bytes:
-        """Return the key of its record."""
+        """Return the key of its changelog record."""
         return b"%s%d:%d" % (FORGOTTEN_PREFIX, self.pass_number, self.source_offset)
 
     def matches(self, label: Label) -> bool:
-        """Whether an entry was asked to be forgotten, by its trace or by its agent."""
+        """Return whether an entry was asked to be forgotten, by its trace or by its agent."""
         return id_hash("trace", label.trace_id) in self.hashes or id_hash("agent", label.agent_id) in self.hashes
 
 
@@ -240,12 +240,12 @@ _unpacker = msgspec.msgpack.Decoder(Processed)
 
 @functools.lru_cache(4096)  # a fleet has few agents
 def id_hash(kind: str, name: str) -> bytes:
-    """Return the hash, 16 bytes, of an id; `kind`: trace or agent."""
+    """Return the 16-byte hash of an id. `kind`: trace or agent."""
     return hashlib.blake2b(f"{kind}:{name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class RemovedBy:
-    """Tells which entries of a partition the requests have removed: those that they match, of lower offsets."""
+    """The entries of a partition that requests have removed: matching ones at lower offsets."""
 
     def __init__(self, requests: Iterable[Processed]) -> None:
         self._ends: dict[bytes, int] = {}
@@ -254,7 +254,7 @@ class RemovedBy:
                 self._ends[each] = max(self._ends.get(each, 0), request.source_offset)
 
     def has(self, trace_id: str, agent_id: str, offset: int) -> bool:
-        """Whether an entry is among them."""
+        """Return whether an entry is among them."""
         if not self._ends:
             return False
         ends = (self._ends.get(id_hash("trace", trace_id), 0), self._ends.get(id_hash("agent", agent_id), 0))
@@ -267,7 +267,7 @@ def encode_processed(processed: Processed) -> bytes:
 
 
 def decode_processed(value: bytes, key: bytes | None = None) -> Processed:
-    """Read a processed request, whose record has this key. Raises ValueError."""
+    """Read a processed request, whose record must have this key. Raises ValueError."""
     try:
         processed = _unpacker.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -280,26 +280,26 @@ def decode_processed(value: bytes, key: bytes | None = None) -> Processed:
 
 
 class Kept(NamedTuple):
-    """A live changelog record with an entry: the entry's sequence number and label."""
+    """The entry in a live changelog record."""
 
     sequence: int
     label: Label
 
 
 class Forgotten(NamedTuple):
-    """What a request did: the changelog's rows, in order, the entries that were removed, and the request's record."""
+    """The effect of a request."""
 
-    rows: list[Row]
+    rows: list[Row]  # for the changelog, in order
     removed: list[Removed]
     processed: Processed
 
 
 class Forgetting:
-    """What one partition needs to forget: an index of its changelog records, and the requests that it has processed."""
+    """The state that one partition needs to forget: an index of its changelog records, and its processed requests."""
 
     def __init__(
         self,
-        kept: Mapping[bytes, Kept],  # live records with an entry: also expired ones, of other models and capacities
+        kept: Mapping[bytes, Kept],  # all live records with an entry, also if expired or of another model or capacity
         processed: Iterable[Processed],  # in rising order of offset
         pass_number: int,
         model: str,
@@ -312,7 +312,7 @@ class Forgetting:
         self._ttl_ms = ttl_ms
 
     def note(self, key: bytes, sequence: int, label: Label) -> None:
-        """Note an entry that is about to be written under a key."""
+        """Note an entry about to be written under a key."""
         self._kept[key] = Kept(sequence, label)
 
     def earlier(self, request: ForgetRequest, offset: int) -> int | None:
@@ -323,7 +323,7 @@ class Forgetting:
     def refusal(self, request: ForgetRequest, offset: int) -> InvalidTrace | None:
         """Return why the control record at an offset is not honoured; None if it is.
 
-        It is a copy, or may be one: if the list is full, a request that was processed before all of it has left it.
+        It is a copy, or may be one: once the list is full, requests processed before its first one have left it.
         """
         earlier = self.earlier(request, offset)
         if earlier is not None:
@@ -334,7 +334,7 @@ class Forgetting:
         return None
 
     def forget(self, request: ForgetRequest, cache: VectorCache, offset: int, stream_time_ms: int | None) -> Forgotten:
-        """Remove the request's entries from the cache and from the changelog; `offset`: the control record's."""
+        """Remove the request's entries from cache and changelog. `offset`: the control record's."""
         matches = request.matcher()
         cached = dict(cache.forget(matches))
         gone = {key: kept for key, kept in self._kept.items() if matches(kept.label)}
@@ -369,7 +369,7 @@ class Forgetting:
         return outdated
 
     def _outdates(self, newest: Processed, request: Processed) -> bool:
-        """Whether what a request matched has expired, and a copy of its record is refused for its offset."""
+        """Return whether a request can go: its entries have expired, and a copy would be refused for its offset."""
         if newest.source_offset <= request.source_offset + MAX_BEHIND:
             return False
         if self._ttl_ms is None or newest.stream_time_ms is None:
@@ -378,7 +378,7 @@ class Forgetting:
 
 
 def request_hashes(request: ForgetRequest) -> frozenset[bytes]:
-    """Return the hashes of what a request matches."""
+    """Return the hashes of the ids that a request matches."""
     if isinstance(request.trace_ids, UnsetType):
         return frozenset([id_hash("agent", str(request.agent_id))])
     return frozenset(id_hash("trace", it) for it in request.trace_ids)

@@ -1,7 +1,8 @@
-"""The group view: the committed entries of all partitions, for traces that are compared across partitions.
+"""The group view: the committed entries of all partitions, for comparing traces across partitions.
 
-A foreign entry counts like one of a restored cache: its model is ours, its pass counts at its source offset, and it is
-among the newest `capacity` of its partition. It lives by the stream time of the partition whose trace is scored.
+A foreign entry counts under the same conditions as an entry of a restored cache: its model is ours, its pass counts at
+its source offset, and it is among the newest `capacity` of its partition. It expires by the stream time of the
+partition whose trace is being scored.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _NO_LABEL: Final = Label("")
 
 @dataclass(slots=True)
 class _Partition:
-    """What is known about one partition's changelog: its passes, and the rows of its keys."""
+    """What the view holds of one partition's changelog."""
 
-    chain: Chain
+    chain: Chain  # its passes
     newest: int = -1  # the greatest sequence number of an entry that counts
-    rows: dict[bytes, int] = field(default_factory=dict)
+    rows: dict[bytes, int] = field(default_factory=dict)  # of the matrix, by key
     order: deque[tuple[int, bytes]] = field(default_factory=deque)  # (sequence, key), in rising order
 
 
 def memory_bytes(entries: int, dimensions: int) -> int:
-    """Return the memory of so many entries, without ids: vectors, int8 codes, times and partitions."""
+    """Return the bytes of this many entries, without ids: vectors, int8 codes, times and partitions."""
     codes = dimensions + 8 if entries >= FROM_ROWS and can_scan_codes(dimensions) else 0
     return entries * (4 * dimensions + 4 + codes + 12)
 
@@ -44,13 +45,13 @@ def memory_bytes(entries: int, dimensions: int) -> int:
 @dataclass(slots=True)
 class _Known:
     request: Processed
-    done: dict[int, int] = field(default_factory=dict)  # the offset of its control record, by partition
-    keys: dict[int, bytes] = field(default_factory=dict)  # that of its record, by partition that has it
+    done: dict[int, int] = field(default_factory=dict)  # offset of its control record, by partition
+    keys: dict[int, bytes] = field(default_factory=dict)  # key of its changelog record, by partition
 
     def forgets(self, partition: int, label: Label) -> bool:
-        """Whether an entry is not compared: all that precedes the control record of its partition.
+        """Return whether an entry must not be compared: it matches, and precedes its partition's control record.
 
-        Where that is not processed yet, it is at the next offsets, or was not honoured.
+        Until that record is processed, every offset at which it could still be honoured counts.
         """
         end = self.done.get(partition)
         if end is None:
@@ -59,14 +60,14 @@ class _Known:
 
 
 class _Requests:
-    """The requests to forget that a worker knows, from its own partitions or from the changelog."""
+    """The requests to forget seen so far, in the worker's own partitions or in the changelog."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._by_hash: dict[bytes, list[_Known]] = {}
 
     def add(self, partition: int, request: Processed) -> _Known:
-        """Add a request that a partition has processed."""
+        """Add a request processed by a partition."""
         known = self._known.get(request.request_id)
         if known is None:
             known = self._known[request.request_id] = _Known(request)
@@ -76,17 +77,17 @@ class _Requests:
         return known
 
     def done(self, partition: int, request: Processed) -> None:
-        """Note that all that precedes the control record of a partition is read."""
+        """Note that everything before a partition's control record has been read."""
         self._known[request.request_id].done[partition] = request.source_offset
 
     def unload(self, partition: int) -> None:
-        """Note that a partition is read again."""
+        """Note that a partition is being read again."""
         for known in self._known.values():
             known.done.pop(partition, None)
             known.keys.pop(partition, None)
 
     def expire(self, partition: int, key: bytes) -> None:
-        """Note that a partition has deleted the record of a request; the last one forgets the request."""
+        """Note that a partition has deleted its record of a request; drop the request once no partition has one."""
         for request_id, known in list(self._known.items()):
             if known.keys.get(partition) == key:
                 del known.keys[partition]
@@ -98,7 +99,7 @@ class _Requests:
                         del self._by_hash[each]
 
     def forget(self, partition: int, label: Label) -> bool:
-        """Whether an entry must not be compared."""
+        """Return whether an entry must not be compared."""
         if not self._known:
             return False
         hashes = (id_hash("trace", label.trace_id), id_hash("agent", label.agent_id))
@@ -106,7 +107,7 @@ class _Requests:
 
 
 class GroupView:
-    """The committed entries of all partitions, at most `max_entries` together: those with the latest stream times."""
+    """The committed entries of all partitions: the `max_entries` with the latest stream times."""
 
     def __init__(
         self,
@@ -131,25 +132,25 @@ class GroupView:
         self._keys = [b""] * max_entries
         self._sequences = [-1] * max_entries
         self._nothing = np.zeros(dimensions, dtype=np.float32)
-        self._used = 0  # rows that were ever written: the first ones
-        self._free: list[int] = []  # those of them without an entry; a heap, so that the first rows are used first
+        self._used = 0  # rows ever written: the first ones
+        self._free: list[int] = []  # the ones without an entry; a heap, so that the first rows are reused first
         self._requests = _Requests()
-        self.corrupt = 0  # damaged records that were applied, and left out
+        self.corrupt = 0  # damaged records, which were skipped
         self.records: dict[int, TrackRecord] = {}  # the agents' track records, by partition
 
     def __len__(self) -> int:
-        """Return the number of entries held, expired ones among them."""
+        """Return the number of entries held, including expired ones."""
         return self._used - len(self._free)
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the entries, see `memory_bytes`."""
+        """The bytes of the entries (see `memory_bytes`)."""
         return memory_bytes(self._used, self._dimensions)
 
     def load(self, partition: int, restored: Restored, found: Found | None = None) -> None:
-        """Replace what is known of a partition by its changelog, read to its end.
+        """Replace a partition's entries with its changelog, read to the end.
 
-        `found`: where it continues; None: its track records do not count.
+        `found`: where the partition continues; None: its track records do not count.
         """
         self.records[partition] = TrackRecord()
         if found is not None:
@@ -167,9 +168,9 @@ class GroupView:
         self._of(partition).newest = max(self._of(partition).newest, restored.next_sequence - 1)
 
     def apply(self, partition: int, key: bytes | None, value: bytes | None, position: int) -> bool:
-        """Apply a partition's next record; return False if the passes changed: it must be loaded again.
+        """Apply a partition's next record; return False if the passes changed, so that it must be loaded again.
 
-        Raises OtherModelError if another worker's probes are those of another model.
+        Raises OtherModelError if another worker's probes come from another model.
         """
         if key is None:
             return True
@@ -203,9 +204,9 @@ class GroupView:
         return True
 
     def forget(self, partition: int, request: Processed) -> None:
-        """Compare with no entry that a request matches: a partition of this worker has processed it.
+        """Drop the entries that match a request, which one of this worker's partitions has processed.
 
-        Until another partition has processed it too, all that is visible of that one precedes its control record.
+        Everything visible of a partition that has not processed it yet precedes that partition's control record.
         """
         known = self._requests.add(partition, request)
         rows = [row for row in range(self._used) if known.forgets(int(self._owners[row]), self._labels[row])]
@@ -215,8 +216,8 @@ class GroupView:
     def nearest(self, partition: int, query: Vector, now_ms: int) -> Neighbour | None:
         """Return the most similar live entry of the other partitions; None if there is none.
 
-        `query`: a vector that `unit` returned. `now_ms`: the partition's stream time. Of equals, the one with the
-        earliest stream time counts, then the one of the lowest partition and offset.
+        `query`: a vector that `unit` returned. `now_ms`: the partition's stream time. A tie goes to the earliest stream
+        time, then to the lowest partition and offset.
         """
         dead_before = FREE if self._ttl_ms is None else now_ms - self._ttl_ms
         live = (self._times[: self._used] > dead_before) & (self._owners[: self._used] != partition)
@@ -281,7 +282,7 @@ class GroupView:
         return segment is not None and number == segment.number
 
     def _add(self, partition: int, key: bytes, entry: Entry) -> None:
-        """Add the partition's next entry; the one that is now `capacity` behind leaves."""
+        """Add the partition's next entry and drop the one that is now `capacity` behind."""
         of = self._of(partition)
         of.newest = entry.sequence
         while of.order and of.order[0][0] <= entry.sequence - self._capacity:
@@ -305,7 +306,7 @@ class GroupView:
         of.order.append((entry.sequence, key))
 
     def _row_for(self, time_ms: int) -> int | None:
-        """Return a row for an entry of this time; None if all entries are later ones and no row is free."""
+        """Return a row for an entry of this time; None if no row is free and all entries are later."""
         if not self._free:
             if self._used < self._max_entries:
                 self._used += 1

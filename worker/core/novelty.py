@@ -1,8 +1,8 @@
-"""The novelty cache: the latest embeddings of one partition, and the closest of them to a new one.
+"""The novelty cache: the latest embeddings of one partition, searched for the nearest to a new one.
 
 Memory is a ring: sequence number s is in row s % max_elements. So the shape of the matrix product depends on the
 sequence number alone, and a restored cache computes the same bits as one that was never interrupted. A forgotten entry
-leaves a gap: its row is never compared, and the other entries stay in their rows and live as long as beside it.
+leaves a gap: its row is never compared, and the other entries keep their rows and lifetimes.
 """
 
 from __future__ import annotations
@@ -19,45 +19,44 @@ from worker.core.scan import Matrix, Ranges
 Vector = npt.NDArray[np.float32]
 
 CACHED_ID_LENGTH: Final = 256
-"""Characters of an id that the cache keeps. An id may be as long as a message: a thousand could exhaust the memory."""
+"""Characters of an id that the cache keeps. Ids may be as long as a message; a thousand such could exhaust memory."""
 
 UNIT_TOLERANCE: Final = 2e-7
-"""A vector whose length is this close to 1 is not changed. Rounding to float32 changes a unit vector's length by at
+"""A vector whose length is this close to 1 is left unchanged. Rounding to float32 changes a unit vector's length by at
 most 6e-8, so `unit` is idempotent; a larger tolerance would add the embedder's own rounding to the similarity."""
 
 LENGTH_TOLERANCE: Final = 1e-3
-"""A vector whose length is farther from 1 than this is no unit vector that was rounded, but no unit vector at all."""
+"""A length farther from 1 than this cannot come from rounding: the vector was never a unit vector."""
 
 SURELY_UNIT: Final = 3e-7
-"""A vector whose squared length is this close to 1, in any order of the sum, is within UNIT_TOLERANCE."""
+"""A vector whose squared length is this close to 1, summed in any order, is within UNIT_TOLERANCE."""
 
 
 class Label(NamedTuple):
-    """Where an entry comes from: its trace's id, the agent's id, and the source offset (None outside Kafka)."""
+    """The origin of an entry."""
 
     trace_id: str
     agent_id: str = ""
-    offset: int | None = None
+    offset: int | None = None  # the source offset; None outside Kafka
 
 
 class Neighbour(NamedTuple):
-    """The live entry that is most similar: its trace id and cosine similarity (-1..1)."""
+    """The most similar live entry."""
 
     trace_id: str
-    similarity: float
-    partition: int | None = None  # of its source record, in the novelty scope `group` alone
-    offset: int | None = None
+    similarity: float  # cosine, -1..1
+    partition: int | None = None  # of its source record; set in the novelty scope `group` only
+    offset: int | None = None  # likewise
 
 
 def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
     """Return the vector as float32 of length 1 and shape (dimensions,); an all-zero vector stays zero.
 
-    A vector that was returned once is returned again, bit for bit, on any processor. Raises ValueError for another
-    shape, or for values that are not finite.
+    Idempotent, bit for bit, on any processor. Raises ValueError for another shape or for values that are not finite.
     """
     if isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (dimensions,):
         wide = vector.astype(np.float64)
-        if abs(float(wide @ wide) - 1.0) <= SURELY_UNIT:  # embedders return such vectors: 2 us instead of 25
+        if abs(float(wide @ wide) - 1.0) <= SURELY_UNIT:  # as embedders return them: 2 us instead of 25
             return vector.copy()
     wide = np.asarray(vector, dtype=np.float64)
     if wide.shape != (dimensions,):
@@ -76,7 +75,7 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
 
 
 def unit_mean(vectors: Sequence[Vector]) -> Vector:
-    """Return the unit vector of the mean, shape (dimensions,). Raises ValueError where the mean has no direction."""
+    """Return the unit vector of the mean, shape (dimensions,). Raises ValueError if the mean is zero."""
     if len(vectors) == 1:
         return vectors[0]
     mean = np.sum(np.asarray(vectors, np.float64), axis=0)
@@ -94,7 +93,7 @@ _NO_LABEL: Final = Label("")
 
 
 class CacheMark(NamedTuple):
-    """The time of a cache and what was live at that time (`VectorCache.mark`)."""
+    """A cache's time, and which entries were live then (`VectorCache.mark`)."""
 
     now_ms: int | None
     oldest: int
@@ -103,9 +102,9 @@ class CacheMark(NamedTuple):
 
 
 class VectorCache:
-    """At most `max_elements` vectors; the oldest is evicted first, and each lives while now - its time < `ttl_ms`.
+    """At most `max_elements` vectors. The oldest is evicted first; an entry lives while now - its time < `ttl_ms`.
 
-    Time never falls: a `now_ms` behind the latest one seen counts as that one.
+    Time never goes back: a `now_ms` before the latest one seen counts as the latest.
     """
 
     def __init__(self, max_elements: int = 1000, dimensions: int = 384, ttl_ms: int | None = None) -> None:
@@ -146,22 +145,22 @@ class VectorCache:
 
     @property
     def oldest_sequence(self) -> int:
-        """The least sequence number that may be live; `next_sequence` if nothing is."""
+        """The lowest sequence number that may be live; `next_sequence` if none is."""
         return self._oldest
 
     @property
     def reach_ms(self) -> int | None:
-        """The age (ms) of the oldest entry of a full cache, which the next entry displaces; None while not full."""
+        """The age (ms) of the oldest entry, which the next one displaces; None while the cache is not full."""
         if self._now is None or self._next - self._oldest < self.max_elements:
             return None
         return self._now - self._times[self._oldest % self.max_elements]
 
     def mark(self) -> CacheMark:
-        """Return what `back_to` needs to undo what `advance` does from now on."""
+        """Return a mark with which `back_to` undoes every `advance` from now on."""
         return CacheMark(self._now, self._oldest, self.expired, frozenset(self._gaps) if self._gaps else frozenset())
 
     def back_to(self, mark: CacheMark) -> None:
-        """Go back in time to the mark; nothing may have been added, forgotten or restored since."""
+        """Go back in time to the mark. Nothing may have been added, forgotten or restored since."""
         self._now, self._oldest, self.expired = mark.now_ms, mark.oldest, mark.expired
         self._gaps = set(mark.gaps)
 
@@ -176,7 +175,7 @@ class VectorCache:
         return self._now
 
     def add(self, vector: npt.ArrayLike, now_ms: int = 0, trace_id: str = "") -> int:
-        """Add a vector of any length, return its sequence number. Raises ValueError (`unit`), and changes nothing."""
+        """Add a vector of any length; return its sequence number. Raises ValueError (`unit`), changing nothing."""
         return self.add_unit(unit(vector, self.dimensions), now_ms, Label(trace_id))
 
     def max_cosine_similarity(self, vector: npt.ArrayLike, now_ms: int = 0) -> float:
@@ -185,7 +184,7 @@ class VectorCache:
         return 0.0 if neighbour is None else neighbour.similarity
 
     def nearest(self, vector: npt.ArrayLike, now_ms: int = 0) -> Neighbour | None:
-        """Return the most similar live entry, the oldest of equals; None if there is none."""
+        """Return the most similar live entry, the oldest in a tie; None if there is none."""
         query = unit(vector, self.dimensions)
         self.advance(now_ms)
         return self.nearest_unit(query)
@@ -204,7 +203,7 @@ class VectorCache:
             live: Ranges = ((first, end),)
         elif end == 0:
             live = ((first, self.max_elements),)
-        else:  # the live range wraps: the older part is behind the younger one
+        else:  # the live range wraps: the older part is above the younger one
             live = ((first, self.max_elements), (0, end))
         gaps = [sequence % self.max_elements for sequence in self._gaps] if self._gaps else ()
         row, similarity = self._matrix.nearest(query, live, gaps)
@@ -257,8 +256,8 @@ class VectorCache:
     ) -> None:
         """Rebuild the cache from (sequence, time in ms, trace id or label, unit vector), in any order.
 
-        The next sequence is the greatest one plus 1, or `next_sequence` if that is greater; one without an entry is a
-        gap. `now_ms`: the stream time, if it is known to be later than the last entry's.
+        The next sequence is the greatest one plus 1, or `next_sequence` if greater. A sequence without an entry is a
+        gap. `now_ms`: the stream time, if known to be later than the last entry's.
         """
         self.clear()
         found = {entry[0]: entry for entry in entries}

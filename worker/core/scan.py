@@ -1,9 +1,9 @@
-"""The exact scan: which of many unit vectors is most similar to a query, bit for bit as the float32 product says.
+"""The exact scan: find the unit vector most similar to a query, bit for bit as the full float32 product would.
 
 Memory bandwidth limits a scan. From `FROM_ROWS` rows on, each row also has int8 codes, a quarter of the bytes, and an
-integer product with the query's codes (simsimd) bounds every similarity. Only candidates, the rows whose upper bound
-reaches the greatest lower bound, are computed in float32, with the bits of the full product. Without simsimd, with
-fewer rows, or with many candidates, the full product is computed.
+integer product with the query's codes (simsimd) bounds every similarity. Only the candidates, whose upper bound reaches
+the greatest lower bound, are computed in float32, with the bits of the full product. Without simsimd, with fewer rows,
+or with many candidates, the full product is computed.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 Ranges = Sequence[tuple[int, int]]
-"""Half-open ranges of rows that do not overlap, the one with the greatest end first. The first of equals is in the
-earlier range, then the one with the lower row."""
+"""Half-open ranges of rows that do not overlap, the one with the greatest end first. A tie goes to the earlier range,
+then to the lower row."""
 
 FROM_ROWS: Final = 8192
-"""Rows from which the codes are worth their overhead: below, the float32 rows are in the processor's cache."""
+"""Rows from which the codes are worth their overhead: fewer float32 rows fit in the processor's cache."""
 
 BLOCK: Final = 8
 """BLAS computes the rows after the last multiple of 4 with another kernel, slightly differently. In whole blocks of 8,
 equal vectors have equal similarity in any row."""
 
 TOGETHER: Final = 128
-"""Rows that are copied or encoded together: 192 kB of float32, which stay in the processor's cache."""
+"""Rows copied or encoded together: 192 kB of float32, which stay in the processor's cache."""
 
-SHARE: Final = 6  # if more than 1 of so many rows is a candidate, the full product takes less time than copying them
+SHARE: Final = 6  # if more than 1 in 6 rows is a candidate, the full product is faster than copying the candidates
 
 LONGEST_PAUSE: Final = 32
-"""Most scans by the full product before the codes are tried again, while every trial finds too many candidates."""
+"""Most full-product scans before the codes are tried again, while every trial finds too many candidates."""
 
 UNIT_ROUNDING: Final = 2.0**-24
-LONGEST: Final = 1.001  # a vector whose length is at most this has a bound; any longer row is always a candidate
+LONGEST: Final = 1.001  # vectors up to this length have a bound; a longer row is always a candidate
 
 SMALLEST_SCALE: Final = np.float32(1e-30)
-"""A row with a smaller scale has the codes 0, and its length as its residual: no quotient leaves int8's range."""
+"""A row with a smaller scale gets the codes 0 and its length as residual, so that no quotient leaves int8's range."""
 
 UNBOUNDED: Final = np.float32(1e30)  # the residual of a row that is always a candidate
 
 
 def whole_blocks(rows: int) -> int:
-    """Return the number of rows, rounded up to whole blocks."""
+    """Return a number of rows, rounded up to whole blocks."""
     return -(-rows // BLOCK) * BLOCK
 
 
 class Matrix:
     """Float32 rows of unit length (or zero), and the exact scan over some of them.
 
-    Memory, from when rows are put there: 4 bytes a number and 4 a row; with codes another byte a number and 8 a row.
+    Memory, once rows are written: 4 bytes per number and 4 per row; with codes another byte per number and 8 per row.
     """
 
     def __init__(self, rows: int, dimensions: int) -> None:
@@ -78,7 +78,7 @@ class Matrix:
         self._used = 0
 
     def prepare(self) -> None:
-        """Make the codes of the rows that have a vector, if they are many; otherwise the first scan does it."""
+        """Make the codes of the rows that have a vector, if there are many; otherwise the first scan makes them."""
         if self._codes is None and self._used >= FROM_ROWS and can_scan_codes(self._vectors.shape[1]):
             self._codes = Codes(*self._vectors.shape)
             self._codes.encode(self._vectors, 0, self._used)
@@ -90,7 +90,7 @@ class Matrix:
         return self._vectors.nbytes + self._similarities.nbytes + codes
 
     def nearest(self, query: Floats, ranges: Ranges, excluded: Sequence[int] = ()) -> tuple[int, float]:
-        """Return the row in `ranges` that is most similar, the first of equals, and its similarity.
+        """Return the most similar row in `ranges` and its similarity; a tie goes to the first (see `Ranges`).
 
         At least one row of the ranges must not be excluded.
         """
@@ -115,9 +115,9 @@ class Matrix:
         return row, float(greatest)
 
     def all_nearest(self, query: Floats, live: npt.NDArray[np.bool_]) -> tuple[Indices, float] | None:
-        """Return all rows r with live[r] that are most similar, rising, and their similarity; None if none is live.
+        """Return all rows that tie for most similar, rising, and their similarity; None if no row is live.
 
-        `live`: one value for each of the first rows, at most as many as the matrix has.
+        `live`: a mask of the first rows; it may be shorter than the matrix.
         """
         if not live.any():
             return None
@@ -143,7 +143,7 @@ class Matrix:
     ) -> tuple[Indices, Floats] | None:
         """Return the rows that can be most similar, in the order of `ranges`, and their similarities.
 
-        None if the codes cannot say it, or not faster than the full product.
+        None if the codes give no bound, or would not be faster than the full product.
         """
         count = sum(end - first for first, end in ranges)
         if count < FROM_ROWS:
@@ -177,13 +177,13 @@ class Matrix:
         return rows, self._gather(query, rows)
 
     def _gather(self, query: Floats, rows: Indices) -> Floats:
-        """Compute the similarity of these rows, with the bits of the full product."""
+        """Return the similarities of these rows, with the bits of the full product."""
         similarities = np.empty(len(rows), dtype=np.float32)
         copies = np.zeros((whole_blocks(min(len(rows), TOGETHER)), len(query)), dtype=np.float32)
         for start in range(0, len(rows), TOGETHER):
             part = rows[start : start + TOGETHER]
             np.take(self._vectors, part, axis=0, out=copies[: len(part)], mode="clip")
-            product = np.dot(copies[: whole_blocks(len(part))], query)  # what is left of other rows harms nobody
+            product = np.dot(copies[: whole_blocks(len(part))], query)  # leftovers in the last block do no harm
             similarities[start : start + len(part)] = product[: len(part)]
         return similarities
 
@@ -218,9 +218,10 @@ class Codes:
             self._codes[part], self._scales[part], self._residuals[part] = int8_codes(vectors[part])
 
     def estimate(self, query: Floats, ranges: Ranges, out: Floats) -> tuple[list[Floats], float] | None:
-        """Write the estimated similarity of the rows in `ranges` to `out`; None for a query whose length is not 1.
+        """Write the estimated similarities of the rows in `ranges` to `out`.
 
-        Return each range's error bounds by row, and the common part c of the bounds.
+        Return the error bounds by row of each range, and the common part c of the bounds; None for a query whose length
+        is not about 1.
         """
         import simsimd
 
@@ -230,8 +231,8 @@ class Codes:
         errors = []
         residual = float(residuals[0])
         for first, end in ranges:
-            # Without its argument `out`: with it, simsimd 6.5 returns a None that it does not own, which in the end
-            # aborts Python 3.11.
+            # Without the argument `out`: with it, simsimd 6.5 returns a borrowed None without a reference, which
+            # eventually aborts Python 3.11.
             products = simsimd.cdist(codes, self._codes[first:end], "dot", out_dtype="float32")
             np.multiply(np.asarray(products).reshape(-1), self._scales[first:end], out=out[first:end])
             out[first:end] *= scales[0]
@@ -241,11 +242,11 @@ class Codes:
 
 
 def int8_codes(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
-    """Return the int8 codes of some vectors, shape (n, d), with each one's scale and residual.
+    """Return the int8 codes of vectors, shape (n, d), with each one's scale and residual.
 
     The residual is at least |x - scale * code|. With u = 2^-24, the float32 difference is wrong by at most 4 u in
-    length (2 u of each number, and what underflows), and its length, a sum of d squares, by a factor of at most
-    1 + d u. It is `UNBOUNDED` for a vector longer than `LONGEST`.
+    length (2 u of each number, plus underflow), and its length, a sum of d squares, by a factor of at most 1 + d u. It
+    is `UNBOUNDED` for a vector longer than `LONGEST`.
     """
     dimensions = vectors.shape[1]
     odd = ~(np.einsum("ij,ij->i", vectors, vectors) <= LONGEST)
@@ -265,7 +266,7 @@ def int8_codes(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
 
 @lru_cache
 def can_scan_codes(dimensions: int) -> bool:
-    """Return whether codes can be used: simsimd is installed, and BLAS computes copied rows with the same bits."""
+    """Return whether codes can be used: simsimd is installed, and BLAS gives copied rows the same bits."""
     if not 64 <= dimensions <= 8192 or find_spec("simsimd") is None:
         return False
     vectors = np.sin(np.arange(1, 1 + 512 * dimensions, dtype=np.float32)).reshape(-1, dimensions)

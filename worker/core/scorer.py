@@ -1,6 +1,6 @@
-"""The scorer of one partition: its novelty cache and its stream time, and the decision on each trace.
+"""The scorer of one partition: it keeps the novelty cache and the stream time, and decides on each trace.
 
-`PartitionScorer.score` is called once for each valid trace, in offset order, and never for a dead letter.
+Call `PartitionScorer.score` once for each valid trace, in offset order, and never for a dead letter.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from worker.core.verdicts import issued_ms, make_verdict
 
 
 class Comparison(NamedTuple):
-    """A trace's vector (unit length), its nearest live neighbour, and the stream time at which they were compared."""
+    """The result of comparing a trace with the cache."""
 
-    vector: Vector | None
-    nearest: Neighbour | None
-    stream_time_ms: int
+    vector: Vector | None  # the trace's, unit length
+    nearest: Neighbour | None  # live
+    stream_time_ms: int  # at the comparison
 
 
 Mark = tuple[CacheMark, int | None]  # a cache's mark and the stream time (`PartitionScorer.mark`)
@@ -46,20 +46,18 @@ Mark = tuple[CacheMark, int | None]  # a cache's mark and the stream time (`Part
 class PartitionScorer:
     """The state of one source partition: its novelty cache, its stream time, and its agents' track records.
 
-    `confidence`: "stated" takes a trace's outcome confidence as it is; "record" takes its agent's share of successes by
-    the verdicts, if the trace claims success and no evaluation says so. `ttl_ms` None: entries do not expire.
-    `threshold` (0..1) is that of profiles without their own. `max_step_ms`: how far one trace may advance stream time;
-    None: no limit. Raises ValueError for settings out of range.
+    `confidence`: "stated" uses a trace's outcome confidence as it is; "record" uses its agent's success rate by the
+    verdicts if the trace claims success without an evaluation. Raises ValueError for settings out of range.
     """
 
     def __init__(
         self,
         max_elements: int = 1000,
-        ttl_ms: int | None = 3_600_000,
+        ttl_ms: int | None = 3_600_000,  # None: entries do not expire
         dimensions: int = 384,
-        threshold: float = DEFAULT_THRESHOLD,
+        threshold: float = DEFAULT_THRESHOLD,  # 0..1, for profiles without their own
         profiles: Mapping[str, Profile] = PROFILES,
-        max_step_ms: int | None = None,
+        max_step_ms: int | None = None,  # how far one trace may advance stream time; None: no limit
         confidence: Literal["stated", "record"] = "stated",
     ) -> None:
         if confidence not in ("stated", "record"):
@@ -81,7 +79,7 @@ class PartitionScorer:
 
     @property
     def stream_time_ms(self) -> int | None:
-        """The greatest event time seen (ms since 1970), as far as it may advance; None before the first trace."""
+        """The latest event time seen (ms since 1970), limited by `max_step_ms`; None before the first trace."""
         return self._stream_time_ms
 
     def score(self, trace: ReasoningTrace, vector: npt.ArrayLike | None, event_time_ms: int) -> ScoredTrace:
@@ -93,18 +91,18 @@ class PartitionScorer:
         return self.decide(trace, self.compare(vector, event_time_ms))
 
     def join_group(self, partition: int, view: GroupView | None) -> None:
-        """Take the novelty scope `group`: neighbours have a partition and an offset, and may be of other partitions.
+        """Use the novelty scope `group`: neighbours name their partition and offset, and may be in other partitions.
 
-        `partition`: the number of this source partition. `view`: the entries of the others; None: there are none.
+        `partition`: this source partition's number. `view`: the entries of the others; None: there are none.
         """
         self._partition = partition
         self._group = view
 
     def compare(self, vector: npt.ArrayLike | None, event_time_ms: int) -> Comparison:
-        """Do the first half of `score`: advance stream time and find the nearest live entry (raises ValueError)."""
+        """Do the first half of `score`: advance stream time and find the nearest live entry. Raises ValueError."""
         query = None if vector is None else unit(vector, self.cache.dimensions)
         time, step = self._stream_time_ms, self._max_step_ms
-        if time is None:  # the first trace: there is nothing to measure a step from
+        if time is None:  # the first trace: no earlier time to limit the step from
             time = event_time_ms
         elif event_time_ms > time:
             time = event_time_ms if step is None else min(event_time_ms, time + step)
@@ -115,7 +113,7 @@ class PartitionScorer:
         return Comparison(query, self._nearest_in_group(query, self._partition, now), now)
 
     def _nearest_in_group(self, query: Vector, partition: int, now_ms: int) -> Neighbour | None:
-        """Return the nearest live entry of this partition, or of another one if that is nearer."""
+        """Return the nearest live entry of this partition, or of another if that is nearer."""
         found = self.cache.nearest_label(query)
         own = None if found is None else Neighbour(found[0].trace_id, found[1], partition, found[0].offset)
         foreign = None if self._group is None else self._group.nearest(partition, query, now_ms)
@@ -124,7 +122,7 @@ class PartitionScorer:
         return foreign if foreign.similarity > own.similarity else own
 
     def forget_in_group(self, request: Processed) -> None:
-        """Compare with no entry of another partition that a request matches, which this partition has processed."""
+        """Ignore entries of other partitions that match a request which this partition has processed."""
         if self._group is not None and self._partition is not None:
             self._group.forget(self._partition, request)
 
@@ -135,21 +133,21 @@ class PartitionScorer:
         return scored
 
     def keep(self, trace: ReasoningTrace, scored: ScoredTrace, offset: int | None = None) -> None:
-        """Add the vector of the trace that was weighed last, with its source offset, to the cache."""
+        """Add the vector of the trace weighed last, with its source offset, to the cache."""
         if scored.vector is not None:
             self.cache.add_unit(scored.vector, scored.stream_time_ms, label(trace, offset))
 
     def mark(self) -> Mark:
-        """Return what `back_to` needs to undo a `compare`."""
+        """Return a mark with which `back_to` undoes a `compare`."""
         return self.cache.mark(), self._stream_time_ms
 
     def back_to(self, mark: Mark) -> None:
-        """Undo the `compare` since the mark, as if there had been no trace. After `keep` it is too late."""
+        """Undo the `compare` since the mark, as if the trace had never come. Too late after `keep`."""
         cache, self._stream_time_ms = mark
         self.cache.back_to(cache)
 
     def weigh(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
-        """Score and decide; the state stays as it is. `sequence` is that which `keep` gives the vector."""
+        """Score and decide without changing the state. `sequence` is the number that `keep` will give the vector."""
         query, nearest, now = comparison
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
         confidence = self._confidence(trace) if self._by_record else None
@@ -178,10 +176,10 @@ class PartitionScorer:
         self, trace_id: str, agent_id: str, task_domain: str, success: bool | float, *,
         judge: str = "judge", issued_at: datetime | None = None,
     ) -> Standing:  # fmt: skip
-        """Take a verdict on a trace; return what is known of its agent in its domain then.
+        """Apply a verdict on a trace; return the resulting standing of its agent in its domain.
 
-        `success`: true, false, or 0 to 1. Of a judge's verdicts on a trace, the one with the latest `issued_at` counts
-        (with a time zone; None: in the order of the calls). Raises ValueError.
+        `success`: true, false, or 0 to 1. Of one judge's verdicts on a trace, the one with the latest `issued_at`
+        counts (with a time zone; None: in the order of the calls). Raises ValueError.
         """
         self._verdicts += 1
         issued = datetime.fromtimestamp(self._verdicts, UTC) if issued_at is None else issued_at
@@ -206,15 +204,15 @@ class PartitionScorer:
     ) -> None:
         """Rebuild the state from (sequence, stream time in ms, trace id or label, unit vector) of committed traces.
 
-        Entries at or past the committed source offset must not be among them: their traces are read again. The next
-        entry's sequence number is at least `next_sequence` (the newest entries may be forgotten).
+        Leave out entries at or past the committed source offset: their traces are read again. The next entry's sequence
+        number is at least `next_sequence`, as the newest entries may have been forgotten.
         """
         self.cache.restore(entries, stream_time_ms, next_sequence)
         self._stream_time_ms = self.cache.now_ms
 
 
 def cached_id(trace: ReasoningTrace) -> str:
-    """Return the id under which the cache and the changelog know a trace."""
+    """Return a trace's id as the cache and the changelog store it."""
     return trace.id[:CACHED_ID_LENGTH]
 
 
@@ -224,10 +222,10 @@ def label(trace: ReasoningTrace, offset: int | None = None) -> Label:
 
 
 def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source: str = "created_at") -> int:
-    """Return the trace's event time, ms since 1970, not after the year 9999.
+    """Return the trace's event time, ms since 1970, at most the end of 9999.
 
-    `created_at`: the trace's own, but never later than the record's timestamp, so that one trace dated 2099 cannot
-    expire every entry; `record`: the record's timestamp alone, if it has one.
+    `created_at`: the trace's own time, but never later than the record's timestamp, so that one trace dated 2099 cannot
+    expire every entry; `record`: the record's timestamp, if it has one.
     """
     if record_timestamp_ms is None or record_timestamp_ms < 0:
         return created_at_ms(trace)
@@ -238,18 +236,18 @@ def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    """The settings: limits, which time counts (KP_EVENT_TIME), and what a document contains."""
+    """The settings of an evaluation."""
 
     limits: Limits
     event_time: str = "created_at"  # which time counts (KP_EVENT_TIME)
-    output_embedding: bool = False
-    clean: Clean | None = None  # redacts accepted documents; None: none is redacted (KP_REDACT=off)
-    clean_rejected: bool = False  # whether rejected documents are redacted, too (KP_REDACT=all)
-    screen: Screen | None = None  # finds what marks a document; None: none is marked (KP_SCREEN=off)
+    output_embedding: bool = False  # whether documents contain their vector
+    clean: Clean | None = None  # redacts accepted documents; None: no redaction (KP_REDACT=off)
+    clean_rejected: bool = False  # whether rejected documents are redacted too (KP_REDACT=all)
+    screen: Screen | None = None  # screens documents; None: no screening (KP_SCREEN=off)
 
 
 def _check_size(record: SourceRecord, limits: Limits) -> None:
-    """Raise InvalidTrace for a record that is too large, with key and headers, without Kafka's framing."""
+    """Raise InvalidTrace if the record is too large, counting key and headers but not Kafka's framing."""
     size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
     if size > limits.max_bytes:
         raise InvalidTrace(
@@ -262,7 +260,7 @@ def _check_size(record: SourceRecord, limits: Limits) -> None:
 class Evaluation:
     """The evaluation of one partition's records.
 
-    `evaluate` does all steps; a caller that measures each one calls the scorer's `compare`, `weigh` and `keep` itself.
+    `evaluate` does all steps. To time each step, call the scorer's `compare`, `weigh` and `keep` instead.
     """
 
     def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
@@ -271,7 +269,7 @@ class Evaluation:
         self._config = config
 
     def read(self, record: SourceRecord) -> ReasoningTrace:
-        """Return the trace in a record. Raises InvalidTrace, which makes the record a dead letter."""
+        """Return the trace in a record. Raises InvalidTrace, for which the record becomes a dead letter."""
         limits = self._config.limits
         if record.fault is not None:
             raise InvalidTrace(record.fault.reason, "", record.fault.message)
@@ -285,7 +283,7 @@ class Evaluation:
             raise evaluation_failed(error) from error
 
     def event_time_ms(self, record: SourceRecord, trace: ReasoningTrace) -> int:
-        """Return the time that counts for a trace (KP_EVENT_TIME), ms since 1970."""
+        """Return a trace's event time (KP_EVENT_TIME), ms since 1970."""
         return event_time_ms(trace, record.timestamp_ms, self._config.event_time)
 
     def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
@@ -305,7 +303,7 @@ class Evaluation:
     ) -> tuple[ScoredTrace, OutputRecord]:
         """Score the partition's next trace; return its score and the record to publish.
 
-        Raises InvalidTrace where that fails by a fault of the worker; the state is then unchanged.
+        Raises InvalidTrace if a bug in the worker makes that fail; the state is then unchanged.
         """
         scorer = self._scorer
         mark = scorer.mark()
@@ -313,7 +311,7 @@ class Evaluation:
             comparison = scorer.compare(vector, self.event_time_ms(record, trace))
             scored = scorer.weigh(trace, comparison)
             document = self.document(record, scored)
-            scorer.keep(trace, scored, record.offset)  # last: nothing can fail behind it
+            scorer.keep(trace, scored, record.offset)  # last: nothing may fail after it
         except Exception as error:
             scorer.back_to(mark)
             raise evaluation_failed(error) from error

@@ -1,7 +1,7 @@
 """The score of one trace: components, weights by domain, rule overrides, and the steps that explain it.
 
-The formula is the specification of the KnowledgePulse SDK's `evaluateValue`. The order of the floating point
-operations is part of it: it decides the last bit, and tests/data/scoring_cases.jsonl holds it to that.
+The formula is specified by the KnowledgePulse SDK's `evaluateValue`. The order of the floating-point operations is part
+of it, because it decides the last bit: tests/data/scoring_cases.jsonl checks it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from worker.core.trace import ReasoningTrace, Step
 if TYPE_CHECKING:
     from worker.core.novelty import Neighbour, Vector
 
-NEUTRAL_NOVELTY = 0.5  # novelty of a trace that has nothing to be compared with (empty cache, or no embedder)
+NEUTRAL_NOVELTY = 0.5  # novelty of a trace with nothing to compare it to (empty cache, or no embedder)
 
 NOVELTY_ROUNDING = 2e-3
-"""How far a novelty may lie outside of 0..2: a float32 similarity may exceed 1 by 2e-7, and a vector of somebody else's
-entry may be longer by novelty.LENGTH_TOLERANCE. No trace can fail here, and a wrong argument does."""
+"""How far a novelty may lie outside 0..2: a float32 similarity may exceed 1 by 2e-7, and a vector written by another
+program may be too long by novelty.LENGTH_TOLERANCE. No trace fails this check; a wrong argument does."""
 
 DEFAULT_PROFILE = "default"
 DEFAULT_THRESHOLD = 0.75
@@ -34,7 +34,7 @@ OVERRIDE_LOW_TOOL_DIVERSITY = "low_tool_diversity_penalty"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Share of each component in the score; the four sum to 1 (ValueError otherwise)."""
+    """The share of each component in the score; the four sum to 1 (ValueError otherwise)."""
 
     complexity: float
     novelty: float
@@ -51,10 +51,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Weights of one task domain and, where set, its own acceptance threshold (0..1)."""
+    """How traces of one task domain are scored."""
 
     weights: Weights
-    threshold: float | None = None
+    threshold: float | None = None  # for acceptance, 0..1; None: the general one
 
 
 PROFILES: Mapping[str, Profile] = {
@@ -68,10 +68,10 @@ PROFILES: Mapping[str, Profile] = {
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The four parts of a score, before weighting. Novelty is 0..2, the others are 0..1."""
+    """The four parts of a score, before weighting: 0..1, except novelty."""
 
     complexity: float
-    novelty: float
+    novelty: float  # 0..2
     tool_diversity: float
     outcome_confidence: float
 
@@ -87,7 +87,7 @@ class Score(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """What the formulas count in a trace."""
+    """The figures of a trace that the formulas use."""
 
     unique_step_types: int
     error_recoveries: int
@@ -98,9 +98,9 @@ class Counts(Struct, frozen=True):
 
 
 class Formula(NamedTuple):
-    """A component: its value, and its formula as a text in which each name stands for words, or for a figure."""
+    """The formula of one component."""
 
-    text: str
+    text: str  # with placeholders, which become words or figures
     value: Callable[[Counts], float]
 
     def words(self) -> str:
@@ -108,7 +108,7 @@ class Formula(NamedTuple):
         return self.text.format_map(_WORDS)
 
     def numbers(self, counts: Counts) -> str:
-        """Return the formula with the figures of a trace."""
+        """Return the formula with a trace's figures."""
         figures = {
             "types": counts.unique_step_types,
             "recovery": 0.3 if counts.error_recoveries else 0,
@@ -144,15 +144,15 @@ FORMULAS: Final[Mapping[str, str]] = {
     "tool_diversity": TOOL_DIVERSITY.words(),
     "outcome_confidence": OUTCOME_CONFIDENCE.words(),
 }
-"""The formula of each component in words, in the order in which the score adds them."""
+"""The formula of each component in words, in the order in which they are summed."""
 
 
 class Rule(NamedTuple):
-    """An override: its rule in words, when it applies, and what becomes of the score so far."""
+    """The rule of an override."""
 
     words: str
     applies: Callable[[Counts, Sequence[Step]], bool]
-    change: Callable[[float], float]
+    change: Callable[[float], float]  # from the score so far to the new one
 
 
 OVERRIDES: Final[Mapping[str, Rule]] = {
@@ -181,10 +181,10 @@ def score_trace(
     profiles: Mapping[str, Profile] = PROFILES,
     confidence: float | None = None,
 ) -> Score:
-    """Score one trace, given its novelty (0..2). Raises ValueError for another novelty.
+    """Score one trace, given its novelty. Raises ValueError if the novelty is not in 0..2.
 
-    `confidence` (0..1) takes the place of the stated one. A domain without a profile takes `profiles["default"]`. Only
-    the result is clamped to 0..1, so that each override works on the raw result of the one before.
+    `confidence` (0..1) replaces the stated one. A domain without a profile uses `profiles["default"]`. Only the final
+    result is clamped to 0..1: each override works on the raw result of the one before.
     """
     if not -NOVELTY_ROUNDING <= novelty <= 2.0 + NOVELTY_ROUNDING:
         raise ValueError(f"novelty must lie in 0..2 (1 - cosine similarity), got {novelty}")
@@ -204,7 +204,7 @@ def score_trace(
 
 
 def counted(trace: ReasoningTrace, confidence: float | None = None) -> Counts:
-    """Count what the formulas need. `confidence`: in place of the stated one."""
+    """Return the figures that the formulas need. `confidence` replaces the stated one."""
     step_types: set[str] = set()
     tool_names: set[str] = set()
     error_recoveries = 0
@@ -221,7 +221,7 @@ def counted(trace: ReasoningTrace, confidence: float | None = None) -> Counts:
 
 
 def _weighted(it: Components, weights: Weights) -> tuple[tuple[float, float, float, float], float]:
-    """Return each component times its weight, and their sum; not by sum(), which rounds otherwise since Python 3.12."""
+    """Return each component times its weight, and the total. sum() would round differently since Python 3.12."""
     parts = (
         it.complexity * weights.complexity,
         it.novelty * weights.novelty,
@@ -232,25 +232,25 @@ def _weighted(it: Components, weights: Weights) -> tuple[tuple[float, float, flo
 
 
 class Override(Struct, frozen=True):
-    """One override and what it did."""
+    """One override and its effect."""
 
     name: str
-    rule: str
+    rule: str  # in words
     before: float
     after: float
 
 
 class Arithmetic(Struct, frozen=True):
-    """The steps from the components to the score. `parts`: value times weight of each component."""
+    """The steps from the components to the score."""
 
-    parts: dict[str, float]
+    parts: dict[str, float]  # value times weight, by component
     weighted_sum: float
     overrides: list[Override]
     before_clamp: float
 
 
 def arithmetic(components: Components, weights: Weights, overrides: Sequence[str]) -> Arithmetic:
-    """Return the steps of a score. `overrides`: the names of those that applied."""
+    """Return the steps of a score. `overrides`: the names of the ones that applied."""
     parts, weighted_sum = _weighted(components, weights)
     value, steps = weighted_sum, []
     for name in overrides:
@@ -261,11 +261,11 @@ def arithmetic(components: Components, weights: Weights, overrides: Sequence[str
 
 
 class Confidence(Struct, frozen=True):
-    """The outcome confidence with KP_CONFIDENCE=record: what the trace states, and what the score was made with."""
+    """The outcome confidence with KP_CONFIDENCE=record."""
 
-    stated: float
-    used: float
-    judged: int  # verdicts kept on its agent in its domain
+    stated: float  # by the trace
+    used: float  # in the score
+    judged: int  # verdicts kept on the agent in the domain
     succeeded: float  # the sum of their successes
 
 
@@ -283,6 +283,6 @@ class ScoredTrace(Struct, frozen=True):
     overrides: tuple[str, ...]
     nearest: Neighbour | None
     stream_time_ms: int  # the partition's, after this trace
-    sequence: int | None  # None if there was no vector
-    vector: Vector | None  # unit length, as it entered the cache
-    confidence: Confidence | None = None  # None where the stated one counts
+    sequence: int | None  # in the cache; None without a vector
+    vector: Vector | None  # unit length, as in the cache
+    confidence: Confidence | None = None  # None if the stated one counts

@@ -1,14 +1,12 @@
-r"""The reasoning trace: its model, its validation, its time, what of it is embedded, and the scored output document.
+r"""The reasoning trace: its model, validation, time and embedded text, and the scored output document.
 
-Here live the shape of a trace and every rule that makes a document one. No I/O, clock, environment, logging
-or asyncio: bytes come in, values go out, and the only exception is InvalidTrace.
+The only exception raised for a document is InvalidTrace.
 
-The verdict is that of JSON.parse followed by the reference's zod 3 schema, with these deliberate differences:
+A document is valid if JSON.parse and the reference's zod 3 schema accept it, with these deliberate differences:
 
-- A lone surrogate escape (`"\ud800"`) is refused anywhere, also in unknown fields: UTF-8 cannot carry it.
-- A number beyond a double is refused in a field of the schema (the reference reads 1e400 as Infinity);
-  unknown fields keep it as spelt. An integer of more than some 4300 digits is refused anywhere, since Python
-  reads no more.
+- A lone surrogate escape (`"\ud800"`) is refused anywhere, even in unknown fields: UTF-8 cannot carry it.
+- A number beyond a double is refused in a field of the schema (the reference reads 1e400 as Infinity); unknown fields
+  keep it as spelt. An integer of more than about 4300 digits, Python's limit, is refused anywhere.
 - The year 0000 is refused: the calendars of Python and of most databases begin with year 1.
 - `Limits` bounds bytes, steps and depth, so that one document cannot hold up its partition.
 
@@ -34,22 +32,22 @@ from worker.core.json_words import excerpt, mismatch
 CONTEXT = "https://openknowledgepulse.org/schema/v1"
 LEGACY_CONTEXT = "https://knowledgepulse.dev/schema/v1"
 
-# UTC as "Z" only, seconds optional, any number of fraction digits, 29 February in leap years only. Means the
-# same in JavaScript and Python, for the JSON Schema: [0-9] since Python's \d takes any digit of Unicode, and
-# (?![\s\S]) for the end because its $ also matches before a last newline.
+# UTC as "Z" only, seconds optional, any number of fraction digits, 29 February in leap years only. The JSON Schema has
+# it too, so it must mean the same in JavaScript and Python: [0-9] because Python's \d matches any Unicode digit, and
+# (?![\s\S]) for the end because Python's $ also matches before a final newline.
 CREATED_AT_PATTERN = (
     r"^(?!0000)(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     r"|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
     r"-02-29)T(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]+)?)?Z(?![\s\S])"
 )
 
-# In characters. A message travels in a Kafka header and in log lines: long enough to say what to do, never a
-# copy of the content.
+# In characters. A message goes into a Kafka header and log lines: long enough to say what to do, never a copy of the
+# content.
 MAX_MESSAGE = 300
 
 
 class Reason(enum.StrEnum):
-    """The closed list of reasons for a dead letter: the header kp-error-reason, and a label of metrics."""
+    """The closed list of reasons for a dead letter: the header kp-error-reason, and a metric label."""
 
     EMPTY_VALUE = "empty_value"  # null (a tombstone) or no bytes
     TOO_LARGE = "too_large"
@@ -58,35 +56,30 @@ class Reason(enum.StrEnum):
     TOO_DEEP = "too_deep"
     TOO_MANY_STEPS = "too_many_steps"
     WRONG_CONTEXT = "wrong_context"  # @context
-    WRONG_TYPE = "wrong_type"  # @type, as of the other knowledge units
+    WRONG_TYPE = "wrong_type"  # @type, for example of another knowledge unit
     MISSING_FIELD = "missing_field"
     INVALID_TYPE = "invalid_type"  # another JSON type than the field's
     INVALID_VALUE = "invalid_value"  # right type, but out of range, not in the list, or malformed
-    EMBEDDING_FAILED = "embedding_failed"  # no fault of the document; raised by the embedding, not here
-    EVALUATION_FAILED = (
-        "evaluation_failed"  # reading, scoring, redacting or screening it failed, by a fault of the worker
-    )
+    EMBEDDING_FAILED = "embedding_failed"  # the model failed on this text; the document is valid
+    EVALUATION_FAILED = "evaluation_failed"  # a bug in the worker: it failed to read, score, redact or screen it
     BAD_HEADER = "bad_header"  # a header's name is not UTF-8
-    BATCH_TOO_LARGE = "batch_too_large"  # a batch that unpacks to more than KP_MAX_BATCH_BYTES; one for all its records
+    BATCH_TOO_LARGE = "batch_too_large"  # a batch unpacks to more than KP_MAX_BATCH_BYTES: one letter for all records
     UNREADABLE = "unreadable"  # a record, or the rest of a batch, that does not follow Kafka's format
-    REFUSED_BY_TOPIC = "refused_by_topic"  # its output topic refused the scored trace for good
+    REFUSED_BY_TOPIC = "refused_by_topic"  # the output topic refused the scored trace for good
     BAD_CONTROL = "bad_control"  # a control record that must not be honoured, with KP_FORGET=true
-    NOT_OTLP = "not_otlp"  # a record on a topic of spans that is not OTLP
-    LATE_SPAN = "late_span"  # spans of a run that is closed
-    ASSEMBLY_FAILED = "assembly_failed"  # spans from which no trace could be made, by a fault of the worker
+    NOT_OTLP = "not_otlp"  # a record on a spans topic that is not OTLP
+    LATE_SPAN = "late_span"  # spans of a run that is already closed
+    ASSEMBLY_FAILED = "assembly_failed"  # a bug in the worker: it made no trace from the spans
 
 
 class InvalidTrace(ValueError):
-    """Why a document is not a valid trace: `reason`, `path` (`steps.1.tool.name`; "": the document), and what to do.
-
-    A path has names of the schema and indexes only, never content.
-    """
+    """Why a document is not a valid trace; the message says what to do."""
 
     def __init__(self, reason: Reason, path: str, message: str) -> None:
         super().__init__(reason, path, message)
         self.reason = reason
-        self.path = path
-        # Not every str can be UTF-8, and a header must be.
+        self.path = path  # `steps.1.tool.name`; "": the document. Names of the schema and indexes, never content
+        # Not every str can be encoded as UTF-8, and a header must be.
         self.message = message[:MAX_MESSAGE].encode("utf-8", "replace").decode("utf-8")
 
     def __str__(self) -> str:
@@ -95,25 +88,22 @@ class InvalidTrace(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on one document: UTF-8 bytes, steps, levels of nesting (keep max_depth far below 1000).
+    """Bounds on one document."""
 
-    `strict_context` refuses the project's former @context, which the documentation still shows and the reference
-    schema does not know.
-    """
-
-    max_bytes: int = 1_048_576
+    max_bytes: int = 1_048_576  # of UTF-8
     max_steps: int = 10_000
-    max_depth: int = 64
+    max_depth: int = 64  # levels of nesting; keep it far below 1000
     strict_context: bool = False
+    """Refuse the project's former @context, which its documentation still shows but the reference schema rejects."""
 
 
 DEFAULT_LIMITS = Limits()
 
-# The structs declare their fields in the reference's order, in which problems are reported. Optional fields
-# have neutral defaults; null is never one of them, so it is refused.
+# The structs declare their fields in the reference's order, in which problems are reported. Optional fields have
+# neutral defaults, never null, so null is refused.
 Context = Literal["https://openknowledgepulse.org/schema/v1", "https://knowledgepulse.dev/schema/v1"]
 Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-Integer = Annotated[float, Meta(ge=0, multiple_of=1)]  # JSON knows no integers: 1.0 and 1e300 are some, too
+Integer = Annotated[float, Meta(ge=0, multiple_of=1)]  # JSON has no integer type: 1.0 and 1e300 count
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
 TraceId = Annotated[str, Meta(pattern="^kp:trace:")]
@@ -135,7 +125,7 @@ class Metadata(Struct, frozen=True, kw_only=True):
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """What the agent was to do."""
+    """The task given to the agent."""
 
     objective: Text
     input_schema: dict[str, Any] = field(default_factory=dict)
@@ -149,11 +139,11 @@ class Tool(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One step of reasoning; absent content is "", an absent tool None."""
+    """One step of reasoning."""
 
     step_id: Integer
     type: Literal["thought", "tool_call", "observation", "error_recovery"]
-    content: str = ""
+    content: str = ""  # "" if absent
     tool_or_unset: Tool | UnsetType = field(default=UNSET, name="tool")
     input: dict[str, Any] = field(default_factory=dict)
     output_summary: str = ""
@@ -161,16 +151,16 @@ class Step(Struct, frozen=True, kw_only=True):
 
     @property
     def tool(self) -> Tool | None:
-        """The tool, or None where the step has none."""
+        """The tool, or None if the step has none."""
         return self.tool_or_unset or None
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How it ended. `evaluated` True: its confidence comes from an evaluation; any other value means nothing."""
+    """The outcome of the task."""
 
     result_summary: str
     confidence: Fraction
-    evaluated: Any = None
+    evaluated: Any = None  # True: the confidence comes from an evaluation; any other value is ignored
 
 
 class Entity(Struct, frozen=True, kw_only=True):
@@ -188,14 +178,14 @@ class Relationship(Struct, frozen=True, kw_only=True):
 
 
 class KnowledgeGraphDelta(Struct, frozen=True, kw_only=True):
-    """What the trace adds to the knowledge graph."""
+    """The trace's additions to the knowledge graph."""
 
     entities: list[Entity]
     relationships: list[Relationship]
 
 
 class ReasoningTrace(Struct, frozen=True, kw_only=True):
-    """A valid trace; unknown fields are left out here and kept by `splice`."""
+    """A valid trace, without unknown fields (`splice` keeps them)."""
 
     context: Context = field(name="@context")
     kind: Literal["ReasoningTrace"] = field(name="@type")
@@ -208,8 +198,8 @@ class ReasoningTrace(Struct, frozen=True, kw_only=True):
     knowledge_graph_delta: KnowledgeGraphDelta | UnsetType = UNSET
 
 
-# Untyped first, typed after: decoding to plain values checks every byte, unknown fields included, and lets
-# the last of duplicate keys win; a typed decoder does neither. The hook reads 1e400 as inf, not as an error.
+# Untyped first, then typed: decoding to plain values checks every byte, including unknown fields, and lets the last of
+# duplicate keys win; a typed decoder does neither. The hook reads 1e400 as inf instead of failing.
 document_decoder = msgspec.json.Decoder(float_hook=float)
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
@@ -229,7 +219,7 @@ _ADVICE = {
 
 
 def parse_trace(raw: bytes | bytearray | memoryview | str | None, limits: Limits = DEFAULT_LIMITS) -> ReasoningTrace:
-    """Return the trace that `raw` holds as UTF-8 JSON. Raises InvalidTrace; TypeError for what is not a text."""
+    """Return the trace in `raw`, JSON as UTF-8 or str. Raises InvalidTrace, and TypeError for any other type."""
     if not isinstance(raw, str | bytes | bytearray | memoryview | None):
         raise TypeError(
             f"parse_trace takes the JSON of a trace, as bytes or str, not {type(raw).__name__}; a document that is "
@@ -248,17 +238,17 @@ def parse_trace(raw: bytes | bytearray | memoryview | str | None, limits: Limits
 
 
 def embedding_text(trace: ReasoningTrace) -> str:
-    """Return the text to embed: the objective and the contents of all steps, joined by single spaces."""
+    """Return the text to embed: the objective and all steps' contents, joined by single spaces."""
     return " ".join([trace.task.objective, *[step.content for step in trace.steps]])
 
 
 EARLIEST_MS: Final = -62_135_596_800_000
 LATEST_MS: Final = 253_402_300_799_999
-"""The first and the last millisecond (since 1970) of the years 1 to 9999, which are those of created_at."""
+"""The first and the last millisecond (since 1970) of the years 1 to 9999, the range of created_at."""
 
 
 def created_at_ms(trace: ReasoningTrace) -> int:
-    """Return the event time in ms since 1970, cutting off further fraction digits."""
+    """Return created_at in ms since 1970, without further fraction digits."""
     text = trace.metadata.created_at
     days = date(int(text[:4]), int(text[5:7]), int(text[8:10])).toordinal() - date(1970, 1, 1).toordinal()
     seconds = (days * 24 + int(text[11:13])) * 3600 + int(text[14:16]) * 60 + int(text[17:19] or 0)
@@ -266,9 +256,9 @@ def created_at_ms(trace: ReasoningTrace) -> int:
 
 
 def splice(raw: bytes, quality_score: float, scoring: bytes) -> bytes:
-    """Return the output document: `raw` with `metadata.quality_score` set and `scoring` (JSON) at its end.
+    """Return the output document: `raw` with `metadata.quality_score` set and `scoring` (JSON) appended.
 
-    `raw` must have passed `parse_trace`. Every other value keeps its bytes, every field its place.
+    `raw` must have passed `parse_trace`. Every other value keeps its bytes, and every field its place.
     """
     document = _fields_decoder.decode(raw)
     metadata = _fields_decoder.decode(document["metadata"])
@@ -288,7 +278,7 @@ def _as_bytes(raw: bytes | bytearray | memoryview | str) -> bytes:
 
 
 def _parse_json(raw: bytes, limits: Limits) -> Any:
-    """Return the value of a JSON text; the depth is checked only where brackets are enough to exceed it."""
+    """Return the value of a JSON text; its depth is measured only if there are enough brackets to exceed the limit."""
     if len(raw) > limits.max_bytes:
         message = f"{len(raw)} bytes, the limit is {limits.max_bytes}; shorten the trace or raise the limit"
         raise InvalidTrace(Reason.TOO_LARGE, "", message)
@@ -314,7 +304,7 @@ def _parse_json(raw: bytes, limits: Limits) -> Any:
 
 
 def _check_limits(document: dict[str, Any], limits: Limits) -> None:
-    """Raise InvalidTrace for what the schema allows and `limits` does not."""
+    """Raise InvalidTrace if the document exceeds `limits`, which are not part of the schema."""
     if limits.strict_context and document.get("@context") == LEGACY_CONTEXT:
         _refuse(Reason.WRONG_CONTEXT, ("@context",), f"the former context; {_ADVICE['@context']}")
     steps = document.get("steps")
@@ -325,7 +315,7 @@ def _check_limits(document: dict[str, Any], limits: Limits) -> None:
 
 def _deeper_than(limit: int, document: Any) -> bool:
     """Return whether lists and dicts nest in more than `limit` levels; one pass, no recursion."""
-    # Lists and dicts apart, and their items by `chain`: a megabyte holds 490,000 brackets, and a loop of ours over each
+    # Lists and dicts separately, their items by `chain`: a megabyte holds 490,000 brackets, and a Python loop over each
     # takes four times as long.
     level: list[Any] = [document]
     for _ in range(limit + 1):
@@ -345,7 +335,7 @@ def _fields_of(struct: type[Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
 def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bool = False) -> None:
     """Raise InvalidTrace for the first problem in the order of the schema; return if `value` is a `kind`.
 
-    `convert` alone names the first problem in the order of the document, with missing fields last.
+    `convert` alone would name the first problem in the order of the document, and missing fields last.
     """
     try:
         msgspec.convert(value, kind)
@@ -379,9 +369,9 @@ def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bo
 
 
 def _first_bad(items: list[Any], kind: Any) -> int | None:
-    """Return the index of the first item that keeps `items` from being a `kind` (list[...]); None: there is none.
+    """Return the index of the first item that is wrong for `kind` (list[...]); None if all are right.
 
-    By halves: a call for each of 340,000 items would hold the event loop for a third of a second.
+    By bisection: a call for each of 340,000 items would block the event loop for a third of a second.
     """
     low, high = 0, len(items)
     if _converts(items, kind):
@@ -414,8 +404,8 @@ WHOLE: Final = "whole"
 def embedded_texts(trace: ReasoningTrace, view: str = WHOLE) -> tuple[str, ...]:
     """Return the texts whose unit mean is the trace's vector.
 
-    `whole`: the objective and the contents of all steps, as one text. `objective`: the objective, and that text, if any
-    step has content.
+    `whole`: the objective and all steps' contents, as one text. `objective`: the objective and, if any step has
+    content, that text.
     """
     text = embedding_text(trace)
     if view == WHOLE:
@@ -425,10 +415,10 @@ def embedded_texts(trace: ReasoningTrace, view: str = WHOLE) -> tuple[str, ...]:
 
 
 def is_objective(index: int, view: str) -> bool:
-    """Return whether that one of a trace's `embedded_texts` is its objective, which is read beyond KP_MAX_TOKENS."""
+    """Return whether the text at an index of `embedded_texts` is the objective, which is read beyond KP_MAX_TOKENS."""
     return index == 0 and view != WHOLE
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Return one text that differs where any of the texts does; a single text is returned as it is."""
+    """Return one text that is different for different texts; a single text is returned unchanged."""
     return texts[0] if len(texts) == 1 else f"{len(texts[0])}:{''.join(texts)}"

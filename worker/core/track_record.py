@@ -1,8 +1,8 @@
-"""The track record of a partition's agents: their last verdicts, and the outcome confidence that follows from them.
+"""The track records of a partition's agents: their latest verdicts, and the outcome confidence derived from them.
 
-An agent's record in a domain is a set of verdicts: of each judge's verdicts on a trace the one issued last (ties: the
-later offset), and of those the KEPT that were issued last. So neither a copy nor a late arrival changes it, and a
-restart that reads some again finds the same. Successes are integers (millionths), so that every sum is exact.
+An agent's record in a domain is a set of verdicts: the last-issued one of each judge on each trace (ties: the later
+offset), and of those the KEPT last-issued ones. So neither a copy nor a late arrival changes it, and a restart that
+reads some again ends with the same set. Successes are integers (millionths), so that every sum is exact.
 """
 
 from __future__ import annotations
@@ -23,61 +23,61 @@ from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.passes import LAST_OFFSET, Offset
 from worker.core.verdicts import MILLION, Verdict
 
-RECORD_PREFIX: Final = b"record:"  # the changelog's key of a record: `record:` and the hash of agent and domain
+RECORD_PREFIX: Final = b"record:"  # a record's changelog key is `record:` and the hash of agent and domain
 
 RECORD_VERSION: Final = 1
 
-KEPT: Final = 200  # verdicts that a record keeps. The standard error of a success rate of 200 verdicts is at most .035
+KEPT: Final = 200  # verdicts in a record. The standard error of a success rate over 200 verdicts is at most .035
 
 HALF: Final = 50
-"""A verdict behind 50 later ones of its agent and domain has half their weight, as an agent changes with its releases.
-The weights of 200 verdicts sum to 68, so the standard error of the rate is at most .06."""
+"""A verdict's weight halves every 50 later ones of its agent and domain, as agents change with their releases. The
+weights of 200 verdicts sum to 68, so the standard error of the rate is at most .06."""
 
 PRIOR_WEIGHT: Final = 4
-"""The verdicts that the prior stands for. A beta-binomial fitted to 36 agents (3,469 public runs) says 5; between 2 and
-8 the Brier score hardly changes."""
+"""The number of verdicts that the prior counts as. A beta-binomial fitted to 36 agents (3,469 public runs) gives 5;
+between 2 and 8 the Brier score hardly changes."""
 
-MAX_RECORDS: Final = 100_000  # most records of a partition; beyond it, the one goes whose latest verdict is oldest
+MAX_RECORDS: Final = 100_000  # of a partition; then the record whose latest verdict came first is dropped
 
 _UNIT: Final = 1 << 32
 _WEIGHTS: Final = [round(_UNIT * 0.5 ** (age / HALF)) for age in range(KEPT)]
-"""The weight of a verdict by its age, 0 for the latest: integers, so that their sums are exact."""
+"""The weight of a verdict by its age (0: the latest). Integers, so that their sums are exact."""
 
-_WEIGHT_OF: Final = [0, *itertools.accumulate(_WEIGHTS)]  # the sum of the weights of so many verdicts
+_WEIGHT_OF: Final = [0, *itertools.accumulate(_WEIGHTS)]  # the total weight, by number of verdicts
 
 _SUMS: Final = np.array([[1, weight] for weight in reversed(_WEIGHTS)], dtype=np.int64)
-"""Multiplied with the successes of verdicts, the latest last: their sum, and the weighted one."""
+"""Multiplied by verdicts' successes, the latest last, gives their sum and their weighted sum."""
 
 _ENTRY: Final = np.dtype([("issued", ">u8"), ("trace", "S16"), ("judge", "S8"), ("offset", ">u8"), ("success", ">u4")])
 _SUCCESS: Final = _ENTRY["success"]
 _SIZE: Final = _ENTRY.itemsize
 _ORDER: Final = 32
 _DROPPED: Final = _ORDER + 8
-"""A verdict in a record is 44 bytes: when it was issued (ms, see `_ISSUED`), hashes of trace and judge, its source
-offset, its success (millionths). The first 32 order it; a copy has the same. Of one that had to go, order and offset
-are kept."""
+"""A verdict in a record is 44 bytes: issue time (ms, see `_ISSUED`), hashes of trace and judge, source offset, success
+(millionths). The first 32 bytes are its sort order, which a copy shares. Of a dropped verdict, order and offset are
+kept."""
 
-_ISSUED: Final = 1 << 62  # added to an issue time, so that years before 1970 are positive too
+_ISSUED: Final = 1 << 62  # added to an issue time, so that times before 1970 are positive too
 
 Millionths = Annotated[int, Meta(ge=0, le=MILLION)]
 _Name = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
 
 
 class Standing(NamedTuple):
-    """What is known of an agent in a domain: its confidence (0 to 1), verdicts and sum of successes, not faded."""
+    """The standing of an agent in a domain."""
 
-    used: float
-    judged: int
-    succeeded: float
+    used: float  # its confidence, 0..1
+    judged: int  # number of verdicts
+    succeeded: float  # sum of their successes, unweighted
 
 
 class Tally(NamedTuple):
-    """Exact sums over verdicts: their number and successes (millionths), and both with each verdict's weight."""
+    """Exact sums over verdicts."""
 
-    judged: int
-    succeeded: int
-    weight: int
-    weighted: int
+    judged: int  # number of verdicts
+    succeeded: int  # successes, millionths
+    weight: int  # weights
+    weighted: int  # weight times success
 
     def plus(self, other: Tally) -> Tally:
         """Return the sums of both."""
@@ -88,11 +88,11 @@ NOTHING: Final = Tally(0, 0, 0, 0)
 
 
 def standing(tally: Tally, records: int, firsts: int) -> Standing:
-    """Return what follows from an agent's tally, the number of all records, and the sum of their first successes.
+    """Return an agent's standing from its tally, the number of all records, and the sum of their first successes.
 
-    used = (successes + PRIOR_WEIGHT * prior) / (verdicts + PRIOR_WEIGHT), where verdicts and successes fade (HALF), and
-    prior is the rate of success of all records' first verdicts, itself drawn to .5 by PRIOR_WEIGHT. A newcomer has the
-    prior: agents that begin again under another name move it, and old agents' good records do not.
+    used = (successes + PRIOR_WEIGHT * prior) / (verdicts + PRIOR_WEIGHT), where verdicts and successes are weighted by
+    age (HALF), and prior is the success rate of all records' first verdicts, itself shrunk to .5 by PRIOR_WEIGHT. A
+    newcomer gets the prior: agents that start over under another name move it, good records of old agents do not.
     """
     prior = (firsts / MILLION + PRIOR_WEIGHT / 2) / (records + PRIOR_WEIGHT)
     used = (tally.weighted / MILLION + PRIOR_WEIGHT * _UNIT * prior) / (tally.weight + PRIOR_WEIGHT * _UNIT)
@@ -105,15 +105,15 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
     version: int
     agent_id: _Name
     domain: _Name
-    topic_id: Annotated[str, Meta(max_length=22)]  # of the topic whose offsets it has
-    last_offset: Offset  # the greatest one of a verdict that ever entered it
+    topic_id: Annotated[str, Meta(max_length=22)]  # of the topic that its offsets refer to
+    last_offset: Offset  # the greatest offset of any verdict that ever entered it
     dropped: Annotated[bytes, Meta(max_length=_DROPPED)]
-    """Order and offset of the latest verdict that had to go; none of a lower order enters."""
-    first: Millionths | None  # success of the first verdict that had to go
+    """Order and offset of the latest dropped verdict; no verdict of a lower order may enter."""
+    first: Millionths | None  # success of the first dropped verdict
     verdicts: Annotated[bytes, Meta(min_length=_SIZE, max_length=KEPT * _SIZE)]  # rising (see `_ENTRY`)
 
     def problem(self) -> str | None:
-        """Return what is damaged, although each field has a possible value."""
+        """Return what is damaged although each field has a valid value; None if nothing is."""
         if len(self.dropped) not in (0, _DROPPED) or (self.dropped and self.first is None):
             return "what was dropped is out of range"
         if len(self.verdicts) % _SIZE:
@@ -128,26 +128,26 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Change = tuple[bytes, Stored | None]
-"""A changelog row that is not encoded yet: a batch writes the last one of each key alone. None is a tombstone."""
+"""A changelog row that is not encoded yet, as a batch writes only the last one of each key. None is a tombstone."""
 
 _packer = msgspec.msgpack.Encoder()
 _unpacker = msgspec.msgpack.Decoder(Stored)
 
 
 def encode_row(row: Row | Change) -> Row:
-    """Return the row of the changelog."""
+    """Return the encoded changelog row."""
     key, value = row
     return (key, _packer.encode(value)) if isinstance(value, Stored) else (key, value)
 
 
 def record_key(agent_id: str, domain: str) -> bytes:
-    """Return the changelog's key of an agent's record in a domain."""
+    """Return the changelog key of an agent's record in a domain."""
     name = f"{len(agent_id)}:{agent_id}{domain}".encode("utf-8", "surrogatepass")
     return RECORD_PREFIX + hashlib.blake2b(name, digest_size=16).hexdigest().encode()
 
 
 def read_stored(key: bytes, value: bytes) -> Stored:
-    """Read a record of the changelog, whose key must be its own. Raises ValueError for damage."""
+    """Read a record from the changelog; the key must match. Raises ValueError for damage."""
     try:
         stored = _unpacker.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -181,7 +181,7 @@ def _judge_hash(judge: str) -> bytes:
 
 
 class _Record:
-    """The record of one agent in one domain (`Stored`), as it is after one verdict: it never changes."""
+    """The record of one agent in one domain (`Stored`). Immutable: each verdict makes a new one."""
 
     __slots__ = ("_tally", "agent_id", "domain", "dropped", "first_dropped", "key", "last_offset", "verdicts")
 
@@ -202,8 +202,8 @@ class _Record:
     def of(cls, stored: Stored, below: int) -> _Record | None:
         """Return the record as it was before the source offset `below`; None if it had no verdict then.
 
-        A verdict that was replaced or pushed out is not there any more. If the one that had to go last is read again,
-        those that are read with it may enter again: what pushed them out may be refused now.
+        Verdicts that were replaced or dropped cannot be recovered. If the last dropped one will be read again, the
+        verdicts read with it may enter again: the ones that pushed them out may be refused this time.
         """
         dropped = stored.dropped if int.from_bytes(stored.dropped[_ORDER:]) < below else b""
         verdicts, last_offset = stored.verdicts, stored.last_offset
@@ -218,7 +218,7 @@ class _Record:
 
     @property
     def first(self) -> int:
-        """The success of the first verdict, in millionths."""
+        """The first verdict's success, in millionths."""
         if self.first_dropped is not None:
             return self.first_dropped
         return _success(self.verdicts)
@@ -226,8 +226,8 @@ class _Record:
     def with_verdict(self, order: bytes, offset: int, success: int) -> _Record | None:
         """Return the record with a verdict added; None if that changes nothing.
 
-        So does a copy, a verdict whose judge has issued a later one on the trace, and one that later ones have pushed
-        out.
+        A verdict changes nothing if it is a copy, if its judge has issued a later one on the trace, or if later ones
+        have pushed it out.
         """
         dropped, first_dropped = self.dropped, self.first_dropped
         if dropped and order <= dropped[:_ORDER]:
@@ -252,7 +252,7 @@ class _Record:
         )
 
     def _place(self, who: bytes) -> int | None:
-        """Return where the verdict with these hashes, of trace and judge, begins."""
+        """Return the position of the verdict with these hashes of trace and judge; None if there is none."""
         at = self.verdicts.find(who)
         while at >= 0:
             if at % _SIZE == _ORDER - len(who):
@@ -261,7 +261,7 @@ class _Record:
         return None
 
     def tally(self) -> Tally:
-        """Return the sums."""
+        """Return the sums over the verdicts."""
         if self._tally is None:
             count = len(self.verdicts) // _SIZE
             success = np.ndarray((count,), _SUCCESS, self.verdicts, _DROPPED, (_SIZE,))
@@ -270,7 +270,7 @@ class _Record:
         return self._tally
 
     def change(self, topic_id: str) -> Change:
-        """Return the row of the changelog, as the record is now."""
+        """Return the record's changelog row."""
         return self.key, Stored(
             RECORD_VERSION, self.agent_id, self.domain, topic_id,
             self.last_offset, self.dropped, self.first_dropped, self.verdicts,
@@ -278,11 +278,11 @@ class _Record:
 
 
 class Weighed(NamedTuple):
-    """What a verdict does."""
+    """The effect of a verdict."""
 
-    record: _Record | None  # the agent's, with it; None: it changes nothing
-    gained: int  # what it adds to the sum of first successes
-    standing: Standing  # the agent's, then
+    record: _Record | None  # the agent's, including it; None: it changes nothing
+    gained: int  # its change to the sum of first successes
+    standing: Standing  # the agent's after it
     changes: list[Change]
 
 
@@ -292,16 +292,16 @@ class TrackRecord:
     def __init__(self, topic_id: str = "", others: Callable[[], Iterable[TrackRecord]] = tuple) -> None:
         self._topic_id = topic_id
         self._others = others
-        self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()  # the one of the latest verdict last
+        self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()  # in the order of their latest verdicts
         self._keys: dict[bytes, tuple[str, str]] = {}
-        self.firsts = 0  # sum of the first verdicts' successes, in millionths
+        self.firsts = 0  # sum of the first verdicts' successes, millionths
 
     def __len__(self) -> int:
         """Return the number of records."""
         return len(self._records)
 
     def standing(self, agent_id: str, domain: str) -> Standing:
-        """Return what is known of an agent in a domain (see `standing`)."""
+        """Return the standing of an agent in a domain (see `standing`)."""
         name = _name(agent_id, domain)
         return self._with_others(name, self.tally(name), len(self._records), self.firsts)
 
@@ -313,7 +313,7 @@ class TrackRecord:
         return standing(tally, records, firsts)
 
     def weigh(self, verdict: Verdict, issued_ms: int, offset: int) -> Weighed:
-        """Return what the verdict at a source offset does; nothing changes before `keep`."""
+        """Return the effect of the verdict at a source offset. Nothing changes before `keep`."""
         name = _name(verdict.agent_id, verdict.task_domain)
         old = self._records.get(name)
         new = (old or _Record(*name, record_key(*name))).with_verdict(
@@ -334,7 +334,7 @@ class TrackRecord:
         return Weighed(new, gained, self._with_others(name, new.tally(), records, self.firsts + gained), changes)
 
     def keep(self, weighed: Weighed) -> None:
-        """Let the verdict count that was weighed last. Nothing here can fail."""
+        """Apply the verdict weighed last. Nothing here may fail."""
         record = weighed.record
         if record is None:
             return
@@ -356,11 +356,11 @@ class TrackRecord:
         return [self._remove(name) for name in gone]
 
     def restore(self, stored: Iterable[Stored], below: int, removed: RemovedBy | None = None) -> list[Row]:
-        """Take the records as they were before the source offset `below`, where the partition continues.
+        """Restore the records as they were before the source offset `below`, where the partition continues.
 
-        Return the rows that the next commit must write: of records that had verdicts at or past it, or of another
-        topic, or `removed` by a request. So a reset of the offset brings back no verdict that is refused when it is
-        read again.
+        Return the rows that the next commit must write: those of records with verdicts at or past that offset, of
+        another topic, or `removed` by a request. So after a reset of the offset, no verdict survives that is refused
+        when read again.
         """
         rows: list[Row] = []
         found = []
@@ -379,7 +379,7 @@ class TrackRecord:
         return rows + self._overflow()
 
     def apply(self, key: bytes, value: bytes | None) -> None:
-        """Take a row that another worker has written for this partition. Raises ValueError for damage."""
+        """Apply a row that another worker has written for this partition. Raises ValueError for damage."""
         name = self._keys.get(key)
         if name is not None:
             self._remove(name)
@@ -387,12 +387,12 @@ class TrackRecord:
             self.restore([read_stored(key, value)], LAST_OFFSET + 1)
 
     def listed(self) -> Iterator[tuple[str, str, Standing]]:
-        """Yield agent, domain and standing of each record, the one of the latest verdict last."""
+        """Yield agent, domain and standing of each record, in the order of their latest verdicts."""
         for agent_id, domain in self._records:
             yield agent_id, domain, self.standing(agent_id, domain)
 
     def tally(self, name: tuple[str, str]) -> Tally:
-        """Return the sums of this partition's record of an agent and domain."""
+        """Return the sums over this partition's record of an agent and domain."""
         record = self._records.get(name)
         return NOTHING if record is None else record.tally()
 

@@ -214,7 +214,7 @@ SPARE_TOKENS: Final = 128
 """Tokens after the needed ones, so that the rest of the text cannot change them: WordPiece splits words of at most
 100."""
 
-MAX_CHARS: Final = 65_536  # most characters to tokenise, for texts with hardly any tokens (blanks, encoded files)
+MAX_CHARS: Final = 65_536  # maximum characters to tokenise; for texts with hardly any tokens (blanks, encoded files)
 
 Tokens = TypeVar("Tokens")
 
@@ -248,7 +248,7 @@ def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
 
 
 OBJECTIVE_TOKENS: Final = 512
-"""Most tokens of an objective that is embedded separately, unless KP_MAX_TOKENS is more: the limit of all-MiniLM-L6-v2.
+"""Token limit of an objective that is embedded separately, unless KP_MAX_TOKENS is more: that of all-MiniLM-L6-v2.
 Thousands would take seconds; objectives truncated at 128 lost the goal at their end (docs/tuning.md)."""
 
 

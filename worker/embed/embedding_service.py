@@ -21,8 +21,8 @@ from worker.core.terminal import clean
 from worker.version import __version__
 
 CONNECT_SECONDS: Final = 5.0  # longest time for a connection, TLS included
-NUMBER_BYTES: Final = 32  # most bytes of one number in an answer, with its comma; a float64 takes up to 25
-FRAME_BYTES: Final = 1 << 16  # most bytes of an answer apart from its vectors
+NUMBER_BYTES: Final = 32  # maximum size of one number in an answer, with its comma; a float64 takes up to 25
+FRAME_BYTES: Final = 1 << 16  # maximum size of an answer apart from its vectors
 TOLD: Final = 200  # characters of an error response that a message repeats
 
 REFUSALS: Final = frozenset({400, 413, 422})

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 MOST_TEXTS: Final = 32
-"""Most texts of a request: the default limit of TEI (--max-client-batch-size), and Infinity's batch."""
+"""Maximum texts per request: the default limit of TEI (--max-client-batch-size), and Infinity's batch."""
 
 TRIES: Final = 5  # failures in a row after which a single text is to blame, if the service embeds the probes after each
 
@@ -72,7 +72,7 @@ PROBES: Final = tuple(TEXTS[place] for place in (0, 3, 11, 12))
 """Fixed texts of 11, 60 and 200 tokens, and a Spanish one: they differ in length and in how they are tokenised."""
 
 REFERENCE_DISTANCE: Final = 4e-3
-"""Most distance of a vector of all-MiniLM-L6-v2 from the recorded one that keeps scores within 1e-3 of the demo's: fp16
+"""Maximum distance of a vector of all-MiniLM-L6-v2 from the recorded one, for scores within 1e-3 of the demo's: fp16
 has .0022 at most, with scores .0002 off; bf16 .019 and .002 (docs/models.md)."""
 
 LONG_TEXT: Final = TEXTS[-1]  # over 512 tokens: shows whether the service truncates, and for all-MiniLM-L6-v2 where

@@ -1,7 +1,7 @@
-"""The private names of aiokafka that we use.
+"""All uses of aiokafka's private names.
 
-One function or class for each use of an underscored or undocumented name, with that name and why the public API does
-not suffice. No other module touches them. tests/unit/kafka/test_aiokafka_private.py has a guard for each.
+One function or class for each use of an underscored or undocumented name; its docstring gives that name, and why the
+public API does not suffice. No other module touches them. tests/unit/kafka/test_aiokafka_private.py guards each one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from aiokafka.structs import ConsumerRecord
 log = logging.getLogger(__name__)
 
 CLOSE_SECONDS: Final = 5.0
-"""How long a client may take to end its tasks and connections, some ms as a rule; aiokafka itself has no limit."""
+"""How long a client may take to end its tasks and connections (normally a few ms); aiokafka itself has no limit."""
 
 AnyRequest = TypeVar("AnyRequest", bound=type[Request[Any]])
 
 RecordBatch: Final = DefaultRecordBatch
-"""aiokafka's parser of a batch (magic 2); the public API parses whole fetches only."""
+"""aiokafka's parser of a batch (magic 2); the public API only parses whole fetches."""
 
 LegacyBatch: Final = LegacyRecordBatch  # the same for magic 0 and 1
 
@@ -77,7 +77,7 @@ def has_version(request: type[Request[Any]], least: int, most: int) -> bool:
 
 
 async def ask_once(host: str, port: int, request: Request[Any], **connection: Any) -> Any:
-    """Connect to one broker, send a request and disconnect (`conn.create_conn`); public clients hide why that fails."""
+    """Connect to a broker, send a request and disconnect (`conn.create_conn`); public clients hide why that fails."""
     opened = await create_conn(host, port, **connection)
     try:
         return await opened.send(request)
@@ -86,13 +86,13 @@ async def ask_once(host: str, port: int, request: Request[Any], **connection: An
 
 
 def split_servers(servers: str) -> list[tuple[str, int]]:
-    """Return host and port of each bootstrap server, as the clients read them (`conn.collect_hosts`)."""
+    """Return host and port of each bootstrap server, as the clients parse them (`conn.collect_hosts`)."""
     return [(host, port) for host, port, _ in collect_hosts(servers)]
 
 
 class _OAuth(OAuthAuthenticator):  # type: ignore[misc]  # aiokafka is untyped
     async def step(self, payload: bytes | None) -> Any:
-        """Return what to send next; None: done."""
+        """Return the next message to send; None: done."""
         if payload:
             raise SaslAuthenticationFailed(f"the token is refused: {payload.decode('utf-8', 'replace')}")
         return await super().step(payload)
@@ -115,12 +115,12 @@ class _NoticingProtocol(AIOKafkaProtocol):  # type: ignore[misc]  # aiokafka is 
     seconds = 0
 
     def connection_made(self, transport: Any) -> None:
-        """Let the system end the connection when the broker's machine acknowledges nothing for `seconds`."""
+        """Let the system close the connection if the broker's machine acknowledges nothing for `seconds`."""
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         third = max(1, self.seconds // 3)
-        # The user timeout is for what was sent and not acknowledged; keepalive probes are for silence without it.
+        # The user timeout covers unacknowledged data; keepalive probes cover an idle connection.
         wanted = {
             "TCP_USER_TIMEOUT": self.seconds * 1000,
             "TCP_KEEPIDLE": third, "TCP_KEEPALIVE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 2,
@@ -156,7 +156,7 @@ async def _connect_in_time(connection: AIOKafkaConnection) -> Any:
 
 
 async def closed(close: Coroutine[Any, Any, None]) -> None:
-    """Await the end of a client, for CLOSE_SECONDS at most: whoever closes it needs it no more."""
+    """Await the closing of a client, for CLOSE_SECONDS at most: its caller no longer needs it."""
     closing = asyncio.ensure_future(close)
     done, _ = await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
     if done:
@@ -170,30 +170,30 @@ async def closed(close: Coroutine[Any, Any, None]) -> None:
 
 
 def sender_task(producer: AIOKafkaProducer) -> asyncio.Task[None]:
-    """Return the task that sends (`AIOKafkaProducer._sender`, `Sender.sender_task`).
+    """Return the task that sends records (`AIOKafkaProducer._sender`, `Sender.sender_task`).
 
-    It ends with the first fatal error, and acknowledgements then never arrive; the public API does not report that.
+    The first fatal error ends it, and acknowledgements then never arrive; the public API does not report that.
     """
     task: asyncio.Task[None] = producer._sender.sender_task
     return task
 
 
 class UnsentError(Exception):
-    """A request was not sent: no broker can be asked at present."""
+    """A request was not sent: no broker is available."""
 
 
 class UnansweredError(Exception):
-    """A request was sent, and no answer came: it may still reach the broker."""
+    """A request was sent but not answered: it may still reach the broker."""
 
 
 class UnsupportedError(Exception):
-    """The broker knows a request in none of the versions that we can send."""
+    """The broker supports none of the versions in which we can send a request."""
 
 
 class Brokers:
-    """The connections of one producer to the brokers, one to each (`AIOKafkaClient`).
+    """A producer's connections, one to each broker (`AIOKafkaClient`).
 
-    aiokafka's producer has two to each, and no public way to send requests of ours.
+    aiokafka's producer has two to each, and no public way to send our own requests.
     """
 
     def __init__(self, client: Mapping[str, Any], timeout_ms: int) -> None:
@@ -224,14 +224,14 @@ class Brokers:
             raise UnansweredError(f"broker {node} did not answer: {error!r}") from error
 
     async def any_node(self) -> int:
-        """Return a broker. Raises UnsentError."""
+        """Return any broker. Raises UnsentError."""
         node = self._client.get_random_node()
         if node is None:
             raise UnsentError("no broker is known")
         return int(node)
 
     async def coordinator(self, kind: int, key: str) -> int:
-        """Return the coordinator of a group (0) or a transactional id (1). Raises UnsentError; errors of permission."""
+        """Return the coordinator of a group (0) or transactional id (1). Raises UnsentError, authorization errors."""
         await self.any_node()
         try:
             return int(await self._client.coordinator_lookup(kind, key))
@@ -241,22 +241,22 @@ class Brokers:
             raise UnsentError(f"its coordinator is not known: {error!r}") from error
 
     async def leader(self, partition: TopicPartition) -> int | None:
-        """Return the broker that leads a partition; None: there is none."""
+        """Return the broker that leads a partition; None if there is none."""
         cluster = self._client.cluster
         if cluster.leader_for_partition(partition) is None:
-            await self._client.add_topic(partition.topic)  # asks for it, now and at each refresh
+            await self._client.add_topic(partition.topic)  # requests its metadata, now and at each refresh
         node = cluster.leader_for_partition(partition)
         return None if node is None or node < 0 else int(node)
 
     async def refresh(self) -> None:
-        """Ask for leaders and brokers again."""
+        """Request leaders and brokers again."""
         await self._client.force_metadata_update()
 
 
 class BatchBuilder:
-    """One batch of records, as it is sent (`DefaultRecordBatchBuilder`).
+    """One batch of records in its wire format (`DefaultRecordBatchBuilder`).
 
-    The public `create_batch` belongs to aiokafka's producer, which gives it its own sequence numbers.
+    The public `create_batch` is tied to aiokafka's producer, which assigns its own sequence numbers.
     """
 
     def __init__(self, max_bytes: int, *, transactional: bool) -> None:
@@ -275,7 +275,7 @@ class BatchBuilder:
     def append(
         self, timestamp_ms: int | None, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
     ) -> bool:
-        """Append a record (time None: now); return False if it does not fit, and is not the first."""
+        """Append a record (timestamp None: now); return False if it does not fit and is not the first."""
         done = self._builder.append(self._records, timestamp_ms, key=key, value=value, headers=headers) is not None
         self._records += done
         return done
@@ -285,7 +285,7 @@ class BatchBuilder:
         return int(self._builder.size()) if self._data is None else len(self._data)
 
     def build(self, producer: tuple[int, int], sequence: int) -> bytes:
-        """Return the batch with its first sequence number; the same bytes for each try."""
+        """Return the batch, numbered from `sequence`; the same bytes for each try."""
         if self._data is None:
             self._builder.set_producer_state(*producer, sequence)
             self._data = bytes(self._builder.build())
@@ -307,7 +307,7 @@ def raise_group_error(consumer: AIOKafkaConsumer) -> None:
 async def group_assignment(consumer: AIOKafkaConsumer, group: str) -> tuple[str, set[TopicPartition]]:
     """Return the state of the consumer's group and the partitions that its members own. Raises KafkaError.
 
-    Uses `GroupCoordinator._send_req` and `ConsumerProtocol`: the public API needs another connection, and does not
+    Uses `GroupCoordinator._send_req` and `ConsumerProtocol`: the public API needs another connection and does not
     decode assignments.
     """
     answer = await consumer._coordinator._send_req(DescribeGroupsRequest([group], False))
@@ -324,9 +324,9 @@ def rejoin_group(consumer: AIOKafkaConsumer) -> None:
 
 
 async def count_partitions(consumer: AIOKafkaConsumer, topics: Iterable[str]) -> dict[str, int] | None:
-    """Ask a broker how many partitions topics of the subscription have now; None: it did not answer.
+    """Return the current number of partitions of subscribed topics; None if no broker answered.
 
-    Uses `AIOKafkaClient.force_metadata_update`. If there are new partitions, the consumer joins its group again.
+    Uses `AIOKafkaClient.force_metadata_update`. If there are new partitions, the consumer rejoins its group.
     """
     if not await consumer._client.force_metadata_update():
         return None
@@ -378,7 +378,7 @@ def read_fetches_with(batches: type[Any], records: type[PartitionRecords], resul
 
 
 class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
-    """aiokafka's iterator over a partition's records; it can restart after an error that a subclass `recovers`."""
+    """aiokafka's iterator over a partition's records, which can restart after errors that a subclass `recovers`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -402,7 +402,7 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
                 self._records_iterator = self._unpack_records()
 
     def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord:
-        """Return the consumer's record for a parsed one; here aiokafka's own, with deserializers."""
+        """Return the consumer's record for a parsed one: here aiokafka's own, with deserializers."""
         return super()._consumer_record(tp, record)
 
     def recovers(self, error: Exception) -> bool:
@@ -420,7 +420,7 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
 
 
 class FetchResult(fetcher.FetchResult):  # type: ignore[misc]
-    """What was fetched of one partition, with public names for what a subclass needs."""
+    """One partition's fetched records, with public names for the attributes that a subclass needs."""
 
     @property
     def tp(self) -> TopicPartition:
@@ -429,7 +429,7 @@ class FetchResult(fetcher.FetchResult):  # type: ignore[misc]
 
     @property
     def records(self) -> Any:
-        """The remaining records; None: there are none, and aiokafka fetches the next."""
+        """The remaining records; None if there are none: aiokafka then fetches more."""
         return self._partition_records
 
     @records.setter

@@ -43,17 +43,17 @@ GAUGE_SECONDS: Final = 1.0
 POLL_MS: Final = 500  # how long a poll waits for the first record
 
 NO_POLL_LIMIT_MS: Final = 2**31 - 1
-"""The work on a batch may take longer than Kafka's limit between two polls; heartbeats show that the process lives."""
+"""Work on a batch may take longer than Kafka's limit between two polls; heartbeats show that the process is alive."""
 
 Result = TypeVar("Result")
 
 
 class StoppedError(Exception):
-    """The work ends here, because the partition is given up or the process stops."""
+    """The work must end: the partition is being revoked, or the process is stopping."""
 
 
 class Stop:
-    """Says when to stop, and ends all waits then."""
+    """A signal to stop, which ends all waits."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -88,7 +88,7 @@ class Stop:
         raise StoppedError
 
     async def unless_set(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Return the result of some work. Raises StoppedError at once after `set`, and gives the work up."""
+        """Return the result of some work. After `set`, cancels it and raises StoppedError at once."""
         working, stopping = asyncio.create_task(work), asyncio.create_task(self._event.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,11 +102,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A partition that this member has, as the work on it gets it (step 4)."""
+    """A partition that this member owns, as its work receives it (step 4)."""
 
     tp: TopicPartition
     consumer: AIOKafkaConsumer
-    producer: Producer  # it has started, so the former owner is fenced
+    producer: Producer  # started, so the former owner is fenced
     position: Position  # where the work begins
     stop: Stop = field(default_factory=Stop)  # set when the partition is revoked, and when the process ends
 
@@ -120,8 +120,8 @@ class Claim:
 class Work(Protocol):
     """The work on one partition."""
 
-    next_offset: int  # behind the last record that is done
-    idle: bool  # whether no record is left: what lies between `next_offset` and the end are markers of transactions
+    next_offset: int  # after the last record that is done
+    idle: bool  # whether no record is left: only transaction markers lie between `next_offset` and the end
 
     async def run(self) -> None:
         """Do step 5 until the claim's `stop` is set; then do step 6, and raise StoppedError."""
@@ -132,10 +132,10 @@ AnyWork = TypeVar("AnyWork", bound=Work)
 
 
 class Job(Protocol[AnyWork]):
-    """What a member does with its partitions."""
+    """The work of a member on its partitions."""
 
     def transactional_id(self, tp: TopicPartition) -> str:
-        """Return the id of the partition's producer."""
+        """Return the transactional id of a partition's producer."""
         ...
 
     async def restore(self, positions: Mapping[TopicPartition, Position], consumer: AIOKafkaConsumer) -> None:
@@ -143,19 +143,19 @@ class Job(Protocol[AnyWork]):
         ...
 
     def open(self, claim: Claim) -> AnyWork:
-        """Return the work on a partition; none of it is done yet."""
+        """Return the work on a partition, not started."""
         ...
 
     def problem(self, works: Collection[AnyWork]) -> str | None:
-        """Return why nothing gets done although partitions are open, or None: for readiness."""
+        """Return why nothing gets done although partitions are open, for readiness; None if it does."""
         ...
 
     def measure(self, tp: TopicPartition, work: AnyWork, lag: int | None) -> None:
-        """Update the gauges of a partition. `lag`: records to its end; None: not known yet."""
+        """Update a partition's gauges. `lag`: records to its end; None: not known yet."""
         ...
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
-        """Forget what belongs to partitions that are closed."""
+        """Drop the state of closed partitions."""
         ...
 
 
@@ -171,7 +171,7 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
         group: str,
         topics: Collection[str],
         drain_seconds: float,  # how long the group waits for step 6
-        watch: TopicWatch,  # of the topics without which the work cannot go on
+        watch: TopicWatch,  # of the topics that the work needs
         set_ready: Callable[[float], None],  # takes 1 or 0
     ) -> None:
         self.failure: BaseException | None = None
@@ -209,7 +209,7 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
         return None
 
     def not_ready(self) -> str | None:
-        """Return why nothing gets done, or None: for readiness."""
+        """Return why nothing gets done, for readiness; None if it does."""
         if self.failure is not None:
             lost = isinstance(self.failure, TopicLostError)  # other messages may quote a record
             return f"failed: {self.failure if lost else type(self.failure).__name__}"
@@ -256,14 +256,14 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
     # -- rebalances
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """Take over the partitions of a new assignment (1 to 5)."""
+        """Take over the partitions of a new assignment (steps 1 to 5)."""
         await self._close()
         if not self._stop.is_set():
             self._closing = False
             self._opening = asyncio.create_task(self._open_or_fail(sorted(assigned)))
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """Give all partitions up (6, 7), before another member gets them."""
+        """Give up all partitions (steps 6 and 7) before another member gets them."""
         await self._close()
 
     async def _open_or_fail(self, assigned: Sequence[TopicPartition]) -> None:
@@ -331,6 +331,6 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
             claim.stop.set()
         await asyncio.gather(*tasks)  # 6
         for producer in producers:
-            with contextlib.suppress(Exception):  # fenced, or the broker is gone: the committed work is committed
+            with contextlib.suppress(Exception):  # fenced, or the broker is gone: committed work stays committed
                 await producer.stop()  # 7
         self._job.closed(works.keys())

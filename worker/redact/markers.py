@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     """How secrets of one form are found."""
 
     hint: str
-    """A pattern in RE2's syntax, in any case, that matches every text in which `find` finds something."""
+    """A case-insensitive RE2 pattern that matches every text in which `find` finds something."""
     find: Find
 
 

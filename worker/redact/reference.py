@@ -105,7 +105,7 @@ def _apply(rules: tuple[_Rule, ...], text: str, counts: dict[str, int]) -> str:
 
 _Begin = Callable[[str, int, int], int | None]
 """`begin(text, done, start)` returns the beginning of a match that a pattern found at `start`, not before `done`; None:
-it is no match."""
+it is not a match."""
 
 
 def _apply_leftwards(kind: str, pattern: re.Pattern[str], begin: _Begin, text: str, counts: dict[str, int]) -> str:

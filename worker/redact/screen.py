@@ -101,7 +101,7 @@ def _not_seen() -> frozenset[int]:
 # Three of the SDK's four characters; no script has six of the others in a row, and emoji have at most two.
 _ZERO_WIDTH_RUN: Final = re.compile(f"[\u200b-\u200d\ufeff]{{3}}|[{_ZERO_WIDTH}]{{6}}")
 _MOST_STRAY: Final = 5
-"""Most invisible characters in a document at places where no script needs them, such as a pasted one."""
+"""Maximum number of invisible characters in a document at places where no script needs them, such as a pasted one."""
 _SELECTORS: Final = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
 # Variation selectors choose a form of the character before them. Letters, blanks, selectors and ASCII signs have no
 # forms, except the digits, # and * of keycaps; emoji have only the last two forms. Then: operators and reserved signs.

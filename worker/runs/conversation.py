@@ -19,7 +19,7 @@ from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult
 from worker.runs.steps import Transcript
 
 FINAL_TOOLS: Final = frozenset({"final_answer", "final_result"})
-"""Tools with which smolagents and pydantic-ai let the model answer: they are no steps."""
+"""Tools with which smolagents and pydantic-ai let the model answer: they are not steps."""
 
 
 @dataclass(frozen=True, slots=True)

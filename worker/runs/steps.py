@@ -87,7 +87,7 @@ class Transcript:
     def finish(self, *, answered: bool = False) -> None:
         """Decide what only the end of the run shows: after which errors the agent continued.
 
-        `answered`: the agent gave a final answer that is no step.
+        `answered`: the agent gave a final answer that is not a step.
         """
         for index in self._errors:
             if answered or index < self._last_action:

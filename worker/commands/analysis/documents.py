@@ -1,4 +1,4 @@
-"""Scored documents of a file or the topics, as one table of numbers: what report and whatif read."""
+"""Scored documents of a file or the topics, as one table of numbers: the input of report and whatif."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from worker.commands.shared.shown import shown_text
 from worker.core.terminal import number_of
 
 Table = npt.NDArray[np.void]
-"""Rows with named columns: `table["score"]` is a column, `table[rows]` are some of the rows."""
+"""Rows with named columns: `table["score"]` is a column, `table[rows]` selects rows."""
 
 Rows = npt.NDArray[np.intp]
 
 LEFT_OUT_SHOWN: Final = 20
 
 _PIECE: Final = 4096
-"""Rows that are collected before they are packed: a row of Python's own numbers takes five times the memory."""
+"""Rows collected before they are packed: as Python numbers, a row takes five times the memory."""
 
 
 class NoDocuments(ValueError):
@@ -30,13 +30,13 @@ class NoDocuments(ValueError):
 
 
 def unscored(error: Exception) -> str | None:
-    """Return what to do with a document that is not scored; None if its decoder's error says something else."""
+    """Return what to do with an unscored document; None if the decoder's error means something else."""
     text = str(error)
     return "no scoring object: score it first (kp-worker score)" if "`scoring`" in text and "missing" in text else None
 
 
 class LeftOut:
-    """Documents that are skipped for one kind of reason: how many, and where the first ones are."""
+    """Documents skipped for one kind of reason: their number, and the places of the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -52,13 +52,13 @@ class LeftOut:
 class ScoredTraces:
     """Scored documents as a table: `add` each, then take the `counted` ones.
 
-    `columns`: the numpy type of each column besides those that every table has: `document` (a hash of all bytes),
-    `row` (the place among all that were added), and what says which documents count, and in which order. A column of
-    names holds their numbers, see `names`. `texts` are by row.
+    `columns`: the numpy type of each column, in addition to those that every table has: `document` (a hash of all
+    bytes), `row` (its place in order of `add`), and those that decide which documents count, and in which order. A
+    column of names holds their numbers, see `names`. `texts` are by row.
     """
 
     cannot: str
-    """What cannot be done with documents that are left out, for the error where nothing remains."""
+    """What cannot be done with skipped documents, for the error if none remains."""
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self.unreadable, self.inconsistent = LeftOut(), LeftOut()
@@ -71,7 +71,7 @@ class ScoredTraces:
 
     @abstractmethod
     def add(self, value: bytes | None, where: str, record_ms: int = 0) -> None:
-        """Take one output document; one that cannot be used is counted, and the first ones are named by `where`.
+        """Take one output document; an unusable one is counted, and the first of these are named by `where`.
 
         `record_ms` is the Kafka record's timestamp, for the bounds of `counted`.
         """
@@ -92,29 +92,28 @@ class ScoredTraces:
         self._new.clear()
 
     def code(self, column: str, value: Any) -> int:
-        """Return the number of a name, a new one for a new name."""
+        """Return the number of a name; a new name gets a new number."""
         codes = self._codes.setdefault(column, {})
         return codes.setdefault(value, len(codes))
 
     def names(self, column: str) -> list[Any]:
-        """Return the names behind a column of numbers."""
+        """Return the names of a column of numbers."""
         return list(self._codes.get(column, ()))
 
     def counted(self, last: int | None = None, since_ms: int = 0) -> tuple[Table, int]:
-        """Return the rows that count, in stream-time order, and how many documents came again.
+        """Return the rows that count, in stream-time order, and the number of repeated documents.
 
-        Those with `record_ms` from `since_ms` on, and of these the `last` ones. Raises NoDocuments.
+        Rows count from `since_ms` on (by `record_ms`), and of these only the `last` ones. Raises NoDocuments.
         """
         self._pack()
         table = np.concatenate(self._pieces)
         self._pieces = [table]
         if not len(table):
             raise NoDocuments(self._nothing())
-        # 1. Documents that came twice (a worker that delivers at least once repeats its outputs to the byte) count
-        # once.
+        # 1. Repeated documents count once: a worker that delivers at least once may repeat an output byte for byte.
         kept = np.sort(np.unique(table["document"], return_index=True)[1])
         repeated, record_ms = len(table) - len(kept), table["record_ms"]
-        # 2. The last ones only, where asked for.
+        # 2. Only the last ones, if requested.
         kept = kept[record_ms[kept] >= since_ms]
         if last is not None:
             kept = np.sort(kept[np.argsort(record_ms[kept], kind="stable")[-last:]])
@@ -133,23 +132,23 @@ class ScoredTraces:
 
 
 def hash64(data: bytes) -> int:
-    """Return 64 bits of a hash: of a million values two are equal with a probability of 3e-8."""
+    """Return a 64-bit hash: among a million values, two are equal with a probability of 3e-8."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def counts_of(codes: npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """Return (code, how often), most frequent first, then in the order of first appearance."""
+    """Return (code, frequency), most frequent first, then in order of first appearance."""
     values, first, counts = np.unique(codes, return_index=True, return_counts=True)
     order = np.lexsort((first, -counts))
     return [(int(values[i]), int(counts[i])) for i in order]
 
 
 DOMAINS_SHOWN: Final = 20
-"""Domains are free text of the agents, so there can be as many as traces: the rest becomes one row."""
+"""Domains are free text of the agents, so there may be as many as traces: the others become one row."""
 
 
 def by_domain(codes: npt.NDArray[Any]) -> tuple[list[tuple[int, Rows]], list[int], Rows]:
-    """Return the largest domains with their rows; the codes of all others, and their rows together."""
+    """Return the largest domains with their rows; then the codes of all others, and their rows together."""
     order = [code for code, _ in counts_of(codes)]
     rest = order[DOMAINS_SHOWN:]
     largest = [(code, np.flatnonzero(codes == code)) for code in order[:DOMAINS_SHOWN]]
@@ -157,11 +156,11 @@ def by_domain(codes: npt.NDArray[Any]) -> tuple[list[tuple[int, Rows]], list[int
 
 
 def bars(values: npt.NDArray[Any], count: int) -> tuple[int, ...]:
-    """Count values in so many equal bars from 0 to 1; what lies outside (novelty can) goes to the outermost."""
+    """Count values in equal bars from 0 to 1; values outside (novelty may be) count in the outermost bars."""
     places = np.clip(np.floor(values * count + 1e-9).astype(np.intp), 0, count - 1)
     return tuple(np.bincount(places, minlength=count).tolist())
 
 
 def floats(values: npt.ArrayLike) -> tuple[float, ...]:
-    """Return Python's own numbers."""
+    """Return Python floats."""
     return tuple(np.asarray(values, np.float64).tolist())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from worker.config import Settings
 
 GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
-"""Settings that --grid may vary: those that change vectors."""
+"""Settings that --grid may vary: those that affect vectors."""
 
 
 @click.command(cls=Command)
@@ -79,7 +79,7 @@ def evaluate(
 
 
 def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]]:
-    """Yield the settings of each point of the grid, with what is shown of them."""
+    """Yield the settings of each point of the grid, with the values to show."""
     axes = []
     for axis in grid:
         name, _, values = axis.partition("=")

@@ -37,7 +37,7 @@ from worker.embed.pool import mean_of_parts
 
 
 class Labelled:
-    """The valid traces of one file, in its order; `name` stands for it in messages and results."""
+    """The valid traces of one file, in order; `name` stands for the file in messages and results."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class Labelled:
         self.bad = BadLines(name)
 
     def read(self, path: str, limits: Limits) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield place and document of each valid trace, once it is among the traces; name the first bad lines.
+        """Yield place and document of each valid trace, after adding it to the traces; name the first bad lines.
 
         Raises CommandError.
         """
@@ -69,13 +69,13 @@ class Labelled:
 
 
 def numbered(names: Sequence[str]) -> Ints:
-    """Return names as numbers 0..k-1, in the order of their first use."""
+    """Return names as numbers 0..k-1, in order of first use."""
     known: dict[str, int] = {}
     return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
 
 
 def names_apart(files: Sequence[str]) -> list[str]:
-    """Return a name for each file (- is standard input): its own, with as many folders as tell it from the others."""
+    """Return a name for each file (- is standard input): its own, with enough folders to make it unique."""
     paths = [("standard input",) if file == "-" else Path(file).parts for file in files]
     endings = [[path[-count:] for count in range(1, len(path))] for path in paths]  # the whole path is the last resort
     known = Counter(ending for of_path in endings for ending in of_path) + Counter(paths)
@@ -93,7 +93,7 @@ class Vectors:
         self._embedders: dict[tuple[object, ...], tuple[Embedder, dict[tuple[str, bool], Embedding]]] = {}
 
     def of(self, traces: Labelled, settings: Settings, what: str = "") -> tuple[Floats, int]:
-        """Return the vectors, shape (n, dimensions), and how many traces were cut; show the progress.
+        """Return the vectors, shape (n, dimensions), and the number of truncated traces; show the progress.
 
         Raises CommandError.
         """
@@ -126,7 +126,7 @@ class Vectors:
 
 
 def progress_bar() -> Progress:
-    """Return the bar of reading and embedding, which only a terminal shows."""
+    """Return the bar for reading and embedding, shown only on a terminal."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 

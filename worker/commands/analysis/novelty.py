@@ -1,8 +1,8 @@
 """How well novelty tells a repeated task from a new one: figures on labelled traces, with intervals.
 
-A trace is a *first* where no earlier one has its label, otherwise a *repeat*. AUC is the probability that a first has a
+A trace is a *first* if no earlier one has its label, otherwise a *repeat*. AUC is the probability that a first has a
 higher novelty than a repeat, ties counting half (Mann-Whitney); 0.5 is chance, 1 is perfect. One partition, no TTL and
-no capacity: what the view and the model can tell, whatever the cache.
+no capacity: the figures show what view and model can tell, whatever the cache.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 
 CHANCE: Final = 0.5
-"""The AUC of a novelty that carries no information."""
+"""The AUC of a novelty without information."""
 
 DRAWS: Final = 500
-"""Bootstrap samples of the labels: the ends of a 95 % interval then move by less than a tenth of its width."""
+"""Bootstrap samples of the labels: the ends of a 95 % interval then vary by less than a tenth of its width."""
 
 HALVINGS: Final = 2
 """Random halvings of the labels for the warm figure; each is used both ways round."""
@@ -38,7 +38,7 @@ BLOCK: Final = 512
 """Rows of similarities at once: 512 x 100,000 float32 are 200 MB."""
 
 MOST_PAIRS: Final = 400_000
-"""Pairs whose similarities are compared at most; more are drawn at random."""
+"""Maximum number of pairs whose similarities are compared; if there are more, a random sample."""
 
 
 class Interval(Struct, frozen=True):
@@ -97,7 +97,7 @@ def named(settings: Mapping[str, object]) -> str:
 
 
 def behind_the_highest(rows: Sequence[tuple[Row, Floats | None]]) -> list[Row]:
-    """Return the rows of one file with `auc_warm_behind`; each comes with the draws of its warm AUC."""
+    """Return the rows of one file with `auc_warm_behind`, given each row with the draws of its warm AUC."""
     known = [draws for _, draws in rows if draws is not None]
     if not known:
         return [row for row, _ in rows]
@@ -109,10 +109,10 @@ def behind_the_highest(rows: Sequence[tuple[Row, Floats | None]]) -> list[Row]:
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """Return in sentences what the warm AUC of a file's rows shows.
+    """Return what the warm AUC of a file's rows shows, in sentences.
 
-    Of two settings the interval of the paired difference decides: their own intervals may overlap although one of them
-    is better in nearly every draw.
+    Settings are compared by the interval of the paired difference: their own intervals may overlap although one is
+    better in nearly every draw.
     """
     found = [(row, row.figures.auc_warm) for row in rows if row.figures.auc_warm is not None]
     best = next(((row, auc) for row, auc in found if row.auc_warm_behind is None), None)
@@ -139,19 +139,19 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Traces in the order in which they were compared. `same`: whether the nearest one has the same label."""
+    """Traces in the order in which they were compared."""
 
     novelty: Floats
     labels: Ints
     first: npt.NDArray[np.bool_]
-    same: npt.NDArray[np.bool_]
+    same: npt.NDArray[np.bool_]  # the nearest one has the same label
 
 
 def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats | None]:
-    """Return the figures of traces in their order, and the draws behind the warm AUC, shape (DRAWS + 1,) (see `_auc`).
+    """Return the figures of traces in order, and the draws of the warm AUC, shape (DRAWS + 1,) (see `_auc`).
 
-    Unit vectors (n, dimensions), and labels 0..k-1, shape (n,). Of the same labels and seed the draws are paired: each
-    has the same halves and the same weights.
+    `vectors`: unit vectors, shape (n, dimensions); `labels`: 0..k-1, shape (n,). Draws for the same labels and seed are
+    paired: they have the same halves and the same weights.
     """
     rng = np.random.default_rng(seed)
     count = int(labels.max()) + 1 if len(labels) else 0
@@ -177,12 +177,12 @@ def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats 
 
 
 def resampled(count: int, rng: np.random.Generator) -> Floats:
-    """Return how often each of `count` labels is in a sample, shape (DRAWS + 1, count); first in the sample itself."""
+    """Return how often each of `count` labels is in each draw, shape (DRAWS + 1, count); row 0 is the sample itself."""
     return np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1 / max(count, 1)), DRAWS)])
 
 
 def compared(vectors: Floats, labels: Ints, history: Ints, order: Ints) -> Run:
-    """Compare the traces of `order` (indices) with the history and with those before them."""
+    """Compare the traces of `order` (indices) with the history and with the earlier ones of `order`."""
     known = vectors[history]
     novelty, nearest = np.empty(len(order)), np.empty(len(order), np.int64)
     everything = np.concatenate([history, order])
@@ -194,7 +194,7 @@ def compared(vectors: Floats, labels: Ints, history: Ints, order: Ints) -> Run:
         best = similar.argmax(1)
         novelty[start : start + len(rows)] = 1 - similar[np.arange(len(rows)), best]
         nearest[start : start + len(rows)] = everything[best]
-    novelty[np.isinf(novelty)] = 0.5  # as the worker says of an empty cache
+    novelty[np.isinf(novelty)] = 0.5  # the worker's value for an empty cache
     ordered = labels[order]
     first = np.zeros(len(order), bool)
     first[np.unique(ordered, return_index=True)[1]] = True
@@ -213,12 +213,12 @@ def _halves(vectors: Floats, labels: Ints, rng: np.random.Generator) -> list[Run
 
 
 def _behind_the_first(run: Run) -> Run:
-    """Return the traces without the very first one: its novelty of 0.5 says nothing."""
+    """Return the run without its very first trace, whose novelty of 0.5 says nothing."""
     return Run(run.novelty[1:], run.labels[1:], run.first[1:], run.same[1:])
 
 
 def _pairs(vectors: Floats, labels: Ints, rng: np.random.Generator) -> Run:
-    """Return pairs of traces as if each were one trace: its novelty is the similarity, a `first` has the same label."""
+    """Return pairs as if each were one trace: its novelty is the similarity, and a `first` has equal labels."""
     left, right = (
         np.triu_indices(len(labels), 1) if len(labels) <= 1200 else rng.integers(len(labels), size=(2, MOST_PAIRS))
     )
@@ -233,7 +233,7 @@ def _pairs(vectors: Floats, labels: Ints, rng: np.random.Generator) -> Run:
 
 
 def _auc(run: Run, weights: Floats) -> Floats | None:
-    """Return the AUC of each draw, shape (draws + 1,); the first draw is the sample itself."""
+    """Return the AUC of each draw, shape (draws + 1,); draw 0 is the sample itself."""
     if run.first.all() or not run.first.any():
         return None
     values, place = np.unique(run.novelty, return_inverse=True)
@@ -264,7 +264,7 @@ def _quantiles(run: Run, chosen: npt.NDArray[np.bool_], weights: Floats) -> list
     sums = np.cumsum(weights[:, labels], axis=1)
     found = []
     for quantile in QUANTILES:
-        # The least value that at least this share of the traces does not exceed.
+        # The smallest value that at least this share of the traces does not exceed.
         places = np.minimum((sums < quantile * sums[:, -1:] - 1e-9).sum(1), len(values) - 1)
         quantile_interval = interval([values[places]])
         if quantile_interval is not None:

@@ -1,7 +1,7 @@
-"""How well scores tell runs that succeeded from runs that failed: figures on runs whose outcome is recorded.
+"""How well scores tell successful runs from failed ones: figures on runs whose outcome is recorded.
 
-A run is scored by what its agent claims, never by what is recorded. All figures take a fractional outcome as that share
-of a success. Intervals are 95 % bootstrap intervals over the tasks: they say nothing about other agents.
+A run is scored by its agent's claim, never by the recorded outcome. A fractional outcome counts as that share of a
+success. Intervals are 95 % bootstrap intervals over the tasks: they say nothing about other agents.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from worker.core.track_record import TrackRecord
 from worker.core.verdicts import issued_ms, make_verdict
 
 STATED: Final = 0.95
-"""The confidence that a run claims: agents write a constant, most of them this one or about it."""
+"""The confidence that every run claims: agents state a constant, usually about this one."""
 
 ORDERS: Final = 10
-"""Random orders in which runs come and are judged; the figures are means over them."""
+"""Random orders in which runs arrive and are judged; the figures are means over them."""
 
 WARM_UP: Final = 5
-"""With verdicts, the first fifth of an order is not measured: few verdicts are known there."""
+"""With verdicts, the first fifth of an order is not measured, because few verdicts are known there."""
 
 BEST: Final = 5
 """The best fifth by score."""
 
 BINS: Final = 10
-"""Equal bins of the confidence for the calibration."""
+"""Equal bins of confidence, for the calibration."""
 
 FOLDS: Final = 5
-"""Parts of the tasks: a threshold is chosen on four, and measured on the fifth."""
+"""Parts of the tasks: a threshold is chosen on four of them and measured on the fifth."""
 
 _START: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -60,7 +60,7 @@ class Runs:
 
 
 def as_claimed(trace: ReasoningTrace, claimed: bool | None) -> ReasoningTrace:
-    """Return a run as its agent claims it ended: nothing of the recorded outcome remains. None counts as success."""
+    """Return a run as if it ended as its agent claims, without the recorded outcome. None counts as success."""
     return msgspec.structs.replace(
         trace,
         metadata=msgspec.structs.replace(trace.metadata, success=claimed is not False),
@@ -69,18 +69,18 @@ def as_claimed(trace: ReasoningTrace, claimed: bool | None) -> ReasoningTrace:
 
 
 class Scored(Struct, frozen=True):
-    """The scores, the outcome confidences, and the decisions of all runs of an order; NaN: not in it."""
+    """The results of all runs of an order; NaN: the run is not in it."""
 
     score: Floats
-    confidence: Floats
+    confidence: Floats  # outcome confidence
     accepted: Floats
 
 
 class Bin(Struct, frozen=True):
-    """Runs whose confidence lies in one of BINS equal bins: their share, their mean confidence, and what succeeded."""
+    """Runs whose confidence is in one of BINS equal bins."""
 
-    share: float
-    confidence: float
+    share: float  # of all runs
+    confidence: float  # mean
     succeeded: Interval
 
 
@@ -96,15 +96,15 @@ class Scope(Struct, frozen=True):
 
 
 class Threshold(Struct, frozen=True):
-    """The threshold that best tells successes from failures: share of successes accepted less share of failures.
+    """The threshold that best separates successes from failures.
 
-    `threshold`: of all runs; the others are of parts of the tasks that did not choose it. `gain`: that difference.
+    `threshold` is chosen on all runs; the other figures are from parts of the tasks that did not choose it.
     """
 
     threshold: float
     accepted: Interval
     succeeded: Interval | None
-    gain: Interval | None
+    gain: Interval | None  # share of successes accepted minus share of failures accepted
 
 
 class Basis(Struct, frozen=True):
@@ -123,20 +123,20 @@ class Basis(Struct, frozen=True):
 
 
 class Part(Struct, frozen=True):
-    """A file or domain: its runs, the share that succeeded, and the claims of success with the share that is true."""
+    """A file or domain."""
 
     name: str
     runs: int
-    succeeded: float
-    claims: int
-    true: float | None
+    succeeded: float  # share of the runs
+    claims: int  # runs that claim success
+    true: float | None  # share of these claims
 
 
 class Judging(Struct, frozen=True):
-    """Which runs have verdicts: a share of them, drawn at random, that come so many runs late."""
+    """Which runs get verdicts."""
 
-    share: float
-    late: int
+    share: float  # of the runs, drawn at random
+    late: int  # runs until a verdict arrives
     seed: int
 
 
@@ -178,7 +178,7 @@ class Measurement:
                 self._scopes.append((name, groups))
 
     def score(self, confidence: Floats | None = None) -> Scored:
-        """Score all runs with these confidences; None, and a NaN: the stated one."""
+        """Score all runs with these confidences; None or NaN: the stated one."""
         scores, used, accepted = (np.empty(len(self._runs)) for _ in range(3))
         for place, trace in enumerate(self._runs.traces):
             taken = None if confidence is None or np.isnan(confidence[place]) else float(confidence[place])
@@ -190,11 +190,11 @@ class Measurement:
         return Scored(scores, used, accepted)
 
     def auc_draws(self, orders: Sequence[tuple[Ints, Scored]]) -> Floats | None:
-        """Return the AUC of the score over all runs: of the sample, then of each draw."""
+        """Return the AUC of the score over all runs: draw 0 is the sample itself."""
         return mean_of([self._auc(at, scored.score, self._scopes[0][1]) for at, scored in orders])
 
     def basis(self, name: str, orders: Sequence[tuple[Ints, Scored]]) -> Basis:
-        """Return the figures; `orders`: the runs that are measured, and the scores of all, of each order."""
+        """Return the figures; `orders`: for each order, the measured runs and the scores of all runs."""
         outcome = self._runs.outcome
         squares = [self._mean(at, (it.confidence - outcome) ** 2, np.ones(len(outcome))) for at, it in orders]
         return Basis(
@@ -221,7 +221,7 @@ class Measurement:
         return self._weights[:, self._runs.tasks[at]]
 
     def _mean(self, at: Ints, values: Floats, share: Floats) -> Floats | None:
-        """Return the mean of values, each with its share, in each draw; None if there is no share."""
+        """Return the weighted mean of values in each draw; `share`: the weight of each; None if all are 0."""
         weights = self._of_runs(at) * share[at]
         if not share[at].any():
             return None
@@ -241,7 +241,7 @@ class Measurement:
             return np.asarray(won / pairs)
 
     def _best(self, at: Ints, values: Floats, groups: Ints) -> Floats:
-        """Return the share of successes in the best fifth of each group; of equal values at its end, all take part."""
+        """Return the share of successes in the best fifth of each group; values tied at its end all count in part."""
         succeeded, taken = np.zeros(len(self._weights)), np.zeros(len(self._weights))
         for group in np.unique(groups[at]):
             own = at[groups[at] == group]
@@ -302,7 +302,7 @@ def _sure(it: Interval | None) -> Interval:
 
 
 def _by_value(values: Floats, weights: Floats, outcome: Floats) -> tuple[Floats, Floats]:
-    """Return the weights of successes and of failures at each different value, ascending; shape (draws, values)."""
+    """Return the weights of successes and of failures at each distinct value, ascending; shape (draws, values)."""
     order = np.argsort(values, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(values[order]) != 0])
     sorted_weights, good = weights[:, order], outcome[order]
@@ -317,7 +317,7 @@ def _bin_of(confidence: Floats) -> Ints:
 
 
 def calibration_error(outcome: Floats, confidence: Floats) -> float:
-    """Return the mean distance of confidence and successes over BINS equal bins, weighted by their runs."""
+    """Return the mean distance of confidence and successes over BINS equal bins, weighted by runs."""
     bins = _bin_of(confidence)
     return float(
         sum(
@@ -336,7 +336,7 @@ def base_rate(outcome: Floats, groups: Ints) -> float:
 
 
 def best_threshold(scores: Floats, outcome: Floats) -> float | None:
-    """Return the score from which on the share of successes exceeds that of failures most; None without both."""
+    """Return the score threshold that accepts the most successes minus failures, by share; None without both."""
     good, bad = _by_value(scores, np.ones((1, len(scores))), outcome)
     if not good.sum() or not bad.sum():
         return None
@@ -345,10 +345,10 @@ def best_threshold(scores: Floats, outcome: Floats) -> float | None:
 
 
 def judged_orders(runs: Runs, judging: Judging) -> list[tuple[Ints, Floats]]:
-    """Return random orders of the runs: those that are measured, and the confidence of each by its agent's record.
+    """Return random orders of the runs: the measured ones, and each run's confidence according to its agent's record.
 
-    A run's verdict is known to those that come `late` or more places behind it. A run that admits failure has the
-    stated confidence (NaN), as the worker has it.
+    A run's verdict is known `late` places after it. A run that admits failure has the stated confidence (NaN), as in
+    the worker.
     """
     rng = np.random.default_rng(judging.seed)
     found: list[tuple[Ints, Floats]] = []
@@ -381,7 +381,7 @@ def outcomes(
     runs: Runs, settings: Settings, outcome: str, claimed: str | None, task: str | None, seed: int,
     judging: Judging | None,
 ) -> Outcomes:  # fmt: skip
-    """Return all figures; `outcome`, `claimed`, `task`: the fields that say so."""
+    """Return all figures; `outcome`, `claimed`, `task`: the names of these fields."""
     measurement = Measurement(runs, settings.scoring_profiles(), settings.threshold, seed)
     stated = measurement.score()
     by_stated: list[tuple[Ints, Scored]] = [(np.arange(len(runs)), stated)]
@@ -417,7 +417,7 @@ def outcomes(
 
 
 def _parts(kind: str, groups: Ints, runs: Runs) -> list[Part]:
-    """Return what is known of each file, or domain, by itself."""
+    """Return the figures of each file or domain."""
     claims = np.array([trace.metadata.success for trace in runs.traces])
     found = []
     for number, name in enumerate(runs.names[kind]):

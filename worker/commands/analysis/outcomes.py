@@ -1,4 +1,4 @@
-"""`kp-worker evaluate --outcome`: reading runs with recorded outcomes, and how their figures look in a terminal."""
+"""`kp-worker evaluate --outcome`: reading runs with recorded outcomes, and showing their figures in a terminal."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from worker.core.terminal import clean
 from worker.core.trace import ReasoningTrace
 
 TASK: Final = "x_task"
-"""The field of a run's task where --label names none, if every run has it."""
+"""The task field if --label names none and every run has it."""
 
 LEAST: Final = 50
-"""With fewer runs an AUC's interval is wider than .3: nothing can be said."""
+"""With fewer runs, an AUC's interval is wider than .3: it shows nothing."""
 
 NUMBERS: Final = ("runs", "succeeded", "claims", "of them true", "base rate", "ECE")
 """Columns of numbers without an interval."""
@@ -61,9 +61,9 @@ def run_outcomes(
 def _read_runs(
     files: Sequence[str], outcome: str, claimed: str | None, task: str | None, settings: Settings, vectors: Vectors
 ) -> tuple[Runs, str | None]:
-    """Read the runs of all files, as they are claimed, with their novelty; and the field that names their tasks.
+    """Read the runs of all files as their agents claim them, with their novelty; and find the field of their tasks.
 
-    Raises CommandError, also for a field that is missing or of another kind.
+    Raises CommandError, also for a missing or mistyped field.
     """
     names = names_apart(files)
     traces: list[ReasoningTrace] = []
@@ -123,7 +123,7 @@ def _wrong(place: str, path: str, value: object, remedy: str) -> CommandError:
 
 
 def _novelty(own: Labelled, settings: Settings, vectors: Vectors) -> Any:
-    """Return the novelty of a file's traces, compared with all earlier ones of it; 0.5 without an embedder."""
+    """Return the novelty of a file's traces, each compared with all earlier ones; 0.5 without an embedder."""
     if settings.embedder == "none" or not own.traces:
         return np.full(len(own.traces), NEUTRAL_NOVELTY)
     made, _ = vectors.of(own, settings)
@@ -134,7 +134,7 @@ def _novelty(own: Labelled, settings: Settings, vectors: Vectors) -> Any:
 
 
 def _print(it: Outcomes) -> None:
-    """Print the figures as tables, and what they show in sentences."""
+    """Print the figures as tables, then in sentences."""
     tasks = f"{it.tasks:,} tasks ({shown_text(it.task)})" if it.task else "each run a task"
     novelty = ", novelty 0.5 (no embedder)" if it.embedder == "none" else ""
     write_line(
@@ -170,7 +170,7 @@ def _print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _sentences(it: Outcomes) -> Iterator[str]:
-    """Yield sentences: what the figures show, and what they do not."""
+    """Yield sentences on what the figures show, and what they do not."""
     if it.judging is not None:
         yield (
             f"record: verdicts on {percent(it.judging.share)} of the runs, drawn at random, {it.judging.late} runs "

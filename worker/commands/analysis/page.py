@@ -1,8 +1,8 @@
-"""The pages of report, whatif and evaluate: one layout, one style, and colours that the page decides on.
+"""The pages of report, whatif and evaluate: one layout and one style, with colours defined in the page.
 
-Each is one HTML file that loads nothing. Needs the extra `report`.
+Each is a single HTML file that loads nothing. Needs the extra `report`.
 
-Colours are names of CSS variables: light, dark, print.
+Colours are names of CSS variables, with values for light, dark and print.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _FILTERS: Final[dict[str, Callable[..., str]]] = {
     "score": shown_score,
     "threshold": shown_threshold,
 }
-"""How all pages write numbers, shares and names."""
+"""The format of numbers, shares and names on all pages."""
 
 
 def _page(command: str, **values: Any) -> str:
-    """Return a command's page; the same values give the same page. A template may include another one."""
+    """Return a command's page; it depends only on the values. A template may include another one."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: files("worker").joinpath(f"data/{name}").read_text("utf-8")),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -123,15 +123,15 @@ def write_page(text: str, path: Path) -> None:
 
 
 SERIES: Final = 8
-"""Colours for curves and rows; a ninth would be hard to tell from the others."""
+"""Number of colours for curves and rows; a ninth would be hard to distinguish."""
 
-# matplotlib takes real colours only: each variable has one that is used for nothing else.
+# matplotlib accepts only real colours: each variable has one that is used for nothing else.
 _VARIABLES: Final = {f"#0101{index:02x}": f"var(--{name})" for index, name in enumerate(
     ("ink", "muted", "line", "yes", "no", "mark", "s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7")
 )}  # fmt: skip
 COLOURS: Final = {variable[6:-1]: colour for colour, variable in _VARIABLES.items()}
 STYLE: Final[dict[Any, Any]] = {  # matplotlib's type is a Literal of all its 300 names
-    "svg.fonttype": "none",  # text stays text: small, and found by a search
+    "svg.fonttype": "none",  # text stays text: small and searchable
     "svg.hashsalt": "kp-worker",  # the same input gives the same bytes
     "font.size": 9,
     "axes.edgecolor": COLOURS["line"],
@@ -167,7 +167,7 @@ def as_svg(figure: Figure) -> Markup:
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"<!--.*?-->\s*", "", text)
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    # Only clip paths and markers are referred to, and their ids are hashes of their content; the others repeat.
+    # Only clip paths and markers are referenced, and their ids are hashes of their content; other ids repeat.
     text = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", text)
     text = re.sub(r"font: [^;]*px [^;\"]*", lambda found: found[0].split("'")[0] + "system-ui, sans-serif", text)
     return Markup(re.sub("#0101[0-9a-f]{2}", lambda found: _VARIABLES[found[0]], text))  # noqa: S704 our own SVG
@@ -178,8 +178,8 @@ def histogram(
 ) -> Markup:
     """Draw the distribution of values in 0..1, in bars of equal width.
 
-    With a threshold, what reaches it has another colour; a bar belongs to the side on which its middle lies, which is
-    exact where the threshold falls between two bars.
+    With a threshold, bars at or above it have another colour; a bar belongs to the side of its middle, which is exact
+    if the threshold falls between two bars.
     """
     edges = [edge / len(counts) for edge in range(len(counts) + 1)]
     with mpl.rc_context(STYLE):
@@ -211,7 +211,7 @@ def intervals(
 ) -> Markup:
     """Draw figures with their intervals (value, low, high) on one axis, the first one at the top.
 
-    `limits`: what the axis shows at least. `marks`: a value of each row to compare with, drawn as a dash.
+    `limits`: the least range of the axis. `marks`: a value to compare with for each row, drawn as a dash.
     """
     shown = [it for it in found if it is not None]
     with mpl.rc_context(STYLE):
@@ -262,7 +262,7 @@ def _domain_curves(summary: Summary) -> list[Group]:
 
 
 def _acceptance(curves: Sequence[tuple[Sequence[float], float | None]]) -> Markup:
-    """Draw the share that reaches each threshold, one line for each (shares at CURVE, current threshold)."""
+    """Draw the share that reaches each threshold, one line per (shares at CURVE, current threshold)."""
     with mpl.rc_context(STYLE):
         figure, axes = new_axes((4.4, 2.2))
         for index, (shares, threshold) in enumerate(curves):
@@ -309,7 +309,7 @@ def _novelty(moments: Sequence[Moment]) -> Markup:
 
 
 def _shares(parts: Sequence[float]) -> Markup:
-    """Draw one stacked bar; negative parts are left out."""
+    """Draw one stacked bar; negative parts are omitted."""
     with mpl.rc_context(STYLE):
         figure, axes = new_axes((2.4, 0.3))
         left = 0.0
@@ -323,7 +323,7 @@ def _shares(parts: Sequence[float]) -> Markup:
 
 
 def _time_labels(times: Sequence[int]) -> list[str]:
-    """Write times (ms) with their date only where they span more than a day."""
+    """Format times (ms), with their date only if they span more than a day."""
     span = times[-1] - times[0]
     form = "%H:%M:%S" if span < 600_000 else "%H:%M" if span < 86_400_000 else "%d %b\n%H:%M"
     if span >= 30 * 86_400_000:
@@ -347,7 +347,7 @@ def _histograms(it: WhatIf) -> dict[str, Any]:
 
 
 def _threshold(domains: list[Scores], others: int) -> float | None:
-    """Return the threshold of all domains; None where they have several, or some are not known."""
+    """Return the threshold of all domains; None if they have several, or some are unknown."""
     known = {it.threshold for it in domains}
     return known.pop() if len(known) == 1 and not others else None
 
@@ -373,7 +373,7 @@ def _ends(it: Interval | None) -> tuple[float, float, float] | None:
 
 
 def _calibration(bins: Sequence[Bin]) -> Markup:
-    """Draw the share of successes over the confidence; on the diagonal the confidence is right."""
+    """Draw the share of successes over confidence; on the diagonal the confidence is right."""
     with mpl.rc_context(STYLE):
         figure, axes = new_axes((3.2, 3.0))
         axes.plot([0, 1], [0, 1], color=COLOURS["mark"], linewidth=1, linestyle="--")
@@ -390,7 +390,7 @@ def _calibration(bins: Sequence[Bin]) -> Markup:
 
 
 def firsts_and_repeats(firsts: Sequence[int], repeats: Sequence[int]) -> Markup:
-    """Draw the novelty of firsts and of repeats, each as shares of its own traces, over one another."""
+    """Draw the novelty of firsts and of repeats over each other, each as shares of its own traces."""
     with mpl.rc_context(STYLE):
         figure, axes = new_axes((4.4, 1.7))
         for counts, colour in ((repeats, "no"), (firsts, "yes")):

@@ -1,6 +1,6 @@
 """The numbers of a report: scored documents in, one `Summary` out.
 
-They do not depend on the order in which documents come: they are put in stream-time order first.
+They do not depend on the order of the documents, which are sorted by stream time first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CURVE: Final = tuple(step / 100 for step in range(101))
 SHARES: Final = (0.05, 0.1, 0.2, 0.3, 0.5)
 
 PASTED_SHARE: Final = SHARES[1]
-"""The share that the config below the table accepts of each domain."""
+"""The share of each domain that the config below the table accepts."""
 
 SCORE_BINS: Final = 40
 """Bars of 0.025, so that the usual thresholds fall between two bars."""
@@ -52,10 +52,10 @@ SCORE_BINS: Final = 40
 TIME_BINS: Final = 60
 
 MIN_IN_BIN: Final = 25
-"""Traces that one point of the novelty curve needs at least: a median of fewer only jumps."""
+"""Minimum number of traces for one point of the novelty curve: a median of fewer is too noisy."""
 
 EXAMPLES, EXTREMES, CLUSTERS = 3, 10, 10
-"""How many the page shows: traces beside a threshold or of a cluster, longest and slowest traces, clusters."""
+"""How many are shown: traces near a threshold or in a cluster, longest and slowest traces, clusters."""
 
 COMPONENTS: Final = tuple(FORMULAS)
 
@@ -73,7 +73,7 @@ class _DocumentStep(Struct):
 
 
 class _Document(Struct):
-    """What a report reads of an output document (schemas/scored-trace.schema.json)."""
+    """The fields of an output document that a report reads (schemas/scored-trace.schema.json)."""
 
     id: str
     metadata: _DocumentMetadata
@@ -83,7 +83,7 @@ class _Document(Struct):
 
 
 class Traces(ScoredTraces):
-    """Scored traces, for a report: about 150 bytes a trace, and its id and objective, cut."""
+    """Scored traces for a report: about 150 bytes each, plus id and objective, both cut."""
 
     cannot = "read"
 
@@ -123,7 +123,7 @@ class Traces(ScoredTraces):
             "latency_ms": sum(step.latency_ms for step in document.steps),
             "steps": len(document.steps),
             "accepted": scoring.decision == ACCEPTED,
-            # Names as they are: a domain and its near miss may look alike when they are shown.
+            # Names unchanged: a domain and its near miss may look alike when shown.
             "domain": self.code("domain", cut_text(document.metadata.task_domain)),
             "setup": self.code("setup", (cut_text(scoring.profile), scoring.threshold, scoring.weights)),
             "maker": self.code("maker", (scoring.embedder, shown_text(scoring.worker_version))),
@@ -144,7 +144,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One trace, as the report shows it. Times in ms; `similarity` None: nothing to compare with."""
+    """One trace, as shown in the report."""
 
     id: str
     objective: str
@@ -155,10 +155,10 @@ class Example:
     accepted: bool
     components: tuple[float, ...]
     overrides: tuple[str, ...]
-    similarity: float | None
+    similarity: float | None  # None: nothing to compare with
     steps: int
     latency_ms: float
-    time_ms: int
+    time_ms: int  # stream time
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,21 +198,21 @@ class ProfileNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Traces that follow each other in stream time. Novelty's 10th, 50th and 90th percentile; share accepted."""
+    """Consecutive traces in stream time."""
 
     time_ms: int
     count: int
-    novelty: tuple[float, ...]
-    accepted: float
+    novelty: tuple[float, ...]  # 10th, 50th and 90th percentile
+    accepted: float  # share
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Traces that are linked by their nearest neighbours. `similarity`: median of those links."""
+    """Traces linked by their nearest neighbours."""
 
     size: int
     accepted: int
-    similarity: float
+    similarity: float  # median of the links
     first_ms: int
     last_ms: int
     examples: list[Example]
@@ -257,7 +257,7 @@ class Summary:
 
     @property
     def ties(self) -> bool:
-        """Whether somewhere equal scores let more pass than a share."""
+        """Return whether ties anywhere make a cutoff accept more than its share."""
         groups = (*(profile.group for profile in self.profiles), *self.domains)
         return any(passing is not None for group in groups for _, passing in group.cutoffs)
 
@@ -269,17 +269,17 @@ def summarize(
     since_ms: int = 0,
     profiles: Collection[str] = tuple(PROFILES),
 ) -> Summary:
-    """Return the numbers of all traces; of those with `record_ms` from `since_ms` on and of the `last` of these.
+    """Return the numbers of the traces with `record_ms` from `since_ms` on, and of these only the `last` ones.
 
-    `similarity` is the least cosine similarity of near-duplicates, `profiles` are the names of those that the settings
-    have. Raises NoDocuments.
+    `similarity`: the least cosine similarity of near-duplicates; `profiles`: the names of the profiles in the settings.
+    Raises NoDocuments.
     """
     table, repeated = traces.counted(last, since_ms)
     return _Summarizer(traces, table, similarity, profiles).summary(repeated)
 
 
 class _Summarizer:
-    """The parts of a summary, all over the same rows (in stream-time order)."""
+    """Computes the parts of a summary, all over the same rows (in stream-time order)."""
 
     def __init__(self, traces: Traces, table: Table, similarity: float, known: Collection[str]) -> None:
         self._traces, self._limit, self._known = traces, similarity, known
@@ -386,7 +386,7 @@ class _Summarizer:
         )
 
     def _domains(self) -> tuple[list[Group], int]:
-        """Return the largest domains, the rest as one group at the end, and how many are in that."""
+        """Return the largest domains, all others as one last group, and how many these are."""
         largest, rest, others = by_domain(self._table["domain"])
         groups = []
         for code, at in largest:
@@ -397,7 +397,7 @@ class _Summarizer:
         return groups, len(rest)
 
     def _config(self) -> str:
-        """Return thresholds for the largest domains; a name that is cut is not a name of a profile."""
+        """Return thresholds for the largest domains; a truncated name cannot name a profile."""
         found = {}
         for code, at in by_domain(self._table["domain"])[0]:
             if not is_cut(self._names[code]):
@@ -406,7 +406,7 @@ class _Summarizer:
         return thresholds_to_paste(found)
 
     def _without_profile(self) -> list[DomainWithoutProfile]:
-        """Return the domains whose last trace did not take their own profile."""
+        """Return the domains whose last trace did not use a profile of the same name."""
         codes, names = self._table["domain"][::-1], self._names
         domains, last, counts = np.unique(codes, return_index=True, return_counts=True)
         taken = self._profile[::-1][last]
@@ -418,7 +418,7 @@ class _Summarizer:
         return without_profile(found, {*PROFILES, *self._known, *self._profiles})
 
     def _named(self, column: str) -> list[tuple[str, int, int]]:
-        """Return (override or rule, traces, accepted of them), most frequent first."""
+        """Return (override or rule, traces, accepted ones), most frequent first."""
         codes = self._table[column]
         found: dict[str, tuple[int, int]] = {}
         for code, names in enumerate(self._traces.names(column)):
@@ -430,7 +430,7 @@ class _Summarizer:
         return sorted(result, key=lambda item: (-item[1], item[0]))
 
     def _moments(self) -> list[Moment]:
-        """Cut the traces into runs of (nearly) the same length."""
+        """Split the traces into runs of (nearly) equal length."""
         count = len(self._table)
         runs = np.array_split(np.arange(count), max(1, min(TIME_BINS, count // MIN_IN_BIN)))
         novelty, times = self._table["novelty"], self._table["time_ms"]
@@ -475,7 +475,7 @@ class _Summarizer:
 
 
 def _cutoff(ordered: _Floats, share: Fraction) -> tuple[float, float | None]:
-    """Return the cutoff for a share, and the share that reaches it where equal scores make it more."""
+    """Return the cutoff for a share, and the share that reaches it if ties make that more."""
     cutoff = share_cutoff(ordered, share)
     (reaching,) = _passing(ordered, [cutoff])
     return cutoff, reaching if reaching * len(ordered) >= math.ceil(share * len(ordered)) + 0.5 else None
@@ -486,8 +486,8 @@ def _clusters_of(
 ) -> list[tuple[Rows, _Floats]]:
     """Return (traces, similarities of their links) of each cluster of two or more, largest first.
 
-    `ids` and `nearest`: hashes of each trace's id and its neighbour's; `near`: whether the two are linked, shape (n,)
-    each. Nodes are ids: a neighbour that is not among the traces still holds its followers together.
+    `ids` and `nearest`: hashes of each trace's id and its neighbour's; `near`: whether the two are linked; shape (n,)
+    each. Nodes are ids: a neighbour that is not among the traces still connects its followers.
     """
     nodes, ends = np.unique(np.concatenate([ids[near], nearest[near]]), return_inverse=True)
     parents = list(range(len(nodes)))

@@ -1,6 +1,6 @@
-"""Where `report` and `whatif` read scored documents: a file, standard input, or the topics.
+"""The source of scored documents for `report` and `whatif`: a file, standard input, or the topics.
 
-It imports what is heavy inside functions: `--help` loads this module.
+Heavy imports are inside functions, because `--help` loads this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def scored_documents_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the argument and the options that select the scored documents to read; see `scored_input`."""
+    """Add the argument and the options that select scored documents to a command; see `scored_input`."""
     options = (
         click.argument("file", type=InputFile(), required=False),
         click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
@@ -35,7 +35,7 @@ def scored_documents_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | None, last: int | None) -> ScoredInput:
-    """Return where the scored documents are. Raises UsageError for options that do not go together."""
+    """Return the source of the scored documents. Raises UsageError for incompatible options."""
     if from_kafka == (file is not None):
         raise click.UsageError("pass a file of scored traces (-: standard input), or --from-kafka")
     if not from_kafka and (since is not None or last is not None):
@@ -44,14 +44,14 @@ def scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | N
 
 
 class ScoredInput(NamedTuple):
-    """What to read: a file, or (None) the topics; of these records from `since` on (UTC), and the `last` ones."""
+    """The documents to read."""
 
-    file: BinaryIO | None
-    since: datetime | None = None
-    last: int | None = None
+    file: BinaryIO | None  # None: the topics
+    since: datetime | None = None  # only records of the topics since this time (UTC)
+    last: int | None = None  # only this many of them, the latest
 
     def described(self, settings: Settings) -> str:
-        """Return what is read, for the user: a file without its folders, since a page may be shared."""
+        """Name the source for the user: a file without its folders, since a page may be shared."""
         if self.file is not None:
             name = str(getattr(self.file, "name", "<stdin>"))
             return "standard input" if name == "<stdin>" else Path(name).name
@@ -60,9 +60,9 @@ class ScoredInput(NamedTuple):
         return ", ".join([f"{settings.accepted_topic} and {settings.rejected_topic}", *since, *last])
 
     def read(self, settings: Settings, take: TakeDocument, leave_out: Callable[[str, str], None]) -> int:
-        """Read all documents; return from which time (ms) on they are complete. Raises CommandError.
+        """Read all documents; return the time (ms) from which on they are complete. Raises CommandError.
 
-        `leave_out` gets the place of a line that is too long, and why it is not read.
+        `leave_out` gets the place of each line that is too long, and the reason.
         """
         try:
             if self.file is not None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from worker.config import Settings
 
 CSV = "csv"
-"""The word for --export that means standard output."""
+"""The value of --export that means standard output."""
 
 
 @click.command(cls=Command)
@@ -121,7 +121,7 @@ def whatif(
 def _confidence(
     candidate: Settings, verdicts: BinaryIO | None, from_kafka: bool
 ) -> tuple[Callable[[ScoredDocument], float | None], ...]:
-    """Return what gives a document its outcome confidence where the settings say it; says how many verdicts count."""
+    """Return the function for a document's outcome confidence, if a setting names one; say how many verdicts count."""
     if "confidence" not in candidate.model_fields_set:
         return ()
     if candidate.confidence == "stated":

@@ -1,7 +1,7 @@
-"""What other settings would change, as values: scored documents in, one `WhatIf` or one `Proposal` out.
+"""The effect of other settings, as values: scored documents in, one `WhatIf` or one `Proposal` out.
 
-Nothing is embedded: novelty is in the document, and no decision changes the novelty of a later trace. Field names are
-those of the JSON output.
+Nothing is embedded: the document contains its novelty, and no decision changes the novelty of a later trace. Field
+names are those of the JSON output.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ BINS: Final = 20
 """Bars of the histogram: 0.05 each."""
 
 _ANY: Limits = Limits(max_bytes=2**31, max_steps=2**31, max_depth=256)
-"""The documents were taken before, whatever the limits are now."""
+"""The documents were accepted earlier, whatever the limits are now."""
 
 
 class Setup(NamedTuple):
-    """The profile and the threshold that a trace is judged with."""
+    """The profile and the threshold by which a trace is judged."""
 
     profile: str
     threshold: float
@@ -66,9 +66,9 @@ class Setup(NamedTuple):
 class RescoredTraces(ScoredTraces):
     """Traces with their score and decision before and after.
 
-    `profiles` and `threshold` are the candidate's. `confidence`: the outcome confidence that a document gets then (None
-    is the stated one); by default that of the document's own score. `label`: the field that says which traces have the
-    same task, dotted where it is nested. `fields` are those of the first document without a label.
+    `profiles` and `threshold` are the candidate's. `confidence`: returns a document's outcome confidence with the
+    candidate (None: the stated one); by default the document keeps its own. `label`: the field (with dots if nested)
+    that identifies a trace's task. `fields`: the field names of the first document without a label.
     """
 
     cannot = "counted"
@@ -92,7 +92,7 @@ class RescoredTraces(ScoredTraces):
         self._decoder = msgspec.json.Decoder(ScoredDocument)
 
     def add(self, value: bytes | None, where: str, record_ms: int = 0) -> None:
-        """Score one document again (ScoredTraces.add)."""
+        """Rescore one document (ScoredTraces.add)."""
         raw = value or b""
         try:
             document = self._decoder.decode(raw)
@@ -147,7 +147,7 @@ def contradiction(document: ScoredDocument) -> str | None:
 
 
 def _figures(scoring: DocumentScoring, score: Score) -> Iterator[tuple[str, object, object]]:
-    """Yield (name, the document's value, the value that follows)."""
+    """Yield (name, the document's value, the computed value)."""
     nearest = scoring.nearest
     novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
     yield "novelty", scoring.components.novelty, novelty
@@ -160,7 +160,7 @@ def _figures(scoring: DocumentScoring, score: Score) -> Iterator[tuple[str, obje
 
 
 def _advice(raw: bytes, error: Exception) -> str:
-    """Return why a document cannot be read, in the parser's words where the trace is at fault."""
+    """Return why a document cannot be read, in the parser's words if the trace is at fault."""
     try:
         parse_trace(raw, _ANY)
     except InvalidTrace as invalid:
@@ -169,7 +169,7 @@ def _advice(raw: bytes, error: Exception) -> str:
 
 
 class Verdict(Struct, frozen=True):
-    """One trace's score, and what it is compared with."""
+    """One trace's score and decision, and the threshold behind it."""
 
     profile: str
     score: float
@@ -178,11 +178,11 @@ class Verdict(Struct, frozen=True):
 
 
 class RescoredTrace(Struct, frozen=True):
-    """One trace before and after; `partition` and `offset` are those of the source."""
+    """One trace before and after."""
 
     id: str
     domain: str
-    partition: int
+    partition: int  # of the source record
     offset: int
     before: Verdict
     after: Verdict
@@ -199,25 +199,25 @@ class Scores(Struct, frozen=True):
 
 
 class DomainChange(Struct, frozen=True):
-    """A domain before and after, and on how many of its traces the decision changes."""
+    """A domain before and after."""
 
     domain: str
     traces: int
-    to_accepted: int
+    to_accepted: int  # traces whose decision becomes accepted
     to_rejected: int
     before: Scores
     after: Scores
 
 
 class Documents(Struct, frozen=True):
-    """Documents that are left out, and where the first ones are, with the reason."""
+    """Skipped documents."""
 
     count: int
-    first: list[tuple[str, str]]
+    first: list[tuple[str, str]]  # places and reasons of the first ones
 
     @classmethod
     def of(cls, left_out: LeftOut) -> Documents:
-        """Return what was left out for one kind of reason."""
+        """Return the documents skipped for one kind of reason."""
         return cls(left_out.count, left_out.shown)
 
 
@@ -251,7 +251,7 @@ class BeforeAndAfter:
         return map(self._trace, self._table)
 
     def summary(self, source: str, flips: int) -> WhatIf:
-        """Return what changes; `flips` is how many traces are named."""
+        """Return the changes; `flips` limits the traces that are named."""
         traces, codes = self._traces, self._table["domain"]
         largest, rest, others = by_domain(codes)
         domains = [self._change(self._names[code], at, one_setup=True) for code, at in largest]
@@ -309,18 +309,18 @@ class BeforeAndAfter:
 
 
 class Labels(Struct, frozen=True):
-    """Firsts and repeats: traces whose label no earlier trace of their domain has, and the others that have one."""
+    """Counts of labelled traces."""
 
-    firsts: int
-    repeats: int
+    firsts: int  # no earlier trace of their domain has their label
+    repeats: int  # the others
 
 
 class AtThreshold(Struct, frozen=True):
-    """What a threshold accepts; `labels`: of the firsts and of the repeats. None for all domains together."""
+    """The traces that a threshold accepts."""
 
-    threshold: float | None
+    threshold: float | None  # None for all domains together
     accepted: int
-    labels: Labels | None
+    labels: Labels | None  # of the accepted ones
 
 
 class DomainProposal(Struct, frozen=True):
@@ -398,11 +398,11 @@ class _Domains:
         self._traces, self._table = traces, table
         self._first = np.zeros(len(table), bool)
         at = np.flatnonzero(table["labelled"])
-        # Domains may number their tasks alike.
+        # Different domains may use the same task labels.
         self._first[at[np.unique(table[["domain", "label"]][at], return_index=True)[1]]] = True
 
     def proposals(self, share: Fraction) -> tuple[list[DomainProposal], int, DomainProposal]:
-        """Return the domains that get a threshold, largest first, how many others there are, and all together."""
+        """Return the domains that get a threshold, largest first, the number of others, and all together."""
         counts, accepted = counts_of(self._table["domain"]), self._table["accepted"].copy()
         chosen = [code for rank, (code, count) in enumerate(counts) if rank < DOMAINS_SHOWN or count >= FEW_TRACES]
         found = [self._proposal(code, share, accepted) for code in chosen]
@@ -413,7 +413,7 @@ class _Domains:
         return found, len(counts) - len(chosen), total
 
     def _proposal(self, code: int, share: Fraction, accepted: npt.NDArray[np.bool_]) -> DomainProposal:
-        """Return what is proposed for one domain; `accepted` of all traces becomes what the proposal accepts."""
+        """Return the proposal for one domain, and set the domain's rows of `accepted` accordingly."""
         at = np.flatnonzero(self._table["domain"] == code)
         table = self._table[at]
         setup: Setup = self._traces.names("setup")[table["setup"][-1]]
@@ -446,7 +446,7 @@ def _config(traces: RescoredTraces, domains: Sequence[DomainProposal]) -> str:
     for it in domains:
         if it.profile is None or is_cut(it.domain):
             continue
-        # The weights that the domain has now: those of default, where it has no profile.
+        # The weights that the domain has now: default's, if it has no profile.
         proposed = Profile(traces.profiles[it.profile].weights, it.proposed.threshold)
         if it.interval is not None:
             profiles[it.domain] = proposed

@@ -1,4 +1,4 @@
-"""How `kp-worker whatif` looks, with and without --share: tables for a terminal, or one line of JSON."""
+"""The output of `kp-worker whatif`, with and without --share: tables for a terminal, or one line of JSON."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from worker.core.scoring import DEFAULT_PROFILE
 from worker.core.terminal import clean, number_of
 
 _DOMAIN_CELLS: Final = 16
-"""Columns of a domain; a longer one is cut."""
+"""Width of a domain's column; a longer name is cut."""
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 
 NAMES_SHOWN: Final = 20
-"""Domains without a profile that are listed; the rest is counted."""
+"""Domains without a profile that are listed; the others are counted."""
 
 
 def left_out(it: WhatIf | Proposal) -> Iterator[str]:
-    """Yield lines about the documents that are not counted."""
+    """Yield lines about the skipped documents."""
     if it.repeated:
         yield f"repeated documents (identical bytes), counted once: {it.repeated:,}"
     for what, documents in (
@@ -53,7 +53,7 @@ def left_out(it: WhatIf | Proposal) -> Iterator[str]:
 
 
 def print_found(it: WhatIf | Proposal) -> None:
-    """Print everything for a terminal; the lines of the config file to paste are not wrapped."""
+    """Print everything for a terminal; the lines of the config file are not wrapped, so they can be pasted."""
     console = text_console()
     console.print(
         _share_text(it) if isinstance(it, Proposal) else _whatif_text(it, bars=not console.options.ascii_only)
@@ -67,7 +67,7 @@ def print_found(it: WhatIf | Proposal) -> None:
 
 
 def _whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
-    """Return everything but the config; `bars`: whether the terminal's encoding has those of a histogram."""
+    """Return everything except the config; `bars`: whether the terminal's encoding can show a histogram."""
     parts: list[RenderableType] = [Text(headline(it), "bold")]
     if it.same_share is not None and it.total.before.accepted != it.total.after.accepted:
         parts.append(Text(f"one threshold for all, {it.same_share!r}, would accept as many as now"))
@@ -88,7 +88,7 @@ def _whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
 
 
 def headline(it: WhatIf) -> str:
-    """Return what changes, in two lines."""
+    """Return the changes in two lines."""
     total = it.total
     before, after = (
         f"{side.accepted:,} ({percent(side.accepted / total.traces)})" for side in (total.before, total.after)
@@ -183,7 +183,7 @@ def _share_text(it: Proposal) -> RenderableType:
 
 
 def _share_headline(it: Proposal) -> str:
-    """Return what is proposed, in two lines."""
+    """Return the proposal in two lines."""
     total = it.total
     now, then = (percent(side.accepted / total.traces) for side in (total.current, total.proposed))
     return (
@@ -283,11 +283,11 @@ def _domain(name: str) -> str:
 
 
 def _before_and_after(before: str, after: str) -> Text:
-    """Return `before -> after`, or one of them where they are equal."""
+    """Return `before -> after`, or just one if they are equal."""
     return Text(clean(before if before == after else f"{before} -> {after}"))
 
 
 def _name_line(text: str, near: str | None) -> Text:
-    """Return a line about a domain or profile, with the name that it may mean."""
+    """Return a line about a domain or profile, with the name that may be meant."""
     line = Text(f"  {text}")
     return line if near is None else line.append(f"; did you mean {shown_name(near)}?", "yellow")

@@ -1,6 +1,6 @@
 """The caches of a group's partitions, as a worker restores them: entries, statistics, and the nearest to a query.
 
-Read only. It joins no group and creates no topic: it reads the committed offsets, then the changelog to its end, like a
+Read only: it joins no group and creates no topic. It reads the committed offsets, then the changelog to its end, like a
 worker that takes over the partitions, but without a producer, so it fences nobody.
 """
 
@@ -37,22 +37,22 @@ from worker.kafka.cluster.describe import describe_topics
 from worker.kafka.state.restore import OffsetsError, Position, read_logs, read_positions
 
 GROUPS = "__consumer_offsets"
-"""A broker creates it when a client asks for a group's coordinator: if it is missing, nothing was ever committed."""
+"""A broker creates it when a client looks up a group's coordinator: if it is missing, nothing was ever committed."""
 
 ENOUGH: Final = 100
-"""Entries from which on their rate is worth advice, if the cache is not full."""
+"""Entries needed before their rate is worth advice, if the cache is not full."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """What Kafka has of one partition: where its group continues, and its changelog."""
+    """The state of one partition in Kafka."""
 
     partition: int
-    position: Position
-    log: Log
+    position: Position  # where its group continues
+    log: Log  # its changelog
 
     def latest(self) -> Entry | None:
-        """Return the committed entry that was written last."""
+        """Return the last committed entry."""
         return self.log.latest(self.position.offset)
 
 
@@ -68,7 +68,7 @@ class CachedPartition:
     live: list[Entry]  # oldest first
 
     def age_ms(self, entry: Entry) -> int:
-        """Return the entry's age in stream time."""
+        """Return the entry's age in stream time, ms."""
         return (self.scorer.stream_time_ms or 0) - entry.stream_time_ms
 
 
@@ -96,7 +96,7 @@ async def _read(session: Session, partition: int | None) -> list[PartitionLog]:
     if partition is not None and partition >= count:
         raise ArgumentError("--partition", f"{source.name} has the partitions 0 to {count - 1}, not {partition}")
     wanted = range(count) if partition is None else [partition]
-    if offsets.error is UnknownTopicOrPartitionError:  # a login that may not see it learns nothing here
+    if offsets.error is UnknownTopicOrPartitionError:  # a login without Describe gets another error
         raise CommandError(_nothing_committed(settings, wanted))
     seconds = settings.transaction_timeout_seconds
     positions = await read_positions(session.client, settings.group_id, source.name, wanted, seconds)
@@ -115,12 +115,12 @@ def _nothing_committed(settings: Settings, wanted: Sequence[int]) -> str:
 
 
 def restore_cache(settings: Settings, read: PartitionLog, model: str, dimensions: int) -> CachedPartition:
-    """Restore the cache of one model as a worker does that runs it. `model`: an embedder's identity."""
+    """Restore the cache of one model, as a worker with that model does. `model`: an embedder's identity."""
     restored = read.log.restore(read.position.found(), model, dimensions, settings.cache_max_elements)
     scorer = PartitionScorer(
         settings.cache_max_elements, settings.cache_ttl_ms, dimensions, max_step_ms=settings.stream_time_max_step_ms
     )
-    # A trace may be in the cache twice: labelled by its sequence number, the nearest entry is known for certain.
+    # A trace may be in the cache twice: with its sequence number as label, the nearest entry is unambiguous.
     rows = [(it.sequence, it.stream_time_ms, Label(str(it.sequence)), it.array()) for it in restored.entries]
     scorer.restore(rows, read.position.stream_time_ms, restored.next_sequence)
     live = [entry for entry in restored.entries if entry.sequence >= scorer.cache.oldest_sequence]
@@ -128,7 +128,7 @@ def restore_cache(settings: Settings, read: PartitionLog, model: str, dimensions
 
 
 def restore_latest(settings: Settings, read: PartitionLog) -> CachedPartition:
-    """Restore the cache of the model whose entry was written last: no model needs to be loaded for that."""
+    """Restore the cache of the model that wrote the last entry: this loads no model."""
     latest = read.latest()
     if latest is None:
         return restore_cache(settings, read, "", 1)
@@ -136,19 +136,19 @@ def restore_latest(settings: Settings, read: PartitionLog) -> CachedPartition:
 
 
 class Row(Struct, frozen=True):
-    """A live entry. `age_seconds` is in stream time."""
+    """A live entry."""
 
     partition: int
     sequence: int
     offset: int
     stream_time: str
-    age_seconds: float
+    age_seconds: float  # in stream time
     agent_id: str
     trace_id: str
 
 
 def newest_rows(caches: list[CachedPartition], agent: str | None, trace: str | None) -> list[Row]:
-    """Return the live entries of all partitions, newest first; of an agent, or of a trace (its id or its beginning)."""
+    """Return the live entries of all partitions, newest first; of one agent, or of a trace (its id or a prefix)."""
     found = [
         (entry.stream_time_ms, entry.sequence, cached, entry)
         for cached in caches
@@ -170,18 +170,18 @@ def _is_trace(trace_id: str, wanted: str) -> bool:
 
 
 class RecordRow(Struct, frozen=True):
-    """An agent's track record in a domain: the verdicts kept, and the confidence that KP_CONFIDENCE=record takes."""
+    """An agent's track record in a domain."""
 
     partition: int
     agent_id: str
     task_domain: str
-    judged: int
+    judged: int  # verdicts kept
     succeeded: float
-    used: float
+    used: float  # the confidence with KP_CONFIDENCE=record
 
 
 def record_rows(settings: Settings, reads: Sequence[PartitionLog], agent: str | None) -> list[RecordRow]:
-    """Return the track records as a worker restores them, of each partition the one of the latest verdict first."""
+    """Return the track records as a worker restores them; in each partition, the one with the latest verdict first."""
     records: dict[int, TrackRecord] = {}
     for read in reads:
         restored, position = Restored(), read.position
@@ -276,16 +276,16 @@ def _advice(cached: CachedPartition, rate: float | None, reach_ms: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to compare. `event_time_ms`: a trace's, if it were published now; None for a text, which has none."""
+    """A trace or text to compare."""
 
     texts: tuple[str, ...]
-    event_time_ms: int | None = None
+    event_time_ms: int | None = None  # the trace's, if it were published now; None for a text
 
 
 class NearestRow(Struct, frozen=True):
-    """A live entry and its cosine similarity to what was asked for, as the worker computes it."""
+    """A live entry and its similarity to the query."""
 
-    similarity: float
+    similarity: float  # cosine, as the worker computes it
     partition: int
     offset: int
     age_seconds: float
@@ -301,13 +301,13 @@ class NearestReport(Struct, frozen=True):
     truncated: bool  # the text was longer than the model reads
     objective_truncated: bool  # the same of an objective that was embedded apart
     embedder: str
-    nearest: list[NearestRow]
+    nearest: list[NearestRow]  # live entries, most similar first
 
 
 def trace_query(path: str, line: int | None, settings: Settings) -> Query:
-    """Return what the worker would embed of the trace in a file (- is standard input), or on a line (from 1) of it.
+    """Return the texts that the worker would embed for the trace in a file (-: standard input) or on one of its lines.
 
-    Raises CommandError, and ArgumentError for a file that cannot be read.
+    `line`: from 1. Raises CommandError, and ArgumentError for an unreadable file.
     """
     raw = read_document(path, line, settings.limits.max_bytes, "kp-worker cache nearest --file", "--file")
     try:
@@ -320,7 +320,7 @@ def trace_query(path: str, line: int | None, settings: Settings) -> Query:
 
 
 def find_nearest(query: Query, settings: Settings, partition: int | None, count: int) -> NearestReport:
-    """Return the `count` live entries that are nearest. Raises CommandError, SettingsError, ArgumentError."""
+    """Return the `count` nearest live entries. Raises CommandError, SettingsError, ArgumentError."""
     reads = read_partitions(settings, partition)
     with Console(stderr=True).status("loading the model"):
         embedding, identity = _embed(query, settings)
@@ -330,7 +330,7 @@ def find_nearest(query: Query, settings: Settings, partition: int | None, count:
 
 
 def _embed(query: Query, settings: Settings) -> tuple[Embedding, EmbedderIdentity]:
-    """Embed the query as the worker with these settings does. Raises CommandError."""
+    """Embed the query as a worker with these settings does. Raises CommandError."""
     try:
         embedder = load_configured(settings)
         if embedder is None:
@@ -340,13 +340,13 @@ def _embed(query: Query, settings: Settings) -> tuple[Embedding, EmbedderIdentit
         raise CommandError(str(error)) from None
     except (CommandError, MemoryError):
         raise
-    except Exception as error:  # as the worker, which makes a dead letter of such a trace
+    except Exception as error:  # the worker makes such a trace a dead letter
         raise CommandError(f"the model fails on this text: {type(error).__name__}") from None
     return embedding, embedder.identity
 
 
 def _check_model(reads: Sequence[PartitionLog], caches: Sequence[CachedPartition], model: str) -> None:
-    """Raise CommandError where all entries are of another model; warn where those of some partitions are."""
+    """Raise CommandError if all entries are of another model; warn if those of some partitions are."""
     others = {}
     for read, cached in zip(reads, caches, strict=True):
         latest = read.latest()
@@ -368,7 +368,7 @@ def _check_model(reads: Sequence[PartitionLog], caches: Sequence[CachedPartition
 def nearest_report(
     caches: list[CachedPartition], query: Query, embedding: Embedding, identity: EmbedderIdentity, count: int
 ) -> NearestReport:
-    """Return the `count` nearest live entries of these partitions; of equals, the oldest of the least partition."""
+    """Return the `count` nearest live entries of these partitions; among equals, the oldest of the lowest partition."""
     found, compared = [], 0
     for cached in caches:
         rows, lived = _nearest(cached, query, embedding, count)
@@ -381,7 +381,7 @@ def nearest_report(
 
 
 def _nearest(cached: CachedPartition, query: Query, embedding: Embedding, count: int) -> tuple[list[NearestRow], int]:
-    """Return a partition's nearest rows, and how many entries were live. Takes them out of the cache one by one.
+    """Return a partition's nearest rows, and the number of live entries. Removes the rows from the cache one by one.
 
     So each similarity comes from the worker's own scan, with its bits and its choice among equals.
     """

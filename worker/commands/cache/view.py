@@ -1,4 +1,4 @@
-"""How `kp-worker cache` writes entries, the nearest of them, and statistics: tables, which only a terminal cuts."""
+"""The output of `kp-worker cache`: tables of entries and statistics, cut only on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.core.terminal import number_of
 
 
 def print_entries(rows: Sequence[Row], total: int) -> None:
-    """Print entries, newest first, and how many there are."""
+    """Print entries, newest first, and their number."""
     table = _table({"part": 4, "sequence": 8, "offset": 8, "stream time": 19, "age": 8}, "trace")
     for row in rows:
         table.add_row(
@@ -26,7 +26,7 @@ def print_entries(rows: Sequence[Row], total: int) -> None:
 
 
 def print_records(rows: Sequence[RecordRow], total: int) -> None:
-    """Print track records, and how many there are."""
+    """Print track records, and their number."""
     table = _table({"part": 4, "judged": 6, "succeeded": 9, "used": 6}, "domain")
     for row in rows:
         table.add_row(
@@ -65,7 +65,7 @@ def print_nearest(report: NearestReport) -> None:
 
 
 def print_stats(rows: Sequence[Stats]) -> None:
-    """Print the statistics of each partition, then what was skipped, and advice."""
+    """Print the statistics of each partition, then skipped records, and advice."""
     names = ("partition", "entries", "evicted", "oldest", "stream time", "rate", "leave after")
     table = _table(dict.fromkeys(names, 0))
     for row in rows:
@@ -106,7 +106,7 @@ def _notes(rows: Sequence[Stats]) -> list[str]:
 
 
 def _table(widths: Mapping[str, int], other: str = "") -> PlainTable:
-    """Return a table with columns of these least widths; the agent and `other` get what is left of a line."""
+    """Return a table with columns of these minimum widths; the agent and `other` share the rest of the line."""
     table = PlainTable(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name, width in widths.items():
         right = name not in ("stream time", "leave after")
@@ -119,7 +119,7 @@ def _table(widths: Mapping[str, int], other: str = "") -> PlainTable:
 
 
 def _ids(agent: str, trace: str) -> tuple[Text, Text]:
-    """Return both without the prefix that all of them may have."""
+    """Return both without their common prefixes."""
     return Text(shown_text(agent.removeprefix("kp:agent:"))), Text(shown_text(trace.removeprefix("kp:trace:")))
 
 

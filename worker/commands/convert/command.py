@@ -1,4 +1,4 @@
-"""`kp-worker convert`: agents' logs as reasoning traces on standard output, and a report of what they lost."""
+"""`kp-worker convert`: agents' logs as reasoning traces on standard output, and a report of the losses."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "
 _WITHOUT_TIME: Final = ("chat", "anthropic", "responses", "langchain")
 
 _Line = tuple[int | None, bytes, str | None]
-"""The number of a run's line (None: the file is one run), its bytes, and why they are not all read."""
+"""A run's line number (None: the file is one run), its bytes, and why it is incomplete, if it is."""
 
 _OF_SPANS: Final = ("created_at", "agent_id", "framework", "objective", "result_summary")
-"""Options whose values spans have themselves."""
+"""Options whose values the spans contain."""
 
 
 class _Convert(Command):
-    """Names --created-at among what is missing: messages have no time."""
+    """Also reports a missing --created-at, since messages have no time."""
 
     def missing(self, given: Mapping[str, Any]) -> list[str]:
-        """Return what is required and not given."""
+        """Return the required options that are missing."""
         return [*super().missing(given), *_lacking(given.get("form", "auto"), given)]
 
 
 def _lacking(form: str, given: Mapping[str, Any]) -> list[str]:
-    """Return which options a form needs besides those that all need, and are not given; as an error names them."""
+    """Return the missing options that a form needs besides those that all forms need, as an error names them."""
     lacking = []
     if form != "otlp" and form not in SESSIONS and given.get("success") is None:
         lacking.append("--success (not for OTLP and sessions)" if form == "auto" else "--success")
@@ -159,7 +159,7 @@ def convert(
 
 
 def _check_spans(values: Mapping[str, object]) -> None:
-    """Refuse options that spans leave no room for. Raises UsageError."""
+    """Reject options that spans have no place for. Raises UsageError."""
     names = (*_OF_SPANS, "messages", "append", "group_by", "keep", "error_prefix", "max_content")
     given = [f"--{name.replace('_', '-')}" for name in names if values[name]]
     if given:
@@ -179,15 +179,15 @@ def _open(file: str) -> BinaryIO:
 
 @dataclass(slots=True)
 class _Conversion:
-    """The conversion of one file. `seen`: requests of sessions that were read; a copy of a session has them, too."""
+    """The conversion of one file."""
 
     output: BinaryIO
     options: Options
     report: FileReport
-    seen: set[str]
+    seen: set[str]  # keys of session requests already read; a copy of a session has them too
 
     def convert(self, source: BinaryIO) -> None:
-        """Write the traces of all runs, and say what becomes of the others."""
+        """Write the traces of all runs, and report the others."""
         options, report = self.options, self.report
         if options.form == "otlp" or (options.form == "auto" and _begins_as_otlp(source)):
             self._convert_spans(source)
@@ -271,7 +271,7 @@ class _Conversion:
             self._write_run(partial(trace_of_request, request, self.options), request.first)
 
     def _write_run(self, convert: Callable[[], tuple[bytes, Counts]], line: int | None) -> None:
-        """Write the trace of a run, or say why there is none."""
+        """Write the trace of a run, or report why there is none."""
         self.report.add_run()
         try:
             with _faults():
@@ -295,15 +295,15 @@ class _Conversion:
     def _write(self, trace: bytes, counts: Counts) -> None:
         self.report.add_written(counts)
         self.output.write(trace + b"\n")
-        sys.stdout.buffer.flush()  # the next command of a pipe gets each trace when it is there
+        sys.stdout.buffer.flush()  # the next command in a pipe gets each trace at once
 
 
 MAX_BROKEN: Final = 20
-"""Lines that are not JSON after which the search for a session in a file ends: it may be a pipe."""
+"""Broken lines after which the search for a session in a file ends: it may be a pipe."""
 
 
 def _begin(runs: Iterator[_Line]) -> tuple[list[_Line], Format | None]:
-    """Return the first lines, up to one that is an object, and the agent whose session it begins, if it is one's."""
+    """Return the lines up to the first JSON value, and the format of the session that it begins, if any."""
     lines: list[_Line] = []
     for each in runs:
         lines.append(each)
@@ -317,7 +317,7 @@ def _begin(runs: Iterator[_Line]) -> tuple[list[_Line], Format | None]:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Raise RunRefused for whatever a run makes the code inside raise."""
+    """Turn any error of the code inside into RunRefused."""
     try:
         yield
     except RunRefused:
@@ -334,7 +334,7 @@ def _parsed(raw: bytes) -> Any:
 
 
 def _begins_as_otlp(source: BinaryIO) -> bool:
-    """Return whether a file is OTLP: in JSON by its first key, in protobuf by its first byte."""
+    """Return whether a file is OTLP: JSON by its first key, protobuf by its first byte."""
     head = cast("BufferedReader", source).peek(64)
     text = head.lstrip()
     if text[:1] in (b"{", b"["):
@@ -343,9 +343,9 @@ def _begins_as_otlp(source: BinaryIO) -> bool:
 
 
 def _runs(source: BinaryIO, file: str, largest_trace: int) -> Iterator[_Line]:
-    """Yield the runs with their lines (from 1): one run a line, or the whole file if its name ends with .json.
+    """Yield the runs with their lines (from 1): one run per line, or the whole file if its name ends with .json.
 
-    The third value says that a run is too long, and is not read.
+    The third value is set if a run is too long to be read.
     """
     if file.endswith(".json"):
         most = line_limit(largest_trace)

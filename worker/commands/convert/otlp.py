@@ -1,4 +1,4 @@
-"""OTLP files, as the Collector's file exporter writes them: the runs of agents in them as traces."""
+"""OTLP files, as written by the Collector's file exporter: their agents' runs as traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS: Final = {
 
 
 def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Iterator[tuple[bytes, Counts]]:
-    """Yield the trace of each run, and what became of its parts; the report gets those that have none.
+    """Yield the trace of each run, and what became of its parts; runs without a trace go to the report.
 
     The whole file is read first, because a run's spans may be anywhere in it.
     """
@@ -75,14 +75,14 @@ def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Ite
 
 
 def _refusal(error: Exception) -> RunRefused:
-    """Return why a record is not read."""
+    """Return why a record cannot be read."""
     if isinstance(error, RunRefused):
         return error
     return RunRefused(error.reason, str(error)) if isinstance(error, InvalidSpans) else fault(error)
 
 
 def _why(run: Assembled) -> str:
-    """Return in words why a run has no trace."""
+    """Return why a run has no trace, in words."""
     why = _WORDS[run.missing or ""]
     if run.unread and run.missing in ("no_content", "no_objective", "no_steps"):
         named = ", ".join(f"{scope} {name}" for scope, name in run.unread)
@@ -101,9 +101,9 @@ def _rules(options: Options) -> Rules:
 
 
 def _records(source: BinaryIO, largest_trace: int) -> Iterator[tuple[int, bytes, str | None]]:
-    """Yield the records with their numbers (from 1): JSON lines, or protobuf messages after their length in 4 bytes.
+    """Yield the records with their numbers (from 1): JSON lines, or protobuf messages prefixed by a 4-byte length.
 
-    The third value says that a record is too long, and is not read.
+    The third value is set if a record is too long to be read.
     """
     head = cast("BufferedReader", source).peek(1)
     if head[:1] != b"\x00":

@@ -1,4 +1,4 @@
-"""What a conversion kept, changed and left out: the counts of a run and the report of a file, as text and as JSON."""
+"""The losses of a conversion: the counts of a run and the report of a file, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.core.terminal import number_of
 from worker.runs.fields import MAX_SHOWN, Counts, RunRefused
 
 MAX_KINDS: Final = 100
-"""Kinds of losses that are counted apart. A log with ids as field names must not fill the memory."""
+"""Kinds of losses that are counted separately. A log with ids as field names must not exhaust the memory."""
 
 MAX_EXAMPLES: Final = 100
 """Refused runs that a report lists; all are counted."""
@@ -44,11 +44,11 @@ class FileReport:
         _add_bounded(self.counts.changed, run.changed)
 
     def add_lost(self, counts: Counts) -> None:
-        """Count what has no place in any run."""
+        """Count parts that have no place in any run."""
         _add_bounded(self.counts.dropped, counts.dropped)
 
     def skip_line(self, line: int | None, error: RunRefused, entry: str = "") -> None:
-        """Count and name a line of a session that cannot be read, and costs no run but what it says."""
+        """Count and name an unreadable line of a session; its run is converted without it."""
         self.unread[error.reason] += 1
         self._add_example(line, error.reason, str(error))
         self._name(line, entry, error)
@@ -59,7 +59,7 @@ class FileReport:
         self._name(line, trace, error)
 
     def add_refused(self, line: int | None, reason: str, message: str) -> None:
-        """Count what is not written, and name nothing."""
+        """Count a refused run or part without naming it."""
         self.refused[reason] += 1
         self._add_example(line, reason, message)
 
@@ -72,7 +72,7 @@ class FileReport:
             self.examples.append({"line": line, "reason": reason, "message": message})
 
     def as_dict(self) -> dict[str, object]:
-        """Return the report as it is written to JSON; counts in falling order."""
+        """Return the report as JSON data; counts in descending order."""
         return {
             "file": self.file, "runs": {"read": self.read, "written": self.written, "refused": self.refused.total()},
             "steps": dict(self.counts.steps.most_common()), "dropped": _sorted(self.counts.dropped),

@@ -19,14 +19,14 @@ from worker.kafka.cluster.errors import error_text
 REMEDY = "assemble exits with code 2 (docs/opentelemetry.md)"
 
 LAST_RECORDS: Final = 50
-"""Records of each partition of the topics with spans that are read, from its end."""
+"""How many records to read at the end of each partition of the span topics."""
 
 READ_SECONDS: Final = 10.0
-"""Longest time for each of these topics."""
+"""Time limit for each of these topics."""
 
 
 async def check_assemble(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield the findings; none where no setting of `assemble` is given."""
+    """Yield the findings; none if no setting of `assemble` is set."""
     if not settings.assembles:
         return
     try:
@@ -62,7 +62,7 @@ async def check_assemble(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _what_is_not_read(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield a finding for each scope whose newest spans hold content where nothing reads it."""
+    """Yield a finding for each scope whose newest spans have content in attributes that nothing reads."""
     from worker.assemble.traces import rules_from
     from worker.commands.shared.preview import Preview, read_newest
 

@@ -1,4 +1,4 @@
-"""`kp-worker doctor`: problems that keep a worker from running well here, with their remedies. Changes nothing."""
+"""`kp-worker doctor`: problems that would keep a worker from running well, with remedies. Changes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def doctor(as_json: bool) -> None:
     from worker.commands.doctor.examine import examine
     from worker.commands.doctor.finding import Finding, verdict, write_finding
 
-    # Their words are in the findings.
+    # The findings say the same.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
     logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
 
@@ -36,7 +36,7 @@ def doctor(as_json: bool) -> None:
             findings.append(finding)
             try:
                 write_finding(finding, as_json=as_json)
-            except BrokenPipeError:  # the checks that wait for an answer would end with their own errors
+            except BrokenPipeError:  # a normal exit would wait for checks, which would then report their own errors
                 os._exit(PIPE_CLOSED)
         return findings
 
@@ -44,5 +44,5 @@ def doctor(as_json: bool) -> None:
     if not as_json:
         write_line(clean(verdict(findings)))
     sys.stdout.flush()
-    # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
+    # Not sys.exit: a model that hangs in its thread would keep the interpreter from exiting.
     os._exit(int(any(finding.level == "fail" for finding in findings)))

@@ -1,4 +1,4 @@
-"""The checks of `kp-worker doctor`, in order; here those of settings, codecs, disks and the port. Changes nothing."""
+"""The checks of `kp-worker doctor`, in order; this module checks settings, codecs, disks and the port."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from worker.observe.tracing import start_tracing
 from worker.stream.process import START_CHECKS
 
 KAFKA_SECONDS: Final = 45.0
-"""Longest time for all checks of the broker together."""
+"""Time limit for all checks of the broker together."""
 
 PORT_REMEDY: Final = "set KP_HTTP_PORT to a free port (0: any), or KP_HTTP_HOST to another address of this machine"
 
 LEAST_FREE_BYTES: Final = 500 << 20
-"""Less causes a warning: an exported model takes 90 to 180 MB, and logs and temporary files some more."""
+"""Less free space is a warning: an exported model takes 90 to 180 MB, logs and temporary files some more."""
 
 
 async def examine() -> AsyncIterator[Finding]:
-    """Yield the findings, each as soon as it is there. Bounded: some 3 minutes where nothing answers at all."""
+    """Yield the findings as they become known. Takes at most some 3 minutes, if nothing answers at all."""
     try:
         loaded = load_settings()
     except ConfigError as error:
@@ -95,7 +95,7 @@ def _settings(loaded: Loaded) -> Iterator[Finding]:
 
 
 def _start(settings: Settings) -> Iterator[Finding]:
-    """Yield the other problems that would end a worker with exit code 2 as it starts: the same checks."""
+    """Yield the other problems that would make a worker exit with code 2 at startup: the same checks."""
 
     def check_tracing(settings: Settings) -> None:
         start_tracing(settings).stop()
@@ -130,7 +130,7 @@ def _port(settings: Settings) -> Finding:
     where = f"{host}:{port}"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the worker's HTTP server does
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like the worker's HTTP server
         try:
             probe.bind((host, port))
         except OSError as error:

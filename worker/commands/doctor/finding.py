@@ -1,4 +1,4 @@
-"""One finding of `kp-worker doctor`: the result of a check, what to do about it, and how both look."""
+"""One finding of `kp-worker doctor`: the result of a check, the remedy, and the output of both."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from worker.commands.shared.console import write_json, write_line
 from worker.core.terminal import clean, number_of
 
 MARGIN: Final = 6
-"""Columns of the level, before the lines of a finding."""
+"""Width of the level, before the lines of a finding."""
 
 
 class Finding(Struct, frozen=True):
-    """`fail`: the worker would not run; `warn`: it would, with a risk. Field names are those of the JSON output."""
+    """The result of one check. Field names are those of the JSON output."""
 
-    level: Literal["ok", "warn", "fail"]
+    level: Literal["ok", "warn", "fail"]  # fail: the worker would not run; warn: it would, with a risk
     check: str
     message: str
     remedy: str = ""
 
 
 def ok(check: str, message: str) -> Finding:
-    """Return a check that passed."""
+    """Return the finding of a check that passed."""
     return Finding("ok", check, message)
 
 
 def warn(check: str, message: str, remedy: str) -> Finding:
-    """Return something to look at."""
+    """Return the finding of a risk."""
     return Finding("warn", check, message, remedy)
 
 
 def fail(check: str, message: str, remedy: str = "") -> Finding:
-    """Return something that keeps a worker from running."""
+    """Return the finding of a problem that keeps a worker from running."""
     return Finding("fail", check, message, remedy)
 
 
@@ -49,7 +49,7 @@ def as_lines(finding: Finding, width: int) -> list[str]:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Sum up all findings: how many failed and warned, and of which checks."""
+    """Summarise all findings: how many failed or warned, and in which checks."""
     said = []
     for level, noun in (("fail", "problem"), ("warn", "warning")):
         checks = [each.check for each in findings if each.level == level]

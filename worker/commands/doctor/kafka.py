@@ -50,25 +50,25 @@ from worker.kafka.state.restore import OffsetsError, read_positions
 from worker.kafka.writing.publisher import TRANSACTIONS
 
 ANSWER_MS: Final = 5_000
-"""How long one answer may take."""
+"""Time limit for one answer."""
 
 RETRIES, RETRY_SECONDS = 10, 0.5
 """A coordinator that moves or loads its data is available again within seconds."""
 
 GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
-"""A broker creates these when a client asks for a coordinator: if they are missing, the doctor does not ask."""
+"""A broker creates these when a client looks up a coordinator: if they are missing, the doctor does not ask."""
 
 COUNTED: Final = 1000
-"""Offsets behind the committed one that are read, for each partition. With more, their number is an upper bound."""
+"""Offsets after the committed one that are read, per partition. If there are more, their number is an upper bound."""
 
 READ_SECONDS: Final = 5.0
-"""How long these may take to read."""
+"""Time limit for reading them."""
 
 Answer = TypeVar("Answer")
 
 
 async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield the findings about brokers, topics and group, each as soon as it is known."""
+    """Yield the findings about brokers, topics and group as they become known."""
     try:
         client = {**prepare_clients(settings), "request_timeout_ms": ANSWER_MS}
     except ConfigError as error:
@@ -239,7 +239,7 @@ async def _other_groups(admin: AIOKafkaAdminClient, settings: Settings) -> list[
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Ask a coordinator again while it moves or loads its data. Raises KafkaError."""
+    """Retry a request to a coordinator while it moves or loads its data. Raises KafkaError."""
     for _ in range(RETRIES):
         try:
             return await ask()
@@ -293,7 +293,7 @@ class _Backlog:
     first: str = ""  # where the first of these is, and why
 
     def judge(self, record: ConsumerRecord, keys: Sequence[bytes], topic_id: str | None) -> None:
-        """Count a control record; for any other record do nothing."""
+        """Count a control record; ignore any other record."""
         headers = record.headers
         if control_kind(headers) != FORGET:
             return
@@ -309,8 +309,8 @@ class _Backlog:
 async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> list[Finding]:
     """Count the waiting records. Raises OffsetsError, KafkaError, ConfigError, TimeoutError.
 
-    A transaction marker has an offset but is not a record: after one, the last offset is never committed. So
-    the records of a short lag are counted, and a long lag is reported as an upper bound.
+    A transaction marker has an offset but is not a record: after one, the last offset is never committed. So a short
+    lag is counted record by record, and a long lag is reported as an upper bound.
     """
     topic = settings.source_topic
     positions = await read_positions(client, settings.group_id, topic, range(partitions), ANSWER_MS / 1000)
@@ -340,7 +340,7 @@ async def _read_backlog(
     keys: Sequence[bytes],
     topic_id: str | None,
 ) -> _Backlog:
-    """Count the committed records from `starts` on. With keys, the control records among them are judged."""
+    """Count the committed records from `starts` on, and judge control records among them if there are keys."""
     async with connected(settings, client, committed_reader(client), tolerant=True) as reader:
         ends = await reader.end_offsets(list(starts))
         behind = {tp: max(0, end - starts[tp]) for tp, end in ends.items()}

@@ -32,19 +32,19 @@ from worker.embed.model_dir import find_exported
 from worker.embed.openvino_embedder import PRECISIONS, runs_here
 
 MODEL_SECONDS: Final = 120.0
-"""Longest time to load the model and embed with it."""
+"""Time limit for loading the model and embedding with it."""
 
 TIMED_TEXTS: Final = 5
 
 
 def check_runtime(settings: Settings) -> list[Finding]:
-    """Return a warning where the slow runtime embeds; for a reader who waits for it, before it loads."""
+    """Return a warning if the slow runtime embeds; shown before the model loads, to explain the wait."""
     slow = slow_runtime(settings.embedder, settings.model)
     return [] if slow is None else [warn("runtime", *slow.split(". ", 1))]
 
 
 async def check_model(settings: Settings, models: Mapping[str, int]) -> list[Finding]:
-    """Check the model in a thread that cannot keep the process alive. `models`: of the cache (traces.py)."""
+    """Check the model in a daemon thread. `models`: models of the cache's entries (traces.py)."""
     result: list[Finding] = []
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
 
 
 def _missing_model(settings: Settings) -> Finding | None:
-    """Return the problem with a model that is not here; None: it can be loaded."""
+    """Return the problem with a model that is not on this machine; None: it can be loaded."""
     exported = find_exported(settings.model) is not None
     try:
         hub_name = "" if exported else find_model(settings.model)
@@ -107,7 +107,7 @@ def _missing_model(settings: Settings) -> Finding | None:
 
 
 def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slowest: float) -> Iterator[Finding]:
-    """Yield which model it is, here or elsewhere, and how fast: seconds to load, seconds for the longest text."""
+    """Yield the model, local or remote, and its speed: seconds to load, seconds for the longest text."""
     service = settings.embedder == "http"
     if service:
         told = (
@@ -136,7 +136,7 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
 
 
 def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iterator[Finding]:
-    """Yield a warning where the last cache entries are of another embedder (`models`: its key, and partitions)."""
+    """Yield a warning if the last cache entries are of another embedder. `models`: number of partitions by its key."""
     own = identity.key()
     for model, partitions in models.items():
         if model == own:
@@ -158,7 +158,7 @@ def _group_view(settings: Settings, identity: EmbedderIdentity) -> Finding:
 
 
 def _median_seconds(embedder: Embedder, tokens: int) -> float:
-    """Return the median of some embeddings of the longest text, s; the first one warms up."""
+    """Return the median time of embedding the longest text, s; the first run is a warm-up."""
     text = "word " * tokens
     seconds = []
     for _ in range(TIMED_TEXTS + 1):

@@ -1,7 +1,7 @@
 """The doctor's checks of the registry, for `kp-worker contribute`. Changes nothing: it only looks an id up.
 
-Anybody may look ids up, so the answer alone does not show whether the key counts. The limit of requests does: the
-registry states another one for a key that it knows than for nobody.
+Look-ups are allowed without a key, so the answer alone does not show whether the key is valid. The rate limit does: the
+registry states a different one for a known key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ANSWER_SECONDS: Final = 10.0
 
 
 async def check_registry(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield the findings; none where KP_REGISTRY_URL is not set."""
+    """Yield the findings; none if KP_REGISTRY_URL is not set."""
     if settings.registry_url is None:
         return
     try:
@@ -41,7 +41,7 @@ async def check_registry(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _ask(settings: Settings, url: str, key: Token | None) -> HttpAnswer | Finding:
-    """Look up an id that nobody has; return the answer, or what is wrong."""
+    """Look up a random id; return the answer, or the problem."""
     trace_id = f"kp:trace:{uuid.uuid4()}"
     seconds = min(ANSWER_SECONDS, settings.contribute_timeout_seconds)
     async with RegistryClient(url, key, seconds, ContributeMetrics(CollectorRegistry())) as client:

@@ -27,25 +27,25 @@ from worker.kafka.cluster.topic_plan import MissingTopicsError
 Found = TypeVar("Found")
 
 LAST_ENTRIES: Final = 500
-"""Offsets of each changelog partition that are read, from its end. At a low rate every other one is a marker."""
+"""Offsets to read at the end of each changelog partition. At a low rate every other one is a marker."""
 
 ENOUGH_ENTRIES: Final = 100
-"""Entries of a partition from which on their rate is worth advice."""
+"""Entries of a partition that are needed before their rate is worth advice."""
 
 LAST_OUTPUTS: Final = 200
-"""Offsets of each partition of the accepted and rejected topics that are read, from its end."""
+"""Offsets to read at the end of each partition of the accepted and rejected topics."""
 
 READ_SECONDS: Final = 10.0
-"""Longest time for reading entries, and for reading outputs."""
+"""Time limit for reading entries, and for reading outputs."""
 
 NAMED: Final = 5
-"""Domains that are named; the rest is counted."""
+"""Domains that are named; the others are counted."""
 
 
 async def check_cache(settings: Settings) -> tuple[list[Finding], Counter[str]]:
-    """Return what capacity, TTL and the rate of the last entries mean for each other; and whose entries they are.
+    """Return a finding on capacity, TTL and the rate of the last entries; and the models of those entries.
 
-    That is for each embedder (`EmbedderIdentity.key`) the number of partitions whose last entry is of it.
+    The latter are, for each embedder (`EmbedderIdentity.key`), the number of partitions whose last entry it made.
     """
     unknown: Counter[str] = Counter()
     if settings.embedder == "none":
@@ -60,7 +60,7 @@ async def read_within(
     seconds: float, work: Awaitable[Found], check: str, what: str,
     remedy: str = "correct what the checks of the topics report, and run this again",
 ) -> Found | Finding:  # fmt: skip
-    """Return what is read from topics, or that `what` could not be read. Raises MissingTopicsError."""
+    """Return the result of reading topics, or a finding that `what` could not be read. Raises MissingTopicsError."""
     try:
         async with asyncio.timeout(seconds):
             return await work
@@ -75,7 +75,7 @@ async def read_within(
 
 
 async def _last_entries(session: Session) -> dict[int, list[Entry]]:
-    """Return the last entries of each changelog partition, those of its latest pass and model, by sequence."""
+    """Return the last entries of each changelog partition, of its latest pass and model, by sequence."""
     async with session.admin() as admin:
         topic = (await session.topics(admin, session.settings.changelog)).get(session.settings.changelog)
     found: dict[int, list[Entry]] = defaultdict(list)
@@ -86,12 +86,12 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
             continue
         with suppress(CorruptEntry):  # or a tombstone, or the record of the passes
             entry = decode(record.value)
-            found[record.partition].append(entry)  # a partition without a readable entry is not found
+            found[record.partition].append(entry)  # a partition without a readable entry is omitted
     return {partition: _latest(entries) for partition, entries in found.items()}
 
 
 def _latest(entries: list[Entry]) -> list[Entry]:
-    """Return the entries of the last one's pass and model, by sequence."""
+    """Return the entries with the last one's pass and model, by sequence."""
     last = entries[-1]
     same = {it.sequence: it for it in entries if (it.pass_number, it.model) == (last.pass_number, last.model)}
     return [same[sequence] for sequence in sorted(same)]
@@ -139,7 +139,7 @@ class _Scoring(Struct):
 
 
 class Head(Struct):
-    """What of a scored document tells of domains, of how the source topic is keyed, and which traces are judged."""
+    """The fields of a scored document for the checks of domains, of the source topic's keys, and of verdicts."""
 
     id: str
     metadata: _Metadata
@@ -147,18 +147,15 @@ class Head(Struct):
 
 
 class LastOutputs(NamedTuple):
-    """The newest scored documents, each with its record's timestamp (ms); of both topics from `complete_from` on.
+    """The newest scored documents."""
 
-    `values`: the documents as they are, where the checks of verdicts need them.
-    """
-
-    heads: list[tuple[Head, int]]
-    values: list[bytes]
-    complete_from: int
+    heads: list[tuple[Head, int]]  # each with its record's timestamp, ms
+    values: list[bytes]  # the unchanged documents, if the checks of verdicts need them
+    complete_from: int  # time, ms, from which on both topics are complete
 
 
 async def last_outputs(settings: Settings) -> LastOutputs | Finding:
-    """Return the newest outputs, or why they cannot be read; none where their topics are missing."""
+    """Return the newest outputs, or why they cannot be read; empty if their topics are missing."""
     heads: list[tuple[Head, int]] = []
     values: list[bytes] = []
     decoder = msgspec.json.Decoder(Head)
@@ -172,13 +169,13 @@ async def last_outputs(settings: Settings) -> LastOutputs | Finding:
     reading = read_outputs(settings, take, None, LAST_OUTPUTS)
     try:
         complete_from = await read_within(READ_SECONDS, reading, "domains", "the last scored traces")
-    except MissingTopicsError:  # the check of the topics says so
+    except MissingTopicsError:  # reported by the check of the topics
         return LastOutputs([], [], 0)
     return complete_from if isinstance(complete_from, Finding) else LastOutputs(heads, values, complete_from)
 
 
 def check_domains(settings: Settings, outputs: LastOutputs) -> list[Finding]:
-    """Return the findings on the domains of the last scored traces, and on profiles that none of them takes."""
+    """Return the findings on the domains of the last scored traces, and on profiles that none of them uses."""
     traces = Counter(head.metadata.task_domain for head, _ in outputs.heads)
     wrong = [*_near_domains(settings, traces), *_unused_profiles(settings, traces)]
     return wrong or [ok("domains", _summary(settings, traces) if traces else "no trace is scored yet")]

@@ -18,18 +18,18 @@ from worker.core.terminal import number_of
 from worker.kafka.cluster.topic_plan import MissingTopicsError
 
 READ_SECONDS: Final = 20.0
-"""Longest time for reading all verdicts."""
+"""Time limit for reading all verdicts."""
 
 SPREAD_SHARE: Final = 0.1
-"""The share of agents in several partitions from which on a warning is due: a topic that gained partitions has some."""
+"""Share of agents in several partitions that causes a warning: a topic that gained partitions always has some."""
 
 
 LOPSIDED: Final = 2.0
-"""How many times as often accepted traces may be judged as rejected ones, or the other way round; the alert
-KpVerdictsLopsided has the same."""
+"""How many times as often accepted traces may be judged as rejected ones, or vice versa; the same as in the alert
+KpVerdictsLopsided."""
 
 DEVIATIONS: Final = 3.0
-"""Standard deviations by which the two shares must differ: of few verdicts, chance alone makes them lopsided."""
+"""Standard deviations by which the two shares must differ: with few verdicts, they are lopsided by chance alone."""
 
 
 async def check_verdicts(settings: Settings, outputs: LastOutputs) -> list[Finding]:
@@ -38,11 +38,11 @@ async def check_verdicts(settings: Settings, outputs: LastOutputs) -> list[Findi
         return []
     try:
         standings = await read_within(READ_SECONDS, read_judged(settings), "verdicts", "the verdicts")
-    except MissingTopicsError:  # the check of the topics says so
+    except MissingTopicsError:  # reported by the check of the topics
         return []
     if isinstance(standings, Finding):
         return [standings]
-    embeds = settings.embedder != "none"  # without it, the scope group keeps its records by partition
+    embeds = settings.embedder != "none"  # otherwise the scope group keeps its records by partition
     heads = [head for head, _ in outputs.heads]
     spread = None if settings.novelty_scope == "group" and embeds else spread_agents(heads, embeds=embeds)
     of_both = [head for head, record_ms in outputs.heads if record_ms >= outputs.complete_from]
@@ -51,9 +51,9 @@ async def check_verdicts(settings: Settings, outputs: LastOutputs) -> list[Findi
 
 
 def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, str]]) -> Finding | None:
-    """Return a warning if accepted and rejected traces are judged at different shares; None if not.
+    """Return a warning if the judged shares of accepted and rejected traces differ much; None if not.
 
-    `documents`: of the same time, of both topics. `judged`: partitions and ids of the traces that have a verdict.
+    `documents`: of both topics, from the same time range. `judged`: partition and id of each trace with a verdict.
     """
     counts = {ACCEPTED: [0, 0], REJECTED: [0, 0]}  # judged, all
     for document in documents:
@@ -80,7 +80,7 @@ def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, str]])
 def spread_agents(documents: Iterable[Head], *, embeds: bool) -> Finding | None:
     """Return a warning if the traces of many agents are in several partitions; None if not.
 
-    `embeds`: whether there is an embedder, and KP_NOVELTY_SCOPE=group can help.
+    `embeds`: there is an embedder, so KP_NOVELTY_SCOPE=group can help.
     """
     partitions: dict[str, set[int]] = defaultdict(set)
     traces: dict[str, int] = defaultdict(int)

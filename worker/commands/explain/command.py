@@ -11,7 +11,7 @@ from worker.commands.shared.options import given_options, json_option, read_sett
 
 
 @click.command(cls=Command)
-@click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id passes, too
+@click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id is allowed too
 @click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
 @click.option("--novelty", type=click.FloatRange(0, 2), metavar="N", help="Novelty to use.")
 @json_option
@@ -27,7 +27,7 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool) 
     settings, and novelty 0.5. Exit code 1: the trace is invalid or not found, or its score does not follow from its
     figures.
     """
-    if novelty is not None and novelty != novelty:  # NaN passes any range
+    if novelty is not None and novelty != novelty:  # NaN is within any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
     from worker.commands.explain.target import is_file

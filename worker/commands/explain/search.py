@@ -1,4 +1,4 @@
-"""`kp-worker explain` of records on the topics: the search, and the explanation of what it found.
+"""`kp-worker explain` for records on the topics: the search, and the explanation of its result.
 
 The search reads the accepted, rejected and dead-letter topics from the newest records to the oldest. It reads committed
 records, joins no group and commits nothing.
@@ -35,42 +35,39 @@ from worker.kafka.reading.dead_letters import NO_VALUE, DeadLetter, read_dead_le
 from worker.kafka.reading.dead_letters import as_json as letter_json
 
 FIRST_STRIDE: Final = 1000
-"""Offsets of each partition that are read first: what `tail` and the status page show is among them."""
+"""Offsets of each partition that are read first: they include what `tail` and the status page show."""
 
 GROWTH: Final = 4
-"""How much further back each portion reaches than the one before it."""
+"""How many times as long each portion is as the one before."""
 
 FETCH_BYTES: Final = 1 << 20
-"""Bytes of one fetch from one partition: a portion ends somewhere within its last one."""
+"""Bytes of one fetch from one partition: a portion ends somewhere within its last fetch."""
 
 MOST_LISTED: Final = 10
-"""Ids that are listed where one is ambiguous."""
+"""Ids that are listed if one is ambiguous."""
 
 DAY_MS: Final = 86_400_000
 
 
 class Hit(NamedTuple):
-    """A scored document, or a dead letter; `id` None: the dead letter's value has none.
-
-    `first_offset` to `source.offset` are the records of the source topic that it was made of.
-    """
+    """A scored document, or a dead letter."""
 
     record: ConsumerRecord
-    id: str | None
-    source: RecordPlace
-    first_offset: int
+    id: str | None  # None: the dead letter's value has none
+    source: RecordPlace  # the record of the source topic, or the last one if there were several
+    first_offset: int  # of the first one
     letter: DeadLetter | None = None
 
     @property
     def place(self) -> RecordPlace:
-        """Return where the record is."""
+        """Return the place of the record."""
         return RecordPlace(self.record.topic, self.record.partition, self.record.offset)
 
 
 def find(target: str, settings: Settings, options: str = "") -> list[Hit]:
-    """Return the records of one trace, newest first. Raises CommandError where there is none, or several are meant.
+    """Return the records of one trace, newest first. Raises CommandError if there is none, or the id is ambiguous.
 
-    `options`: those that give a printed command the same settings. Raises ArgumentError for a wrong target.
+    `options`: those that give a printed command the same settings. Raises ArgumentError for an invalid target.
     """
     search = _Search(parse_target(target, settings), settings)
     is_bare = isinstance(search.wanted, str) and not target.startswith(ID_PREFIX)
@@ -95,7 +92,7 @@ def find(target: str, settings: Settings, options: str = "") -> list[Hit]:
 def explain_found(found: Hit, others: Sequence[Hit], novelty: float | None, settings: Settings) -> Explanation:
     """Explain a scored document, and name the other records of its trace. Raises CommandError."""
     raw = found.record.value or b""
-    # It was scored: whatever limits hold now, they held when it was.
+    # It was scored, so it was within the limits of that time.
     limits = replace(settings.limits, max_bytes=len(raw), max_steps=sys.maxsize, strict_context=False)
     try:
         explanation = explain_trace(raw, settings, novelty, limits)
@@ -114,7 +111,7 @@ class _Source(Struct):
 
 
 class _Head(Struct):
-    """What is read of each document, all else is skipped; a dead letter's value has no `scoring`."""
+    """The fields that are read of each document; a dead letter's value has no `scoring`."""
 
     id: str
     scoring: _Source | None = None
@@ -124,7 +121,7 @@ _head: Final = msgspec.json.Decoder(_Head)
 
 
 class _Search:
-    """One search; it counts what it has read of each topic, to say so where it finds nothing."""
+    """One search; it counts what it has read of each topic, for the message if it finds nothing."""
 
     def __init__(self, wanted: Wanted, settings: Settings) -> None:
         self.wanted, self._settings = wanted, settings
@@ -134,10 +131,10 @@ class _Search:
         self._oldest_ms: dict[str, int] = {}
 
     async def run(self, session: Session) -> tuple[list[Hit], str]:
-        """Return the records that are meant, newest first; where there is none, more about the place, or "".
+        """Return the matching records, newest first; if there is none, also a note on the place, or "".
 
-        Portions of all partitions are read from their ends backwards, each GROWTH times as long as the one before it,
-        until one holds what is meant. Raises ConfigError, SessionError and KafkaError.
+        Portions of all partitions are read backwards from their ends, each GROWTH times as long as the one before,
+        until one has a match. Raises ConfigError, SessionError and KafkaError.
         """
         one = self.wanted if isinstance(self.wanted, RecordPlace) and not self._in_source else None
         names = output_topics(self._settings) if one is None else (one.topic,)
@@ -169,7 +166,7 @@ class _Search:
         self._oldest_ms[record.topic] = min(record.timestamp, self._oldest_ms.get(record.topic, record.timestamp))
 
     def _hit(self, record: ConsumerRecord) -> Hit | None:
-        """Return a scored document or dead letter; None where the worker did not write it."""
+        """Return a scored document or dead letter; None if the worker did not write it."""
         try:
             head = _head.decode(record.value or b"")
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -188,9 +185,9 @@ class _Search:
     def _is_meant(self, hit: Hit) -> bool:
         wanted = self.wanted
         if isinstance(wanted, str):
-            if hit.id is None:  # no JSON, or cut: the id may be in it all the same
+            if hit.id is None:  # not JSON, or truncated: it may contain the id all the same
                 return wanted.encode() in (hit.record.value or b"")
-            # As it is on the topic, or as `tail` and the page show it.
+            # As on the topic, or as shown by `tail` and the status page.
             return hit.id.startswith(wanted) or clean(hit.id).startswith(wanted)
         if not self._in_source:
             return True
@@ -198,7 +195,7 @@ class _Search:
         return same_partition and hit.first_offset <= wanted.offset <= hit.source.offset
 
     def nothing(self, target: str, note: str) -> str:
-        """Return the error for a trace that is not on the topics; `note`: more about it, or ""."""
+        """Return the error for a trace that is not on the topics; `note`: more about the place, or ""."""
         if isinstance(self.wanted, RecordPlace) and not self._in_source and any(self._topics.values()):
             return (
                 f"the record {target} was not written by the worker: it is a transaction marker, or of another producer"
@@ -222,7 +219,7 @@ class _Search:
 def _bounds(
     place: RecordPlace, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return the bounds of one record. Raises SessionError where its partition has no such offset."""
+    """Return the bounds of one record. Raises SessionError if its partition has no such offset."""
     tp = TopicPartition(place.topic, place.partition)
     if tp not in ends:
         raise SessionError(f"topic {tp.topic} has no partition {tp.partition}, only 0 to {len(ends) - 1}")
@@ -236,7 +233,7 @@ def _bounds(
 
 
 async def _about_source(session: Session, place: RecordPlace) -> str:
-    """Return why a place of the source topic has no record, in one sentence; "" where it may have one."""
+    """Return why a place of the source topic has no record, in one sentence; "" if it may have one."""
     async with session.admin() as admin:
         topic = (await session.topics(admin, place.topic)).get(place.topic)
     if topic is None:
@@ -257,7 +254,7 @@ async def _about_source(session: Session, place: RecordPlace) -> str:
 
 
 def show_letter(found: Hit, letter: DeadLetter, others: Sequence[Hit], options: str, *, as_json: bool) -> None:
-    """Show a dead letter, as JSON as `tail` writes it; `others`: more records that the search found."""
+    """Show a dead letter, or write it as JSON like `tail`; `others`: more records that the search found."""
     if as_json:
         write_line(clean_json(letter_json(letter, letter.key, letter.record.value, letter.record.headers).decode()))
         return

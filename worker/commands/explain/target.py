@@ -22,14 +22,14 @@ _PLACE: Final = re.compile(r"(?:(?P<topic>[A-Za-z0-9._-]{1,249})[:/])?(?P<partit
 _FILE_SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson", ".txt"})
 
 Wanted = str | RecordPlace
-"""A trace id or the beginning of one, always with its kp:trace:, or the place of a record of the worker's topics."""
+"""A trace id or a prefix of one, always with kp:trace:, or the place of a record on the worker's topics."""
 
 
 def is_file(target: str) -> bool:
-    """Return whether the argument is to be read as a file. Raises ArgumentError for a file that is missing."""
+    """Return whether the argument means a file. Raises ArgumentError for a missing file."""
     if target == "-" or os.path.exists(target):
         return True
-    # An id may contain slashes and dots, too, and a topic dots.
+    # An id may contain slashes and dots too, and a topic dots.
     if target.startswith(ID_PREFIX) or _PLACE.fullmatch(target):
         return False
     if os.sep in target or PurePath(target).suffix.lower() in _FILE_SUFFIXES:
@@ -38,7 +38,7 @@ def is_file(target: str) -> bool:
 
 
 def parse_target(target: str, settings: Settings) -> Wanted:
-    """Return what an argument that is not a file asks for. Raises ArgumentError."""
+    """Return the meaning of an argument that is not a file. Raises ArgumentError."""
     if place := _PLACE.fullmatch(target):
         topic, known = place["topic"] or settings.source_topic, (settings.source_topic, *output_topics(settings))
         if topic not in known:
@@ -51,5 +51,5 @@ def parse_target(target: str, settings: Settings) -> Wanted:
 
 
 def output_topics(settings: Settings) -> tuple[str, str, str]:
-    """Return the topics that a trace comes out on."""
+    """Return the topics to which a trace may be written."""
     return settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic

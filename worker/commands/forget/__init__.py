@@ -1,1 +1,1 @@
-"""kp-worker forget: no later trace is compared with these any more."""
+"""kp-worker forget: no later trace is compared with the forgotten ones."""

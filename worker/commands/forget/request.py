@@ -49,16 +49,13 @@ class Answer:
 
 @dataclass(slots=True)
 class _Request:
-    """What is asked, and the answers by partition.
-
-    `topic_id`: of the topic that the control records are signed for. `recreated`: what became of that topic meanwhile.
-    """
+    """A request to forget, and the answers."""
 
     request_id: str
     what: Mapping[str, Any]
-    topic_id: str = ""
-    recreated: str | None = None
-    answers: dict[int, Answer] = field(default_factory=dict)
+    topic_id: str = ""  # of the topic for which the control records are signed
+    recreated: str | None = None  # in words, if that topic was recreated meanwhile
+    answers: dict[int, Answer] = field(default_factory=dict)  # by partition
 
     @property
     def waiting(self) -> list[int]:
@@ -71,7 +68,7 @@ def run_forget(
 ) -> int:
     """Ask all partitions to forget, report the answers, and return the exit code. Raises CommandError.
 
-    `wait_seconds`: how long to wait for the receipts; None: not at all.
+    `wait_seconds`: how long to wait for the receipts; None: do not wait.
     """
     what = (
         {"trace_ids": [it[:CACHED_ID_LENGTH] for it in dict.fromkeys(trace_ids)]}
@@ -135,9 +132,10 @@ async def _forget(session: Session, key: bytes, request: _Request, wait_seconds:
 
 
 async def _write(session: Session, source: Topic, key: bytes, request: _Request) -> None:
-    """Write one control record to each partition. Raises SessionError that says which partitions have one.
+    """Write one control record to each partition. Raises SessionError that names the partitions with one.
 
-    The id is read first: whatever topic the offsets belong to, the workers honour the records on the one with the id.
+    The topic id is read first: whichever topic the offsets belong to, workers honour records only on the one with this
+    id.
     """
     topic = source.name
     request.topic_id = identity = await session.topic_id(topic, "requests to forget")
@@ -221,7 +219,7 @@ def _note_dead_letter(record: ConsumerRecord, settings: Settings, request: _Requ
 
 
 def _words(what: Mapping[str, Any]) -> str:
-    """Return what is asked, in words."""
+    """Return the request in words."""
     if "agent_id" in what:
         return f"all traces of agent {what['agent_id']}"
     first, *others = what["trace_ids"]

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 SAMPLES_WORD: Final = "samples"
 
 FOLLOWED: Final = ("claude-code", "codex")
-"""Agents that write a session line by line into one file."""
+"""Agents that write a session to one file, line by line."""
 
 REDACTIONS: Final = ("strict", "reference", "off")
 
 NEEDED: Final = ("confidence", "domain", "visibility", "privacy")
-"""Values of a trace that no session has."""
+"""Values of a trace that no session contains."""
 
 
 def complete_traces(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the word samples where no file begins so; otherwise let the shell complete files.
+    """Return the word samples if no file begins like this; otherwise let the shell complete files.
 
-    Not both: bash completes files only where there is no word.
+    Not both: bash completes files only if there is no word.
     """
     if incomplete and SAMPLES_WORD.startswith(incomplete) and not any(Path().glob(f"{incomplete}*")):
         return [CompletionItem(SAMPLES_WORD)]
@@ -41,7 +41,7 @@ def complete_traces(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 class _Publish(Command):
-    """Takes --redact with and without a value: `publish --redact FILE` has none."""
+    """Accepts --redact with or without a value: in `publish --redact FILE` it has none."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError."""
@@ -125,7 +125,7 @@ def publish(
 
 
 def _cleaning(settings: Settings, redact: str) -> Clean | None:
-    """Return what redacts a trace, None for "off". Raises CommandError."""
+    """Return the function that redacts a trace, None for "off". Raises CommandError."""
     if redact == "off":
         return None
     from functools import partial

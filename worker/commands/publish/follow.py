@@ -1,18 +1,18 @@
 """`kp-worker publish --follow DIR`: the requests in session files become traces, each exactly once.
 
 A published request has a mark on the topic `<group>-followed`, written in the same transaction as its trace. The mark
-also says how far the session's file was read, so that a restart need not read it all; what is read twice is not
-published twice, because its request has a mark.
+also records how far the session's file was read, so that a restart need not read all of it; a request that is read
+twice is not published twice, because it has a mark.
 
 The order of steps carries the guarantee:
- 1. start the producer `<group>-follow-<hash of the name>`: this aborts what a killed run left open, and fences one that
-    still runs under the same name;
+ 1. start the producer `<group>-follow-<hash of the name>`: this aborts an open transaction of a killed run, and fences
+    a running one with the same name;
  2. read the marks, up to their end;
- 3. read the files from there on; publish the requests that are closed and have no mark, a transaction at a time:
+ 3. read the files from there on; publish the closed requests that have no mark, one transaction at a time:
     a. begin, b. send traces and marks and await every acknowledgement, c. commit.
-Killed anywhere before 3c has taken effect, a transaction is invisible, and its requests have no mark; after it, traces
-and marks are both there. Whatever Kafka does not do (a broker is away, a transaction cannot be committed) leads back to
-step 1, and nothing is kept but the marks.
+If the process is killed before 3c has taken effect, the transaction is invisible and its requests have no mark;
+afterwards, traces and marks both exist. Any failure of Kafka (a broker is away, a transaction cannot be committed)
+leads back to step 1, and nothing is kept except the marks.
 """
 
 from __future__ import annotations
@@ -65,49 +65,46 @@ from worker.runs.sessions.said import Format
 log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 1.0
-"""Pause between two looks at the files."""
+"""Pause between two scans of the files."""
 
 LOOK_SHARE: Final = 20
 LONGEST_POLL_SECONDS: Final = 10.0
-"""A look at many files takes long; the pause after it is so many times as long, up to the longest one."""
+"""A scan of many files takes long; the pause after it is LOOK_SHARE times as long, up to LONGEST_POLL_SECONDS."""
 
 AGAIN_SECONDS: Final = 5.0
-"""Pause before all begins again, after Kafka has failed."""
+"""Pause before starting again after a failure of Kafka."""
 
 MAX_REQUESTS: Final = 500
 MAX_BYTES: Final = 8 << 20
-"""Most requests and bytes of one transaction."""
+"""Limits of one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The folder to follow, and how. `name`: two processes with the same name are one, and the later one goes on alone.
-
-    `clean` redacts a trace; None: none is redacted.
-    """
+    """The folder to follow, and how."""
 
     folder: Path
     form: Format
     options: Options
     topic: str
     key: KeyField
-    clean: Clean | None
+    clean: Clean | None  # redacts a trace; None: no redaction
     idle_seconds: float
-    name: str
+    name: str  # of two processes with the same name, only the later one continues
 
 
 @dataclass(slots=True)
 class Counts:
-    """This process's work: requests published, refused, and left out because they have a mark."""
+    """Counts of this process's requests."""
 
     published: int = 0
     refused: int = 0
-    repeated: int = 0
+    repeated: int = 0  # skipped, because they have a mark
     redactions: Counter[str] = field(default_factory=Counter)
 
 
 def default_name(folder: Path) -> str:
-    """Return the name of a process that follows a folder: this machine's and the folder's."""
+    """Return the default name of a process that follows a folder: machine and folder."""
     return f"{socket.gethostname()}:{folder.resolve()}"
 
 
@@ -120,7 +117,7 @@ def run_follow(settings: Settings, followed: Followed) -> None:
 
 
 async def _until_stopped(session: Session, followed: Followed) -> None:
-    """Follow until asked to stop; what is on its way then is finished. Raises ConfigError, SessionError."""
+    """Follow until asked to stop, and finish what is in flight. Raises ConfigError, SessionError."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -167,7 +164,7 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
 
 
 async def _follow(session: Session, followed: Followed, counts: Counts, stop: asyncio.Event) -> None:
-    """Do the steps of the module's head, until asked to stop. Raises KafkaError, PublishError, SessionError."""
+    """Run the steps of the module docstring, until asked to stop. Raises KafkaError, PublishError, SessionError."""
     settings = session.settings
     (target,) = await session.existing(followed.topic)
     marks = await needed_marks_topic(session, followed_topic(settings))
@@ -209,7 +206,7 @@ async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], dict[
 
 
 def _digest(key: bytes | None) -> bytes:
-    """Return what is kept of a request's key: there may be many."""
+    """Return a short digest of a request's key, because there may be many."""
     return sha256(key or b"").digest()[:16]
 
 
@@ -232,7 +229,7 @@ class _Follower:
         self._bytes = 0
 
     async def add(self, closed: Closed) -> None:
-        """Add a request unless it has a mark, and commit when enough are there."""
+        """Add a request unless it has a mark, and commit when the batch is full."""
         digest = _digest(closed.request.key.encode())
         if digest in self._published:
             self._counts.repeated += 1
@@ -244,7 +241,7 @@ class _Follower:
             row, found = self._row(closed)
         except (RunRefused, InvalidTrace) as error:
             self._refuse(closed, str(error))
-        except Exception as error:  # no request may stop the others
+        except Exception as error:  # one request must not stop the others
             log.exception("%s: no trace could be made of a request", closed.path)
             self._refuse(closed, str(fault(error)))
         key = closed.request.key.encode() if row is None or row[0] is None else row[0]
@@ -277,7 +274,7 @@ class _Follower:
         found: Mapping[str, int] = {}
         if self._followed.clean is not None:
             trace, found = self._followed.clean(trace)
-            trace, _ = fitted(trace, most)  # a marker may be longer than what it stands for
+            trace, _ = fitted(trace, most)  # a marker may be longer than the text that it replaces
         key = key_of(trace, self._followed.key)
         parse_trace(trace, replace(self._limits, max_bytes=self._limits.max_bytes - len(key or b"")))
         if exact_size(key, trace, []) > self._target.max_bytes:
@@ -294,7 +291,7 @@ class _Follower:
 
 
 def _words(counts: Counts) -> str:
-    """Say what was done."""
+    """Return the counts in words."""
     words = f"{number_of(counts.published, 'request')} published"
     words += f", {counts.refused} refused" if counts.refused else ""
     words += f", {counts.repeated} found again and left out" if counts.repeated else ""

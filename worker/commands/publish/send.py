@@ -1,4 +1,4 @@
-"""Publishing the traces of a JSON Lines file to a topic, each checked before it is sent."""
+"""Publishing the traces of a JSON Lines file to a topic, each validated before it is sent."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.cluster.connections import idempotent_producer, while_sending
 
 IN_FLIGHT: Final = 1000
-"""Traces that may be on their way to the broker at once: bounds memory, and still fills batches."""
+"""Traces in flight to the broker at once: limits memory, and still fills batches."""
 
 LINGER_MS: Final = 5
-"""How long a batch waits for more records. Without it the first of many traces would each be sent alone."""
+"""How long a batch waits for more records. Without it, the first of many traces would be sent one by one."""
 
 MAX_BATCH_BYTES: Final = 262_144
-"""Bytes of one batch; aiokafka's 16 KiB would be one large trace."""
+"""Bytes of one batch; aiokafka's default of 16 KiB is one large trace."""
 
 MAX_REQUEST_BYTES: Final = 64 << 20
-"""Limit of the client alone; the broker enforces that of the topic (max.message.bytes)."""
+"""The client's own limit; the broker enforces the topic's (max.message.bytes)."""
 
 KeyField = Literal["agent", "id", "domain", "none"]
 
 
 @dataclass(slots=True)
 class PublishCounts:
-    """Counts of one run, kept up to date while it lasts."""
+    """Counts of one run, updated while it lasts."""
 
     sent: int = 0
     refused: int = 0
     seconds: float = 0.0
     pretty_printed: bytes = b""
-    """The first line of a file that is not JSON Lines: nothing of it is sent."""
+    """The first line of a file that is not JSON Lines, of which nothing is sent."""
     redactions: Counter[str] = field(default_factory=Counter)
 
     def count_answer(self, future: asyncio.Future[object]) -> None:
@@ -79,9 +79,9 @@ _key_decoder = msgspec.json.Decoder(_KeyFields)
 
 
 def key_of(line: bytes, choice: KeyField) -> bytes | None:
-    """Return the record key of a trace; None where the trace does not have that field.
+    """Return the record key of a trace; None if the trace does not have that field.
 
-    An agent's traces have one key, so they stay in order and share one novelty cache.
+    All traces of an agent have the same key, so they stay in order and share one novelty cache.
     """
     if choice == "none":
         return None
@@ -100,9 +100,9 @@ async def publish_lines(
 ) -> None:  # fmt: skip
     """Send every line of `source` that is a valid trace (or every line), at most `rate` a second.
 
-    `clean` redacts a line; its key is read, and its size checked, after that.
-    `counts` are kept up to date; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and
-    what is wrong. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
+    `clean` redacts a line before its key is read and its size checked.
+    `counts` is kept up to date; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and the
+    problem. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
     """
     (target,) = await session.existing(topic)
     unconnected = idempotent_producer(
@@ -141,12 +141,12 @@ async def publish_lines(
 
 
 def _check(line: bytes, key: bytes | None, limits: Limits | None, producer: AIOKafkaProducer, most: int) -> None:
-    """Raise InvalidTrace for a line that the worker (`limits`) or the topic (a batch of `most` bytes) would refuse.
+    """Raise InvalidTrace for a line that the worker (`limits`) or the topic (a batch of `most` bytes) would reject.
 
-    The topic's limit must be checked before sending: a refused batch breaks the sequence of an idempotent producer.
+    The topic's limit must be checked before sending: a rejected batch breaks the sequence of an idempotent producer.
     """
     key_size = len(key or b"")
-    if limits is not None:  # the key counts against the worker's limit, too
+    if limits is not None:  # the key counts towards the worker's limit too
         parse_trace(line, replace(limits, max_bytes=limits.max_bytes - key_size))
     if len(line) + key_size < most // 2:
         return
@@ -170,7 +170,7 @@ class _Sender:
         self._waiting: deque[tuple[int, asyncio.Future[object]]] = deque()
 
     async def send(self, number: int, key: bytes | None, line: bytes) -> None:
-        """Send a line when its time has come. Raises SessionError for an earlier one that failed."""
+        """Send a line when it is due. Raises SessionError for an earlier one that failed."""
         if self._rate is not None:
             await asyncio.sleep(self._began + self._due / self._rate - time.perf_counter())
             self._due += 1
@@ -203,7 +203,7 @@ def run_publish(
 ) -> int:  # fmt: skip
     """Publish a file, report the result, and return the exit code. Raises CommandError, ArgumentError.
 
-    `redact`: what redacts a line; None: none is redacted.
+    `redact`: redacts a line; None: no redaction.
     """
     with errors_for_the_user():
         session = Session(settings)

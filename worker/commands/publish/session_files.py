@@ -1,7 +1,7 @@
-"""The session files of a folder, read as they grow: which requests of the user are closed, and where to go on.
+"""The session files of a folder, read as they grow: which requests of the user are closed, and where to continue.
 
-It knows neither Kafka nor a clock. What is already published it may return again, always with the same key: a file is
-read anew from its beginning wherever its position does not fit it (truncated, replaced, unknown).
+This module uses neither Kafka nor a clock. It may return published requests again, always with the same key: a file is
+read from its beginning again if its position does not fit it (truncated, replaced, unknown).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SUFFIX: Final = ".jsonl"
 
 CHECKED_BYTES: Final = 256
-"""Bytes before a position that are compared: the end of a session's line, with its ids and its time."""
+"""Bytes before a position that are compared: the end of a session line, with its ids and its time."""
 
 NO_POSITION: Final = b"{}"
 
@@ -46,14 +46,11 @@ _position: Final = msgspec.json.Decoder(Position)
 
 
 class Closed(NamedTuple):
-    """A request that changes no more, and the position behind it (JSON; NO_POSITION: other requests belong before it).
-
-    `path`: of its file, for messages.
-    """
+    """A request that no longer changes."""
 
     request: Request
-    path: str
-    position: bytes
+    path: str  # of its file, for messages
+    position: bytes  # the position after it, as JSON; NO_POSITION: other requests belong before it
 
 
 @dataclass(slots=True)
@@ -71,10 +68,10 @@ class _File:
 
 
 class SessionFiles:
-    """The session files below `folder`. Each call of `poll` reads what is new in them.
+    """The session files below `folder`. Each call of `poll` reads their new lines.
 
-    `positions`: by the files' names, as in `Closed.position`. `idle_seconds`: how long nothing may be written before
-    an open request closes. `largest_trace`: KP_MAX_MESSAGE_BYTES, which limits a line, and what is kept of a request.
+    `positions`: by file name, as in `Closed.position`. `idle_seconds`: time without a write after which an open request
+    closes. `largest_trace`: KP_MAX_MESSAGE_BYTES, which limits lines and the size of a request.
     """
 
     def __init__(
@@ -90,14 +87,13 @@ class SessionFiles:
 
     @property
     def count(self) -> int:
-        """Return how many files the last `poll` found."""
+        """Return the number of files that the last `poll` found."""
         return len(self._files)
 
     def poll(self, now: float, clock: float) -> Iterator[list[Closed]]:
-        """Yield the requests that are closed, in their order, some or none at a time.
+        """Yield the closed requests, in order, some or none at a time.
 
-        `now`: seconds since 1970; `clock`: seconds of a monotonic clock. Files that cannot be read are logged and tried
-        again at the next call.
+        `now`: s since 1970; `clock`: s of a monotonic clock. Unreadable files are logged and retried at the next call.
         """
         found = self._scan()
         gone = self._recognise(found)
@@ -114,16 +110,16 @@ class SessionFiles:
                 self._tell(file, f"cannot be read: {error.strerror}", "unreadable")
             else:
                 file.told.discard("unreadable")
-        for file in gone:  # it may come back, as after a folder was not there for a moment
+        for file in gone:  # it may come back, as when its folder was briefly missing
             if file.session is None or clock - file.grew_at >= self._idle_seconds:
                 open_until_now = [] if file.session is None else file.session.close()
                 yield [Closed(request, file.path, NO_POSITION) for request in (*file.lost, *open_until_now)]
                 del self._files[file.path]
 
     def _scan(self) -> dict[str, os.stat_result]:
-        """Return the files, the one that was written first before the others, and those of sub-agents at the end.
+        """Return the files, oldest modification first, and those of sub-agents last.
 
-        A fork of Claude Code repeats its parent's requests, which are to be published as the parent's.
+        A fork of Claude Code repeats its parent's requests, which must be published as the parent's.
         """
         found: dict[str, os.stat_result] = {}
         folders = [self._folder]
@@ -135,7 +131,7 @@ class SessionFiles:
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(entry.path)
                         elif entry.name.endswith(SUFFIX):
-                            with suppress(OSError):  # it is gone, or a link to nothing
+                            with suppress(OSError):  # deleted, or a dangling link
                                 if stat.S_ISREG((status := os.stat(entry.path)).st_mode):
                                     found[entry.path] = status
             except OSError as error:
@@ -147,7 +143,7 @@ class SessionFiles:
         return dict(sorted(found.items(), key=lambda item: (_is_of_sub_agent(item[0]), item[1].st_mtime_ns, item[0])))
 
     def _recognise(self, found: Mapping[str, os.stat_result]) -> list[_File]:
-        """Take up what was found, the same file under whatever name; return the files that are gone."""
+        """Match the found files with the known ones, even if renamed; return the files that are gone."""
         before, self._files = self._files, {}
         same = {file.seen[:2]: file for file in before.values() if file.seen is not None}
         for path, status in found.items():
@@ -162,7 +158,7 @@ class SessionFiles:
         return [*before.values()]
 
     def _read(self, file: _File) -> Iterator[list[Closed]]:
-        """Read the whole lines that are new. Raises OSError."""
+        """Read the new complete lines. Raises OSError."""
         with _opened(file.path) as descriptor:
             status = os.fstat(descriptor)
             size = status.st_size
@@ -196,7 +192,7 @@ class SessionFiles:
             )
 
     def _begin(self, file: _File, descriptor: int, size: int) -> Session:
-        """Open a session at the file's position, or at its beginning where it has none."""
+        """Open a session at the file's position, or at its beginning if it has none."""
         file.at, context = 0, None
         if (raw := self._positions.get(_name(file.path))) is not None:
             position = _position.decode(raw)
@@ -217,7 +213,7 @@ class SessionFiles:
         except RunRefused as error:
             self._tell(file, f"byte {begin}: {error}", error.reason)
             return []
-        except Exception as error:  # no line may stop the others
+        except Exception as error:  # one line must not stop the others
             log.exception("%s: byte %d cannot be read", _shown(file.path), begin)
             self._tell(file, f"byte {begin}: {fault(error)}", "mapping_failed")
             return []
@@ -227,7 +223,7 @@ class SessionFiles:
         return self._with_position(file, session, closed, descriptor)
 
     def _close(self, file: _File) -> list[Closed]:
-        """Close what is open in a file to which nothing was written for long, and stop reading it. Raises OSError."""
+        """Close the open requests of an idle file, and stop reading it. Raises OSError."""
         session = file.session
         if session is None:
             return []
@@ -237,12 +233,12 @@ class SessionFiles:
             closed: list[Request] = []
             rest = os.pread(descriptor, line_limit(self._largest_trace), file.at)
             if rest:
-                with suppress(RunRefused):  # half a line
-                    closed += session.feed(rest, file.at)  # a last line without its end
+                with suppress(RunRefused):  # an incomplete line
+                    closed += session.feed(rest, file.at)  # a last line without a line break
                     file.at += len(rest)
             closed += session.close()
             file.session = None
-            # If none was answered, no position is kept: whatever comes is read with what it belongs to.
+            # If none was answered, no position is kept: later lines are read together with them.
             return self._with_position(file, session, closed, descriptor)
 
     def _with_position(self, file: _File, session: Session, closed: list[Request], descriptor: int) -> list[Closed]:
@@ -251,7 +247,7 @@ class SessionFiles:
         since = session.open_since
         begin = file.at if since is None else since
         name = _name(file.path)
-        # The request before is closed: if its lines went on here, after a truncation, they would belong to none.
+        # The request before is closed: if its lines continued here after a truncation, they would belong to none.
         context = {**session.context, "closed": True}
         position = msgspec.json.encode(Position(name, begin, _check(descriptor, begin), context))
         self._positions[name] = position
@@ -261,14 +257,14 @@ class SessionFiles:
         ]
 
     def _tell(self, file: _File, what: str, kind: str = "") -> None:
-        """Warn of a file, once for each kind of trouble."""
+        """Log a warning about a file, once for each kind of problem."""
         if (kind or what) not in file.told:
             file.told.add(kind or what)
             log.warning("%s %s", _shown(file.path), what)
 
 
 def read_position(raw: bytes) -> str | None:
-    """Return the name of the file that a position is of; None if it is none."""
+    """Return the name of the file of a position; None if it is not a position."""
     try:
         return _position.decode(raw).file
     except msgspec.MsgspecError:
@@ -276,7 +272,7 @@ def read_position(raw: bytes) -> str | None:
 
 
 def _goes_on(file: _File, path: str) -> bool:
-    """Return whether another path holds what was read; the number of a deleted file may be that of a new one."""
+    """Return whether another path has the content that was read; the inode of a deleted file may be reused."""
     try:
         with _opened(path) as descriptor:
             return _fits(descriptor, os.fstat(descriptor).st_size, file.at, file.check)
@@ -299,7 +295,7 @@ def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def _check(descriptor: int, at: int) -> str:
-    """Return a digest of what stands before a position."""
+    """Return a digest of the bytes before a position."""
     begin = max(0, at - CHECKED_BYTES)
     return sha256(os.pread(descriptor, at - begin, begin)).hexdigest()[:16]
 
@@ -317,5 +313,5 @@ def _name(path: str) -> str:
 
 
 def _shown(path: str) -> str:
-    """Return a path as text; names may be bytes that are not UTF-8."""
+    """Return a path as text; its bytes may not be UTF-8."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -22,7 +22,7 @@ from worker.core.terminal import clean, number_of
 from worker.kafka.reading.dead_letters import DeadLetter
 
 EXAMPLES: Final = 2
-"""Dead letters of each reason that are kept to be shown."""
+"""Dead letters of each reason that are kept as examples."""
 
 ADVICE: Final = {
     "conflict": "the registry has other units with the ids of these traces, and refuses them again until those units "
@@ -32,7 +32,7 @@ ADVICE: Final = {
 
 
 class RefusedError(Exception):
-    """A dead letter that cannot be redriven; the message says why and what to do."""
+    """A dead letter cannot be redriven; the message says why and what to do."""
 
 
 @dataclass(slots=True)
@@ -66,11 +66,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The counts of a run. `on_refused` is called with each refused dead letter and why, `on_progress` with all."""
+    """The counts of a run, and callbacks."""
 
     counts: Counts
-    on_refused: Callable[[DeadLetter, str], None]
-    on_progress: Callable[[], None] = lambda: None
+    on_refused: Callable[[DeadLetter, str], None]  # for each refused dead letter, with the reason
+    on_progress: Callable[[], None] = lambda: None  # after each dead letter
 
     @contextmanager
     def refusing(self, letter: DeadLetter) -> Iterator[None]:
@@ -103,7 +103,7 @@ def watching(counts: Counts, topic: str) -> Iterator[Progress]:
 def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
     """Print the counts, and after a dry run some examples and what to do next.
 
-    They go to standard error where standard output is the file.
+    The output goes to standard error if standard output is the file.
     """
     console = text_console(stderr=to_file == "-")
     tell = partial(console.print, soft_wrap=True)
@@ -147,7 +147,7 @@ def _counts_table(counts: Counts, done: str) -> PlainTable:
     columns = {
         "dead letters": counts.found, "already done": counts.already, "refused": counts.refused, done: counts.done,
     }  # fmt: skip
-    if counts.repeated:  # rare: a column only then
+    if counts.repeated:  # rare, so the column is optional
         columns = {"dead letters": columns.pop("dead letters"), "repeated": counts.repeated} | columns
     table = _table("reason")
     for name in columns:
@@ -165,7 +165,7 @@ def _count(number: int) -> str:
 
 
 def examples_table(examples: list[DeadLetter]) -> PlainTable:
-    """Tabulate some dead letters: partition and offset, the source record's time, and what is wrong."""
+    """Tabulate some dead letters: partition and offset, the source record's time, and the problem."""
     table = _table()
     for name in ("letter", "time (UTC)", "reason"):
         table.add_column(name, no_wrap=True)
@@ -202,6 +202,6 @@ def _warn_of_retention(console: Console, counts: Counts) -> None:
 
 
 def _topics(names: Iterable[str]) -> str:
-    """Return the topics that records go to, in words; where there are none, nothing is sent."""
+    """Return the target topics in words; if there are none, nothing is sent."""
     found = sorted(names)
     return f"topic{'s' * (len(found) > 1)} {', '.join(found)}" if found else "their topic"

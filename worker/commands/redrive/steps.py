@@ -1,15 +1,15 @@
 """A run of `kp-worker redrive`: dead letters back to their topics, each exactly once, or into a file.
 
-A redriven dead letter is marked by a record on the topic `<group>-redriven` (marks.py), in the same
-transaction as the record on its topic.
+A redriven dead letter is marked by a record on the topic `<group>-redriven` (marks.py), in the same transaction as the
+record on its topic.
 
 The order of steps carries the guarantee:
- 1. start the producer `<group>-redrive`: this aborts what a killed run left open, and fences one that still runs;
- 2. read the marks, up to their end: all of what earlier runs committed, and nothing else;
- 3. read the dead letters up to their end; for those that match, have no mark and are not refused, a transaction at a
-    time: a. begin, b. send records and marks and await every acknowledgement, c. commit.
-Killed anywhere before 3c has taken effect, a transaction is invisible (the worker reads committed records) and its dead
-letters are without marks; after it, record and mark are both there.
+ 1. start the producer `<group>-redrive`: this aborts an open transaction of a killed run, and fences a running one;
+ 2. read the marks, up to their end: everything that earlier runs committed, and nothing else;
+ 3. read the dead letters up to their end; redrive those that match, have no mark and are not refused, one transaction
+    at a time: a. begin, b. send records and marks and await every acknowledgement, c. commit.
+If the process is killed before 3c has taken effect, the transaction is invisible (the worker reads committed records)
+and its dead letters have no marks; afterwards, record and mark both exist.
 """
 
 from __future__ import annotations
@@ -60,28 +60,25 @@ from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.transaction import run_transaction
 
 OF_CLOSED_RUNS: Final = frozenset({Reason.LATE_SPAN, Reason.ASSEMBLY_FAILED})
-"""Reasons of `assemble` for spans whose run is closed. They would be late again, or become a second trace of it."""
+"""Reasons of `assemble` for spans of a closed run: they would be late again, or become a second trace of it."""
 
 SOURCE_SECONDS: Final = 10.0
-"""How long one record that must be there may take to come from the source topic."""
+"""Time limit for reading one existing record from the source topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which dead letters: of these reasons (none: all), times in [since, until), one partition, offsets [first, end).
+    """Which dead letters to redrive. Times are those of the source records, ms since 1970."""
 
-    Times are the source records' own, ms since 1970.
-    """
-
-    reasons: frozenset[str] = frozenset()
+    reasons: frozenset[str] = frozenset()  # empty: all
     since_ms: int | None = None
-    until_ms: int | None = None
+    until_ms: int | None = None  # exclusive
     partition: int | None = None
     first: int = 0
-    end: int | None = None
+    end: int | None = None  # exclusive
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Whether the selection holds the dead letter, by reason and time."""
+        """Return whether the dead letter matches by reason and time."""
         moment = letter.record.timestamp if letter.timestamp_ms is None else letter.timestamp_ms
         return (
             (not self.reasons or letter.reason in self.reasons)
@@ -91,7 +88,7 @@ class Selection:
 
 
 def source_topics(settings: Settings) -> list[str]:
-    """Return the topics whose records the dead letters of this worker, and of its `assemble`, hold."""
+    """Return the topics whose records become dead letters of this worker and of its `assemble`."""
     return [settings.source_topic, *settings.span_topics]
 
 
@@ -108,7 +105,7 @@ def parse_offsets(text: str) -> tuple[int, int | None]:
 
 
 class WholeRecord(NamedTuple):
-    """A dead letter with key, value and headers of its source record, complete."""
+    """A dead letter with the complete key, value and headers of its source record."""
 
     letter: DeadLetter
     key: bytes | None
@@ -150,7 +147,7 @@ class DeadLetterSource:
                 yield letter
 
     async def whole(self, letter: DeadLetter) -> WholeRecord:
-        """Return the source record as it was: what the dead letter holds, unless it is a part. Raises RefusedError."""
+        """Return the source record from the dead letter or, if that is truncated, its topic. Raises RefusedError."""
         if letter.reason in NO_VALUE:
             raise RefusedError(
                 f"has no content of {letter.source_range} of topic {letter.source_topic}: {NO_VALUE[letter.reason]}"
@@ -206,7 +203,7 @@ class DeadLetterSource:
 
 
 def redriven_record(whole: WholeRecord, sources: Mapping[str, Topic]) -> MarkedRecord:
-    """Return the record for the topic that it was on: as it was, plus two headers. Raises RefusedError."""
+    """Return the record for its original topic: unchanged, plus two headers. Raises RefusedError."""
     letter = whole.letter
     source = sources.get(letter.source_topic)
     if source is None:
@@ -225,7 +222,7 @@ def redriven_record(whole: WholeRecord, sources: Mapping[str, Topic]) -> MarkedR
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 8 << 20
-"""Most records and bytes of one transaction: a commit costs the same for 1 or 500, and more would only hold memory."""
+"""Limits of one transaction: a commit costs the same for 1 or 500, and more would only hold memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +235,7 @@ class Redrive:
     progress: Progress
 
     async def preview(self, *, for_file: bool = False) -> None:
-        """Count as `to_source` (or `to_file`) would, and change nothing."""
+        """Count as `to_source` (or `to_file`) would, without changing anything."""
         if for_file:
             await self._write(None)
             return
@@ -250,7 +247,7 @@ class Redrive:
                     self.progress.counts.count_done(whole.letter)
 
     async def to_file(self, path: str) -> None:
-        """Write the dead letters that match and were not redriven as JSON Lines, also those that failed too often.
+        """Write the matching dead letters without a mark as JSON Lines, even those that failed too often.
 
         - is standard output.
         """
@@ -269,7 +266,7 @@ class Redrive:
                     self.progress.counts.count_done(letter)
 
     async def to_source(self) -> None:
-        """Re-drive: the steps of the module's head."""
+        """Redrive with the steps of the module docstring."""
         sources = await self._sources()
         marks = await needed_marks_topic(self.session, marks_topic(self.session.settings))
         settings = self.session.settings
@@ -291,9 +288,9 @@ class Redrive:
                 await self._commit(producer, marks, batch)
 
     async def _commit(self, producer: Producer, marks: Topic, batch: Sequence[tuple[DeadLetter, MarkedRecord]]) -> None:
-        """Send records and marks in one transaction; records that their topic refuses are reported and skipped.
+        """Send records and marks in one transaction; records that their topic rejects are reported and skipped.
 
-        Raises SessionError for a newer run, PublishError.
+        Raises SessionError if a newer run has taken over, and PublishError.
         """
         contents = MarkedBatch([record for _, record in batch], written(marks), keep_marks=False)
         try:
@@ -320,13 +317,13 @@ class Redrive:
             yield DeadLetterSource(self, reader, lookup, found)
 
     async def _marks(self) -> Topic | None:
-        """Return the topic of the marks; None: it is missing. Raises ConfigError."""
+        """Return the topic of marks; None: it is missing. Raises ConfigError."""
         return await find_marks_topic(self.session, marks_topic(self.session.settings), create_missing=False)
 
     async def _sources(self) -> dict[str, Topic]:
-        """Return the topics that records go back to. Raises ConfigError.
+        """Return the topics to which records return. Raises ConfigError.
 
-        The source topic is among them, and of those with spans, which only `assemble` needs, the ones that exist.
+        They are the source topic, which must exist, and the existing span topics, which only `assemble` needs.
         """
         settings = self.session.settings
         await self.session.existing(settings.dead_letter_topic, settings.source_topic)
@@ -338,7 +335,7 @@ class Redrive:
 
 @contextlib.contextmanager
 def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that is there as a whole or not at all. Raises SessionError where there is one already."""
+    """Open a new file that appears complete or not at all. Raises SessionError if it exists already."""
     if path.is_file():
         raise SessionError(f"{path} exists; remove it, or name another file")
     if path.exists():

@@ -1,6 +1,6 @@
-"""Scoring a JSON Lines file with the worker's own core: the same documents as on the topics.
+"""Scoring a JSON Lines file with the worker's own core, to the same documents as on the topics.
 
-The file counts as the source topic with one partition: line n (from 0) is offset n. Blank lines are passed over.
+The file counts as a source topic with one partition: line n (from 0) is offset n. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from worker.embed.pool import embed_trace
 def run_score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, verdicts: BinaryIO | None, settings: Settings
 ) -> None:
-    """Score a file and say how many traces came out which way. Raises CommandError, also when no line was valid."""
+    """Score a file and report the counts. Raises CommandError, also if no line was valid."""
 
     def check_first(line: bytes) -> None:
         if is_pretty_printed(line):
@@ -52,7 +52,7 @@ def run_score(
             counts = score_lines(file, scored, bad, settings, embedder, on_line, check_first, judged)
         for written in (scored, bad):
             if written is not None:
-                written.flush()  # a full disk shows here at the latest, and not in a traceback at the end
+                written.flush()  # so that a full disk is reported here, not in a traceback at the end
     except ModelError as error:
         raise CommandError(str(error)) from None
     except BrokenPipeError:
@@ -86,7 +86,7 @@ def run_score(
 
 @contextmanager
 def _progress(console: Console, size: int | None) -> Iterator[Callable[[int], None]]:
-    """Show the progress on a terminal; the value takes the size of each line, bytes."""
+    """Show the progress on a terminal; the yielded function takes the size of each line, bytes."""
     columns = (TextColumn("scoring"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("scoring", total=size)
@@ -95,20 +95,17 @@ def _progress(console: Console, size: int | None) -> Iterator[Callable[[int], No
 
 @dataclass(slots=True)
 class Summary:
-    """Counts of one run; `scores` of every scored trace, in order.
-
-    `too_long`: the lines that were not read as a whole, and why; no dead letter holds them.
-    """
+    """Counts of one run."""
 
     accepted: int = 0
     rejected: int = 0
-    dead_letters: Counter[str] = field(default_factory=Counter)
+    dead_letters: Counter[str] = field(default_factory=Counter)  # by reason
     truncated: int = 0
     truncated_objectives: int = 0
     redactions: Counter[str] = field(default_factory=Counter)
     screened: Counter[str] = field(default_factory=Counter)
-    too_long: list[str] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
+    too_long: list[str] = field(default_factory=list)  # lines that were not read in full, and why; not in dead letters
+    scores: list[float] = field(default_factory=list)  # of every scored trace, in order
 
 
 def score_lines(
@@ -123,9 +120,8 @@ def score_lines(
 ) -> Summary:
     """Score every line of `source` and write what the worker would publish.
 
-    `on_line` gets each line's size, bytes; `on_first` gets the first line. `verdicts`: in the order of
-    their places. A line that cannot be read is written to `dead_letters` as one JSON object with its reason. Raises
-    OSError.
+    `on_line` gets each line's size, bytes; `on_first` gets the first line. `verdicts`: sorted by place. An invalid line
+    is written to `dead_letters` as one JSON object with its reason. Raises OSError.
     """
     identity = None if embedder is None else embedder.identity
     config = EvaluationConfig(

@@ -1,1 +1,1 @@
-"""Parts that several commands share: the console, sessions with Kafka, JSON Lines, scored documents, pages."""
+"""Parts shared by several commands: the console, sessions with Kafka, JSON Lines, scored documents, pages."""

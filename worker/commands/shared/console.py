@@ -1,6 +1,6 @@
-"""What all commands share: errors with their exit codes, lines on standard output and error, files.
+"""Parts shared by all commands: errors with their exit codes, lines on standard output and error, files.
 
-It imports what is heavy inside functions: `--help` loads this module.
+Heavy imports are inside functions, because `--help` loads this module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 A_DEVICE = "it is a device, which may have no end; give a file or a pipe"
 
 PIPE_WIDTH = 100_000
-"""Columns where standard output is not a terminal: its reader cuts or wraps lines as needed."""
+"""Columns if standard output is not a terminal: its reader cuts or wraps lines as needed."""
 
 
 EXTRAS: Final = {
@@ -40,11 +40,11 @@ EXTRAS: Final = {
     "report": ("matplotlib", "jinja2", "markupsafe"),
     "otlp": ("opentelemetry.proto", "google.protobuf"),
 }
-"""The extras of pyproject.toml that some commands need, each with its libraries."""
+"""The extras of pyproject.toml that some commands need, and their libraries."""
 
 
 def program() -> str:
-    """Return how kp-worker can be called here: by its name if PATH has it, otherwise by its path (`make demo`)."""
+    """Return how to call kp-worker here: by name if it is on PATH, otherwise by path (`make demo`)."""
     if shutil.which("kp-worker"):
         return "kp-worker"
     script = Path(sys.executable).with_name("kp-worker")
@@ -54,30 +54,30 @@ def program() -> str:
 
 
 class CommandError(click.ClickException):
-    """The command failed, with a message for the user: exit code 1."""
+    """The command failed; the message is for the user. Exit code 1."""
 
     def adding(self, text: str) -> CommandError:
-        """Return the same error with a longer message."""
+        """Return the same error with text appended to its message."""
         return type(self)(self.message + text)
 
 
 class SettingsError(CommandError):
-    """Wrong settings or topics: exit code 2, as for wrong options."""
+    """Wrong settings or topics. Exit code 2, as for wrong options."""
 
     exit_code = 2
 
 
 class ArgumentError(click.BadParameter):
-    """A wrong argument or option: exit code 2, with the command's usage."""
+    """A wrong argument or option. Exit code 2, with the command's usage."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message, param_hint=name)
 
 
 class Command(click.Command):
-    """A command whose errors repeat no argument that it does not take: `--set sasl_password SECRET` has one.
+    """A command whose errors never repeat an unexpected argument: `--set sasl_password SECRET` has one.
 
-    They name all missing options and arguments at once. In a list of commands its first sentence stands whole.
+    They name all missing options and arguments at once. A list of commands shows its whole first sentence.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -99,16 +99,16 @@ class Command(click.Command):
         return rest
 
     def missing(self, given: Mapping[str, Any]) -> list[str]:
-        """Return what is required and not among the `given` values, by the parameters' names; as an error names it."""
+        """Return the required parameters without a value in `given` (by name), as an error names them."""
 
-        def is_given(value: object) -> bool:  # what is not has a value of click's own
+        def is_given(value: object) -> bool:  # click has its own value for a missing one
             return isinstance(value, str) or (isinstance(value, list | tuple) and len(value) > 0)
 
         lacking = [it for it in self.params if it.required and not is_given(given.get(it.name or ""))]
         return [max(it.opts, key=len) if isinstance(it, click.Option) else it.human_readable_name for it in lacking]
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """Return the first sentence of the help, whole; the list of commands wraps it."""
+        """Return the first sentence of the help in full; the list of commands wraps it."""
         found = re.match(r".*?\.(?=\s|$)", inspect.cleandoc(self.help or ""), re.DOTALL)
         return " ".join(found[0].split()) if found else super().get_short_help_str(limit)
 
@@ -125,7 +125,7 @@ PIPE_CLOSED: Final = 0
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Let all commands end alike when nobody reads their output: a closed pipe is no error, a full disk is one.
+    """Give all commands the same end if nobody reads their output: a closed pipe is no error, a full disk is one.
 
     Raises click's Exit and CommandError.
     """
@@ -133,13 +133,13 @@ def ending_in_order() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here, where an error can be told
+            sys.stdout.flush()  # here, where an error can still be reported
             sys.stderr.flush()
     except BrokenPipeError:
         discard_what_is_said()
         raise click.exceptions.Exit(PIPE_CLOSED) from None
     except SystemExit as ended:
-        if not isinstance(ended.__context__, BrokenPipeError):  # rich ends the program with 1 at a closed pipe
+        if not isinstance(ended.__context__, BrokenPipeError):  # rich exits with 1 at a closed pipe
             raise
         discard_what_is_said()
         raise click.exceptions.Exit(PIPE_CLOSED) from None
@@ -169,11 +169,11 @@ def errors_for_the_user() -> Iterator[None]:
 
 
 def require_extra(extra: Literal["broker", "report", "otlp"], error: type[CommandError] = CommandError) -> None:
-    """Raise `error`, which says how to install the extra, unless its libraries are there."""
+    """Raise `error`, which says how to install the extra, unless its libraries are installed."""
     for library in EXTRAS[extra]:
         try:
             found = find_spec(library)
-        except ModuleNotFoundError:  # what it is a part of is not there either
+        except ModuleNotFoundError:  # its parent package is missing too
             found = None
         if found is None:
             raise error(f"{library} is not installed; {install_extra(extra)}")
@@ -185,7 +185,7 @@ def say(text: str) -> None:
 
 
 def say_last(text: str) -> None:
-    """Write lines to standard error at the end of a command, whose exit code stays where nobody reads them."""
+    """Write lines to standard error at the end of a command; if nobody reads them, its exit code stays."""
     try:
         say(text)
     except BrokenPipeError:
@@ -193,12 +193,12 @@ def say_last(text: str) -> None:
 
 
 def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Write the traceback of a bug, cleaned: it may quote a record, too."""
+    """Write the traceback of a bug, cleaned, because it may quote a record."""
     say_last("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
 def write_line(text: str, label: str = "", colour: str | None = None) -> None:
-    """Write a line to standard output, after a label that has the colour on a terminal."""
+    """Write a line to standard output, after a label that is coloured on a terminal."""
     click.echo((click.style(label, colour) if label else "") + text)
 
 
@@ -211,7 +211,7 @@ def write_json(*values: object) -> None:
 
 
 def text_console(*, stderr: bool = False) -> Console:
-    """Return a console for texts and tables on standard output, or error; it cuts and wraps on a terminal only."""
+    """Return a console for texts and tables on standard output or error; it cuts and wraps only on a terminal."""
     from rich.console import Console
 
     shown = (sys.stderr if stderr else sys.stdout).isatty()
@@ -219,7 +219,7 @@ def text_console(*, stderr: bool = False) -> Console:
 
 
 class _JsonOutput:
-    """A binary file that gets JSON Lines: a terminal in a form that cannot control it. Its errors name it."""
+    """A binary file for JSON Lines, which cannot control a terminal. Errors name the file."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
@@ -236,9 +236,9 @@ class _JsonOutput:
 
 
 def json_output(file: BinaryIO) -> BinaryIO:
-    """Return what to write JSON Lines to: a terminal gets them cleaned, a file or pipe gets them to the byte.
+    """Return a file for JSON Lines: a terminal gets them cleaned, a file or pipe byte for byte.
 
-    What it raises names the file: a full disk is found while the lines are written, or when they are flushed.
+    Its errors name the file: a full disk is found when the lines are written or flushed.
     """
     name = "standard output" if file is sys.stdout.buffer or file.name == "<stdout>" else str(file.name)
     return cast("BinaryIO", _JsonOutput(file, name))
@@ -246,7 +246,7 @@ def json_output(file: BinaryIO) -> BinaryIO:
 
 @contextmanager
 def naming(file: object) -> Iterator[None]:
-    """Give the OSErrors of reading and writing an open file its name; those of opening it have one."""
+    """Add the name of an open file to the OSErrors of reading and writing it; those of opening it have it."""
     try:
         yield
     except OSError as error:
@@ -256,7 +256,7 @@ def naming(file: object) -> Iterator[None]:
 
 
 def file_problem(error: OSError) -> str:
-    """Return what is wrong with a file: its name, and why it cannot be read or written."""
+    """Return the problem with a file: its name, and why it cannot be read or written."""
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
 
 
@@ -273,19 +273,19 @@ class BadLines:
         self.count = 0
 
     def name(self, text: str) -> None:
-        """Name one: where it is, and what is wrong with it."""
+        """Name one: its place, and what is wrong."""
         self.count += 1
         if self.count <= BAD_SHOWN:
             self._write(f"{self._file}:{text}")
 
     def say_rest(self, how: str) -> None:
-        """Say how many others there are; `how`: what lists them all."""
+        """Report how many more there are; `how`: how to list them all."""
         if self.count > BAD_SHOWN:
             self._write(f"{self._file}: {self.count - BAD_SHOWN} more like these; {how}")
 
 
 def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
-    """Open a file; - is standard input or output, which stays open. Raises OSError, also for a device to read from."""
+    """Open a file; - is standard input or output, which stays open. Raises OSError, also for reading from a device."""
     file = cast("BinaryIO", click.open_file(path, mode))
     if mode == "rb" and is_device(file):
         with file:
@@ -307,7 +307,7 @@ def writing(path: str, option: str) -> Iterator[BinaryIO]:
 
 
 def is_device(file: IO[Any]) -> bool:
-    """Whether an open file is a device, which may have no end; a terminal and /dev/null have one."""
+    """Return whether an open file is a device that may have no end, unlike a terminal and /dev/null."""
     try:
         found = os.fstat(file.fileno())
     except (OSError, ValueError):  # no file behind it
@@ -325,12 +325,12 @@ def size_of(file: BinaryIO) -> int | None:
 
 
 def discard_what_is_said() -> None:
-    """Discard all that is still to be written to standard output and standard error."""
+    """Discard everything still to be written to standard output and standard error."""
     discard_buffered(sys.stdout.buffer, sys.stderr.buffer)
 
 
 def discard_buffered(*files: BinaryIO | None) -> None:
-    """Discard what is still buffered: closing the files would fail with the same error again."""
+    """Discard buffered output: closing the files would fail with the same error again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for file in files:
         if file is not None:

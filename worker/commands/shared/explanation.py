@@ -29,10 +29,10 @@ from worker.core.track_record import HALF, PRIOR_WEIGHT
 
 
 class Formula(Struct, frozen=True):
-    """One component: its formula, the formula with the numbers put in, and its share of the score."""
+    """One component of the score."""
 
     formula: str
-    numbers: str
+    numbers: str  # the formula with the trace's numbers
     value: float
     weight: float
     weighted: float
@@ -70,7 +70,7 @@ class Explanation(Struct, frozen=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether the document's own score follows from its figures; True where it has none."""
+        """Whether the document's own score follows from its figures; True if it has none."""
         return self.recorded_score is None or self.recorded_score == self.score
 
 
@@ -79,8 +79,8 @@ def explain_trace(
 ) -> Explanation:
     """Explain the score of a trace, or of a document that kp-worker has scored. Raises InvalidTrace.
 
-    A scored document is explained with its own novelty, confidence, profile and threshold; a bare trace with the
-    settings' and `novelty`, or 0.5. `limits`: those of the settings by default.
+    A scored document is explained with its own novelty, confidence, profile and threshold; a bare trace with those of
+    the settings, and `novelty` or 0.5. `limits`: by default the settings'.
     """
     trace = parse_trace(raw, limits or settings.limits)
     recorded, notes = _recorded(raw)
@@ -150,7 +150,7 @@ def explain_trace(
 
 
 def _used_from(trace: ReasoningTrace) -> str:
-    """Return in words where the outcome confidence that was used comes from, with KP_CONFIDENCE=record."""
+    """Return how the outcome confidence follows with KP_CONFIDENCE=record, in words."""
     if not trace.metadata.success:
         return "the trace admits failure, so the stated confidence counts"
     if trace.outcome.evaluated is True:
@@ -162,7 +162,7 @@ def _used_from(trace: ReasoningTrace) -> str:
 
 
 def _because(domain: str, profile: str, settings: Settings) -> str:
-    """Return why a trace takes its profile, with the profile that its domain may mean."""
+    """Return why a trace uses its profile, with the profile that its domain may mean."""
     because = f"metadata.task_domain is {domain!r}"
     if domain == profile:
         return because
@@ -181,7 +181,7 @@ def _recorded(raw: bytes) -> tuple[DocumentScoring | None, list[str]]:
 
 
 def _about_time(trace: ReasoningTrace, recorded: DocumentScoring, settings: Settings) -> list[str]:
-    """Return a note where stream time is behind the trace's own time, and a setting can be the cause."""
+    """Return a note if stream time is behind the trace's own time, and a setting may be the cause."""
     step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
     compared = rfc3339(recorded.stream_time_ms)
     if step is None or compared >= created:

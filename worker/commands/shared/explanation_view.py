@@ -1,4 +1,4 @@
-"""An explained score as tables for a terminal: what `explain` and the demo show."""
+"""An explained score as tables for a terminal, for `explain` and the demo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.core.terminal import clean
 
 
 def explanation_text(it: Explanation, options: str = "") -> RenderableType:
-    """Return the explanation for a terminal; `options`: what a printed command needs to have the same settings."""
+    """Return the explanation for a terminal; `options`: those that give a printed command the same settings."""
     head = Text(clean(it.id), "bold")
     objective = Text(clean(it.objective), "dim", no_wrap=True, overflow="ellipsis")
     parts: list[RenderableType] = [head, objective, "", _formulas(it), "", _weighting(it), "", _steps(it)]
@@ -32,7 +32,7 @@ def _weighting(it: Explanation) -> PlainTable:
 
 
 def named_rows() -> PlainTable:
-    """Return an empty table of names and what they mean."""
+    """Return an empty table of names and their values."""
     table = PlainTable(
         box=None, padding=(0, 2, 0, 0), collapse_padding=True, show_header=False, show_edge=False, pad_edge=False
     )
@@ -80,7 +80,7 @@ def _score(it: Explanation, value: float) -> str:
 
 
 def _places(it: Explanation, options: str) -> PlainTable:
-    """Tabulate where the verdict and its trace are, when, and how the nearest trace is explained."""
+    """Tabulate places and times of the verdict and its trace, and how to explain the nearest trace."""
     table = named_rows()
     if it.record is not None:
         table.add_row("decision", Text(clean(str(it.record))))

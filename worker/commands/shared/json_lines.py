@@ -1,4 +1,4 @@
-"""JSON Lines, for every command that reads them: line by line, within bounds. And files that hold one document."""
+"""JSON Lines, for every command that reads them: line by line, with limits. And files that hold one document."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from worker.core.trace import InvalidTrace, Reason, document_decoder
 CHUNK_BYTES: Final = 1 << 16
 
 LINE_FACTOR: Final = 32
-"""How many times as long as the largest trace (KP_MAX_MESSAGE_BYTES) a line may be. A run to convert may hold far more
-than its trace (images, what tools have printed), and the JSON of a line takes six times its size in memory."""
+"""How many times as long as the largest trace (KP_MAX_MESSAGE_BYTES) a line may be. A run to convert may be far larger
+than its trace (images, output of tools), and the JSON of a line takes six times its size in memory."""
 
 
 class Line(NamedTuple):
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 class LineSplitter:
-    """Makes lines of chunks, keeping no more of a line than it may have. `largest_trace`: KP_MAX_MESSAGE_BYTES."""
+    """Splits chunks into lines, buffering no more than a line may have. `largest_trace`: KP_MAX_MESSAGE_BYTES."""
 
     def __init__(self, largest_trace: int) -> None:
         self._most = line_limit(largest_trace)
@@ -40,7 +40,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, chunk: bytes) -> Iterator[Line]:
-        """Yield the lines that end in a chunk; an empty one is the end of the file."""
+        """Yield the lines that end in a chunk; an empty chunk is the end of the file."""
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
             self._add(piece)
@@ -66,7 +66,7 @@ class LineSplitter:
 
 
 def read_lines(file: BinaryIO, largest_trace: int) -> Iterator[Line]:
-    """Yield the lines of a file, each as soon as it is there. Raises OSError, which names the file."""
+    """Yield the lines of a file, each as soon as it is complete. Raises OSError, which names the file."""
     lines = LineSplitter(largest_trace)
     with naming(getattr(file, "name", "the input")):
         while chunk := cast("BufferedReader", file).read1(CHUNK_BYTES):
@@ -77,7 +77,7 @@ def read_lines(file: BinaryIO, largest_trace: int) -> Iterator[Line]:
 async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterator[Line]:
     """Yield the lines of a file, as `read_lines` does, while other tasks run.
 
-    Read by a daemon thread from the file descriptor: a slow pipe must delay neither earlier lines nor Ctrl-C.
+    A daemon thread reads from the file descriptor: a slow pipe must delay neither earlier lines nor Ctrl-C.
     """
     loop, chunks, room = asyncio.get_running_loop(), asyncio.Queue[bytes | OSError](), threading.Semaphore(4)
 
@@ -108,17 +108,17 @@ async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterato
 
 
 def line_limit(largest_trace: int) -> int:
-    """Return the most bytes of a line."""
+    """Return the limit of a line, bytes."""
     return LINE_FACTOR * largest_trace
 
 
 def too_long(most: int) -> str:
-    """Return what is wrong with a line, or a document, of more than `most` bytes."""
+    """Return the problem with a line or document of more than `most` bytes."""
     return f"longer than {most} bytes, {LINE_FACTOR} times KP_MAX_MESSAGE_BYTES; shorten it, or raise that setting"
 
 
 def is_pretty_printed(first_line: bytes) -> bool:
-    """Return whether the first line of a file opens a document that goes on in the next one."""
+    """Return whether the first line of a file opens a document that continues on the next one."""
     opened = first_line.removeprefix(codecs.BOM_UTF8).strip()
     if opened in (b"{", b"[") or not opened.startswith(b"["):
         return opened in (b"{", b"[")
@@ -130,7 +130,7 @@ def is_pretty_printed(first_line: bytes) -> bool:
 
 
 def pretty_printed_hint(file: str, first_line: bytes) -> str:
-    """Return what to do with such a file, which `first_line` begins; - is standard input."""
+    """Return what to do with such a file, which begins with `first_line`; - is standard input."""
     change = "jq -c '.[]'" if first_line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[") else "jq -c ."
     piped = file in ("-", "<stdin>")
     name, remedy = ("standard input", f"pipe it through {change}") if piped else (file, f"{change} {shlex.quote(file)}")
@@ -138,7 +138,7 @@ def pretty_printed_hint(file: str, first_line: bytes) -> str:
 
 
 def value_at(document: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a field, dotted where it is nested; None where there is none."""
+    """Return the value of a field (with dots if nested); None if there is none."""
     value: Any = document
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -146,7 +146,7 @@ def value_at(document: Mapping[str, Any], path: str) -> Any:
 
 
 def label_of(document: Mapping[str, Any], path: str) -> str | None:
-    """Return the text or number at a field, dotted where it is nested; None where there is none."""
+    """Return the text or number at a field (with dots if nested); None if there is none."""
     value = value_at(document, path)
     return None if value is None or isinstance(value, Mapping | list) else str(value)
 
@@ -154,10 +154,10 @@ def label_of(document: Mapping[str, Any], path: str) -> str | None:
 def read_document(
     path: str, line: int | None, most: int, command: str = "kp-worker explain", argument: str = "TRACE"
 ) -> bytes:
-    """Return the document of a file with one trace, or that on a line (from 1) of it. - is standard input.
+    """Return the document of a file with one trace, or of a line (from 1) of a file. - is standard input.
 
-    `command`, `argument`: what errors say that the user may enter, and has entered. Reads at most `most` bytes of a
-    document, and one more. Raises CommandError, and ArgumentError for a file that cannot be read.
+    `command`, `argument`: for errors, the command to enter and the argument that was entered. Reads at most `most` + 1
+    bytes of a document. Raises CommandError, and ArgumentError for an unreadable file.
     """
     name = name_of(path)
     try:
@@ -178,7 +178,7 @@ def read_document(
 
 
 def _line_at(file: BinaryIO, number: int, most: int, name: str) -> bytes | None:
-    """Return one line; None where it is too long. Raises CommandError where it is missing or empty."""
+    """Return one line; None if it is too long. Raises CommandError if it is missing or empty."""
     last = 0
     for line in read_lines(file, most):
         last = line.number
@@ -192,7 +192,7 @@ def _line_at(file: BinaryIO, number: int, most: int, name: str) -> bytes | None:
 
 
 def _is_json(raw: bytes) -> bool:
-    """Return whether the bytes are one JSON document, as the parser of traces reads it."""
+    """Return whether the bytes are one JSON document, according to the parser of traces."""
     try:
         document_decoder.decode(raw)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
@@ -201,7 +201,7 @@ def _is_json(raw: bytes) -> bool:
 
 
 def name_of(path: str) -> str:
-    """Return what errors call the file."""
+    """Return the file's name for errors."""
     return "<stdin>" if path == "-" else path
 
 

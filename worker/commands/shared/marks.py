@@ -1,12 +1,12 @@
-"""Marks of what a command has sent, on a compacted topic with one partition, each in the transaction of its record.
+"""Marks of sent records, on a compacted topic with one partition, each in the transaction of its record.
 
 `redrive` keeps them on `<group>-redriven`. A mark's key is the position and timestamp of the dead letter's *source*
-record: two dead letters for one record (after a crash at least once, or a replay) count as one, and a dead-letter topic
-that was recreated does not inherit marks. Offsets of a consumer group could not tell which dead letters between two
-offsets a filter left out, and Kafka forgets them after a week without a member.
+record: two dead letters for one record (after a crash at least once, or a replay) count as one, and a recreated
+dead-letter topic does not inherit marks. Offsets of a consumer group could not tell which dead letters between two
+offsets a filter skipped, and Kafka forgets them after a week without a member.
 
-`publish --follow` keeps them on `<group>-followed`. A mark's key is that of a request, and its value how far the
-session file was read.
+`publish --follow` keeps them on `<group>-followed`. A mark's key identifies a request, and its value records how far
+the session file was read.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retentio
 
 
 def marks_topic(settings: Settings) -> str:
-    """Return the name of the topic of the marks of `redrive`."""
+    """Return the name of the topic with the marks of `redrive`."""
     return f"{settings.group_id}-redriven"
 
 
 def followed_topic(settings: Settings) -> str:
-    """Return the name of the topic of the marks of `publish --follow`."""
+    """Return the name of the topic with the marks of `publish --follow`."""
     return f"{settings.group_id}-followed"
 
 
 def marks_plan(name: str) -> TopicPlan:
-    """Return a topic of marks as it should be; no setting names it."""
+    """Return the intended configuration of a topic of marks; no setting names it."""
     return TopicPlan("", name, 1, MARKS_CONFIG)
 
 
@@ -51,7 +51,7 @@ def mark_of(letter: DeadLetter) -> bytes:
 
 
 async def find_marks_topic(session: Session, name: str, *, create_missing: bool) -> Topic | None:
-    """Return a topic of marks; None: it is missing. Raises ConfigError where Kafka would delete marks."""
+    """Return a topic of marks; None: it is missing. Raises ConfigError if Kafka would delete marks."""
     async with session.admin() as admin:
         marks = (await session.topics(admin, name)).get(name)
         if marks is None and create_missing:
@@ -67,7 +67,7 @@ async def find_marks_topic(session: Session, name: str, *, create_missing: bool)
 
 
 async def needed_marks_topic(session: Session, name: str) -> Topic:
-    """Return a topic of marks, created with KP_CREATE_TOPICS. Raises ConfigError where it is missing."""
+    """Return a topic of marks, created with KP_CREATE_TOPICS. Raises ConfigError if it is missing."""
     marks = await find_marks_topic(session, name, create_missing=session.settings.create_topics)
     if marks is None:
         raise ConfigError(
@@ -78,7 +78,7 @@ async def needed_marks_topic(session: Session, name: str) -> Topic:
 
 
 async def create_marks_topic(session: Session, admin: AIOKafkaAdminClient, name: str) -> Topic:
-    """Create a topic of marks, unless it is there. Raises ConfigError where that is denied, KafkaError."""
+    """Create a topic of marks unless it exists. Raises ConfigError if that is denied, KafkaError."""
     await create(admin, session.settings, marks_plan(name))
     for _ in range(SETTLE_ATTEMPTS):
         if found := await session.topics(admin, name):
@@ -88,10 +88,10 @@ async def create_marks_topic(session: Session, admin: AIOKafkaAdminClient, name:
 
 
 async def read_marks(session: Session, reader: AIOKafkaConsumer, marks: Topic | None) -> AsyncIterator[ConsumerRecord]:
-    """Yield the marks that are committed now, in their order.
+    """Yield the marks that are committed now, in order.
 
-    Another process may have a transaction open, behind which marks of this one are committed already: so the end is
-    that of all records, and the reader, which reads committed records, waits for that transaction's end.
+    Another process may have an open transaction before committed marks of this one. So the end is that of all records,
+    and the reader, which reads committed records, waits for that transaction to end.
     """
     if marks is None:
         return
@@ -102,18 +102,19 @@ async def read_marks(session: Session, reader: AIOKafkaConsumer, marks: Topic | 
 
 
 class MarkedRecord(NamedTuple):
-    """A record for a partition of a topic (None: there is none), and the key and value of its mark."""
+    """A record for a partition of a topic, and its mark."""
 
-    row: Row | None
+    row: Row | None  # None: no record, only the mark
     topic: OutputTopic
     partition: int
-    mark: tuple[bytes, bytes]
+    mark: tuple[bytes, bytes]  # key and value
 
 
 class MarkedBatch:
     """The contents of one transaction: records, and their marks on the topic `marks`.
 
-    `refused`: by position, those that their topic refuses; left out, and their marks, too, unless `keep_marks`.
+    `refused`: by position, the records that their topic rejects. They are omitted, and so are their marks unless
+    `keep_marks`.
     """
 
     def __init__(self, records: Sequence[MarkedRecord], marks: OutputTopic, *, keep_marks: bool) -> None:
@@ -123,7 +124,7 @@ class MarkedBatch:
         self._keep_marks = keep_marks
 
     def partition_rows(self) -> list[PartitionRows]:
-        """Return marks and records; none if no mark is left."""
+        """Return the rows of marks and records; empty if no mark is left."""
         marks = PartitionRows(self._marks, 0)
         parts: dict[tuple[str, int], PartitionRows] = {}
         for position, (row, topic, partition, mark) in enumerate(self._records):
@@ -136,7 +137,7 @@ class MarkedBatch:
         return [marks, *parts.values()] if marks.rows else []
 
     def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
-        """Leave the refused records out. Raises PublishError for a mark."""
+        """Omit the refused records. Raises PublishError for a mark."""
         for row, error in refused.items():
             if not part.positions:
                 raise PublishError(f"topic {part.topic.name} refuses a mark: {error.name}; {error.advice}") from error
@@ -144,5 +145,5 @@ class MarkedBatch:
 
 
 def written(topic: Topic) -> OutputTopic:
-    """Return a topic as one that is written."""
+    """Return a topic as an output topic."""
     return OutputTopic(topic.name, topic.partitions, topic.max_bytes)

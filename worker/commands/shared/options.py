@@ -1,6 +1,6 @@
-"""Options and arguments that several commands have: settings, the output format, files.
+"""Options and arguments shared by several commands: settings, the output format, files.
 
-It imports what is heavy inside functions: `--help` loads this module.
+Heavy imports are inside functions, because `--help` loads this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def _keep_assignments(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
-    """Keep the values of --set; refuse a wrong one before an error about another argument repeats part of it."""
+    """Keep the values of --set; reject a wrong one before an error about another argument repeats part of it."""
     if value:
         from worker.config.sources import SourceError, parse_assignments
 
@@ -42,7 +42,7 @@ def _keep_assignments(context: click.Context, parameter: click.Parameter, value:
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that set settings; `read_settings` takes them from click's context."""
+    """Add the options for settings to a command; `read_settings` takes their values from click's context."""
     options = (
         click.option("--config", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
                      callback=_keep, help="Config file, TOML [KP_CONFIG]."),
@@ -59,7 +59,7 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given_options() -> str:
-    """Return the options with which this command got its settings, for another command that it prints; no secret."""
+    """Return the options behind this command's settings, without secrets, for another command that it prints."""
     from worker.config import Settings
     from worker.config.sources import parse_assignments, secret_fields
 
@@ -77,7 +77,7 @@ def given_options() -> str:
 def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
     """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
 
-    `file` is a config file that wins over --config and KP_CONFIG; `assignments` are NAME=VALUE, behind those of --set.
+    `file`: a config file that overrides --config and KP_CONFIG; `assignments`: NAME=VALUE, applied after --set.
     """
     from worker import config
     from worker.config.sources import OPTIONS, SourceError, parse_assignments
@@ -103,14 +103,14 @@ def checked_settings(file: Path | None = None, *, assignments: Sequence[str] = (
 
 
 def read_settings(**fields: Any) -> Settings:
-    """Read the settings as `load_settings` does, and warn of oddities. Raises SettingsError."""
+    """Read the settings as `load_settings` does, and print warnings. Raises SettingsError."""
     loaded = checked_settings(**fields)
     say_warnings(loaded)
     return loaded.settings
 
 
 def say_warnings(loaded: Loaded) -> None:
-    """Write oddities of the settings that are no errors to standard error."""
+    """Write warnings about the settings to standard error."""
     for warning in loaded.warnings:
         say(f"warning: {warning}")
 
@@ -122,7 +122,7 @@ json_option = click.option(
 
 
 class InputFile(click.File):
-    """The argument of a command that reads a file; - is standard input. Refuses a device."""
+    """The argument of a command that reads a file; - is standard input. Rejects devices."""
 
     def __init__(self) -> None:
         super().__init__("rb")
@@ -138,7 +138,7 @@ class InputFile(click.File):
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Return ms since 1970 of an ISO 8601 time (UTC by default) or an age such as 90m. Raises ValueError."""
+    """Return an ISO 8601 time (UTC by default), or an age such as 90m, as ms since 1970. Raises ValueError."""
     if age := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
         return now_ms - int(age[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[age[2]] * 1000
     try:
@@ -151,7 +151,7 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 class Moment(click.ParamType):
-    """A time, as `parse_time` reads it, never before 1970; the value is a datetime in UTC."""
+    """A time in the formats of `parse_time`, never before 1970; the value is a datetime in UTC."""
 
     name = "time"
 
@@ -167,12 +167,12 @@ class Moment(click.ParamType):
 
 
 def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell add directories: a model may also be a name of the hub."""
+    """Let the shell complete directories; a model may also be a hub name."""
     return [CompletionItem(incomplete, type="dir")]
 
 
 class SettingsHelp(Command):
-    """Lists the settings at the end of its help: they are the command's real options."""
+    """Lists the settings at the end of its help, because they are the command's real options."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the name, default and meaning of each setting."""
@@ -185,6 +185,6 @@ class SettingsHelp(Command):
 
 
 def stop_at_once() -> None:
-    """End with exit code 0 until the process installs its own handlers (its imports take a second)."""
+    """Exit with code 0 on a signal until the process installs its own handlers (its imports take a second)."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))

@@ -1,4 +1,4 @@
-"""Verdicts with their place among the traces of a partition, and what the track records say at each place."""
+"""Verdicts with their place among the traces of a partition, and the track records at each place."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class PlacedVerdict(NamedTuple):
-    """A verdict that counts for the traces of its partition from the offset `after` on."""
+    """A verdict and its place."""
 
     partition: int
-    after: int
+    after: int  # it counts for the traces of the partition from this offset on
     verdict: Verdict
 
 
 def read_verdicts(file: BinaryIO, name: str, largest_trace: int, *, as_scored: bool) -> list[PlacedVerdict]:
-    """Read verdicts, JSON Lines, and put them into the order in which they count. Raises CommandError, OSError.
+    """Read verdicts as JSON Lines, and sort them into the order in which they count. Raises CommandError, OSError.
 
-    A line is what `kp-worker verdict` takes, or a record of KP_JUDGED_TOPIC. Its place is its field `after`: the offset
-    of the first trace for which it counts. Without one it counts for all traces; with `as_scored`, for those behind the
-    scored document, or behind its record on the source topic. Without `as_scored` there is one partition, as in a file
-    of traces. `issued_at`, if it is there, is when it was issued; otherwise it was issued in the order of places.
+    A line is an input of `kp-worker verdict`, or a record of KP_JUDGED_TOPIC. Its place is its field `after`, the
+    offset of the first trace for which it counts. Without that field, it counts for all traces or, with `as_scored`,
+    for those after the scored document or after its record on the source topic. Without `as_scored` there is one
+    partition, as in a file of traces. Its time is `issued_at`, if present; otherwise times follow the order of places.
     """
     placed: list[PlacedVerdict] = []
     wrong: list[str] = []
@@ -61,7 +61,7 @@ def read_verdicts(file: BinaryIO, name: str, largest_trace: int, *, as_scored: b
 
 
 def in_order(placed: Iterable[PlacedVerdict]) -> list[PlacedVerdict]:
-    """Return verdicts by partition and place, each with the time when it was issued."""
+    """Return verdicts by partition and place, each with its issue time."""
     ordered, latest = [], _START
     for each in sorted(placed, key=lambda it: it[:2]):
         issued = latest + timedelta(milliseconds=1) if each.verdict.issued_at == _START else each.verdict.issued_at
@@ -97,7 +97,7 @@ class _Scoring(Struct):
 
 
 class _Line(Struct):
-    """What a line says of its place, besides the verdict."""
+    """The fields of a line that give its place."""
 
     after: Annotated[int, Meta(ge=0)] | None = None
     issued_at: Annotated[datetime, Meta(tz=True)] | None = None
@@ -121,12 +121,12 @@ def _placed(document: Any, *, as_scored: bool) -> PlacedVerdict:
 
 
 class Standings:
-    """The track records of each partition at each place, from its verdicts (`in_order`). Each partition has its own."""
+    """The track records of each partition at each place, from its own verdicts (sorted by `in_order`)."""
 
     def __init__(self, placed: Iterable[PlacedVerdict] = ()) -> None:
         self.verdicts = 0
         self.judged: set[tuple[int, str]] = set()
-        """Partition and id of each trace that has a verdict."""
+        """Partition and id of each trace with a verdict."""
         self._places: dict[int, list[int]] = {}
         self._all: dict[int, list[tuple[int, int]]] = {}
         self._changes: dict[tuple[int, str, str], tuple[list[int], list[Tally]]] = defaultdict(lambda: ([], []))
@@ -148,7 +148,7 @@ class Standings:
             tallies.append(record.tally(name))
 
     def at(self, partition: int, offset: int, agent_id: str, task_domain: str) -> Standing:
-        """Return what is known of an agent in a domain when the trace at an offset is scored."""
+        """Return an agent's standing in a domain at the time when the trace at an offset is scored."""
         known = bisect_right(self._places.get(partition, []), offset)
         records, firsts = self._all[partition][known - 1] if known else (0, 0)
         name = partition, agent_id[:CACHED_ID_LENGTH], task_domain[:CACHED_ID_LENGTH]
@@ -157,9 +157,9 @@ class Standings:
         return standing(tallies[mine - 1] if mine else NOTHING, records, firsts)
 
     def used(self, document: ScoredDocument) -> float | None:
-        """Return the confidence that a scored document gets with KP_CONFIDENCE=record; None: the stated one.
+        """Return the confidence of a scored document with KP_CONFIDENCE=record; None: the stated one.
 
-        A document that was scored so says it itself.
+        A document that was scored with that setting contains it.
         """
         if document.scoring.confidence is not None:
             return document.scoring.confidence.used
@@ -171,15 +171,13 @@ class Standings:
 
 
 class Switch(NamedTuple):
-    """What KP_CONFIDENCE=record would accept of scored traces, and a threshold for all profiles that keeps the share.
-
-    `same_share` None: nothing is accepted now.
-    """
+    """The effect of KP_CONFIDENCE=record on scored traces."""
 
     traces: int
     accepted: int
     accepted_by_record: int
     same_share: ShareThreshold | None
+    """The threshold for all profiles that keeps the accepted share; None: nothing is accepted now."""
 
 
 def same_share(scores: Any, accepted: int) -> ShareThreshold | None:
@@ -188,7 +186,7 @@ def same_share(scores: Any, accepted: int) -> ShareThreshold | None:
 
 
 def switch_to_record(documents: Iterable[bytes], standings: Standings, settings: Settings) -> Switch | None:
-    """Return what the switch would change in scored documents; None if there is none. Others are passed over."""
+    """Return the effect of the switch on scored documents; None if there are none. Other documents are skipped."""
     decoder = msgspec.json.Decoder(ScoredDocument)
     profiles, scores, accepted, by_record = settings.scoring_profiles(), [], 0, 0
     for raw in documents:

@@ -1,4 +1,4 @@
-"""`kp-worker assemble --try`: the traces that some runs would give, and what they lack. Writes nothing."""
+"""`kp-worker assemble --try`: the traces that some runs would yield, and what they lack. Writes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from worker.runs.otlp.spans import Decoded, InvalidSpans, LogEvent, Span, decode
 from worker.runs.otlp.tree import root_ended
 
 SHOWN: Final = 10
-"""Runs that are shown."""
+"""Maximum number of runs to show."""
 
 LACKS: Final = {
     "not_a_run": "no span of a model, tool or agent",
@@ -34,14 +34,14 @@ LACKS: Final = {
     "too_large": "more than KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH",
     "mapping_failed": "a bug in kp-worker; please report it, with the spans",
 }
-"""Why a run gives no trace, in words."""
+"""Why a run yields no trace, in words."""
 
 UNREAD: Final = "its content seems to be in attributes that nothing reads, see below"
-"""The same for a run with such attributes, whatever it lacks."""
+"""Replaces these words for a run with such attributes."""
 
 
 class Preview:
-    """The records of a look, and the runs that they hold. `traces` and `unread`: what `lines` has found."""
+    """The records of a preview, and their runs. `lines` sets `traces` and `unread`."""
 
     def __init__(self, rules: Rules) -> None:
         self.traces = 0
@@ -54,7 +54,7 @@ class Preview:
         self._logs: dict[str, list[LogEvent]] = defaultdict(list)
 
     def add(self, key: bytes | None, value: bytes) -> None:
-        """Take a record."""
+        """Add a record."""
         encoding = "otlp_json" if value.lstrip()[:1] == b"{" else "otlp_proto"
         try:
             found: Decoded = decoded(value)
@@ -80,7 +80,7 @@ class Preview:
         self._records[f"unreadable ({why})"] += 1
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines to show: the runs, newest first, then sums."""
+        """Yield the lines to show: the runs, newest first, then totals."""
         lacking: Counter[str] = Counter()
         hints: set[str] = set()
         newest = sorted(self._spans, key=lambda each: max(span.end_ns for span in self._spans[each]), reverse=True)
@@ -140,7 +140,7 @@ def _about(trace_id: str, spans: int, run: Assembled, *, ended: bool) -> Iterato
 
 
 def run_preview(settings: Settings, sample: str, records: int) -> int:
-    """Show a look at a file or a topic; return the exit code. Raises SettingsError, CommandError."""
+    """Preview a file or a topic; return the exit code. Raises SettingsError, CommandError."""
     try:
         preview = Preview(rules_from(settings))
         if sample == "-" or "/" in sample or Path(sample).is_file():
@@ -157,7 +157,7 @@ def run_preview(settings: Settings, sample: str, records: int) -> int:
 
 
 def _read_file(path: str, largest_trace: int, preview: Preview) -> None:
-    """Take the records of a file; - is standard input. Raises ArgumentError for one that cannot be read."""
+    """Add the records of a file; - is standard input. Raises ArgumentError if it is unreadable."""
     try:
         with open_file(path, "rb") as file:
             for line in read_lines(file, largest_trace):
@@ -170,7 +170,7 @@ def _read_file(path: str, largest_trace: int, preview: Preview) -> None:
 
 
 async def read_newest(settings: Settings, name: str, records: int, preview: Preview) -> None:
-    """Take the newest records of each partition of a topic. Raises SessionError."""
+    """Add the newest records of each partition of a topic. Raises SessionError."""
     session = Session(settings)
     async with session.admin() as admin:
         topic = (await session.topics(admin, name)).get(name)

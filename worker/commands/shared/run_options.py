@@ -1,4 +1,4 @@
-"""The options of `kp-worker convert`: values that a log does not have, as constants or as fields of each run."""
+"""The options of `kp-worker convert`: values that logs lack, as constants or as fields of each run."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ RESERVED: Final = frozenset(info.encode_name for info in msgspec.structs.fields(
 
 @dataclass(frozen=True, slots=True)
 class RunField:
-    """The value of one option: the same for every run, or that of a field of each run (`path`)."""
+    """The value of one option."""
 
     option: str
     check: Callable[[Any], Any]
-    constant: Any = None
-    path: FieldPath | None = None
+    constant: Any = None  # the same for every run
+    path: FieldPath | None = None  # or a field of each run
 
     def value(self, run: Any) -> Any:
-        """Return the value for a run. Raises RunRefused where the run does not have the field, or a wrong value."""
+        """Return the value for a run. Raises RunRefused if the run lacks the field, or has a wrong value in it."""
         if self.path is None:
             return self.constant
         found = find_field(run, self.path)
@@ -97,9 +97,9 @@ def parse_options(
     max_content: int | None,
     limits: Limits,
 ) -> Options:
-    """Return what the options say. Raises ValueError, with the option's name.
+    """Parse the options. Raises ValueError, with the option's name.
 
-    `values` has the names of CHECKS, `paths` those of messages, append and group_by.
+    `values` has the names of CHECKS, `paths` has messages, append and group_by.
     """
     fields = {name: _parse(name, text) for name, text in values.items() if text is not None}
     kept = dict(_parse_keep(text) for text in keep)
@@ -135,14 +135,14 @@ def _parse_keep(text: str) -> tuple[str, RunField]:
 
 
 def parse_field(option: str, text: str, check: Callable[[Any], Any]) -> RunField:
-    """Return what an option says: `@path.to.field`, or a constant; `@@` begins a constant with @. Raises ValueError."""
+    """Parse an option: `@path.to.field`, or a constant; `@@` begins a constant with @. Raises ValueError."""
     if text.startswith("@") and not text.startswith("@@"):
         return RunField(option, check, path=parse_path(text[1:]))
     return RunField(option, check, check(text.removeprefix("@")))
 
 
 def parse_success(option: str, text: str) -> RunField:
-    """Return what --success says; `@path=TEXT` is true where the field is TEXT. Raises ValueError."""
+    """Parse --success; `@path=TEXT` is true if the field is TEXT. Raises ValueError."""
     path, equals, wanted = text.partition("=")
     if not (text.startswith("@") and equals):
         return parse_field(option, text, as_success)

@@ -1,4 +1,4 @@
-"""The ReasoningTrace that a run becomes, and that of a conversation whose calls are logged one by one."""
+"""The ReasoningTrace of a run, and of a conversation whose calls are logged one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.runs.steps import Transcript
 ID_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, CONTEXT)
 
 KEY_ROOM: Final = 1024
-"""Bytes that the key of a record may have, which count against the limit of a trace, too."""
+"""Bytes reserved for a record's key, which counts towards the limit of a trace."""
 
 
 def traces_of(run: Any, options: Options) -> Iterator[tuple[bytes, Counts]]:
@@ -45,10 +45,10 @@ def traces_of(run: Any, options: Options) -> Iterator[tuple[bytes, Counts]]:
 
 
 def trace_of_request(request: Request, options: Options, most: int | None = None) -> tuple[bytes, Counts]:
-    """Return the trace of a closed request of a session as JSON, and what became of its parts. Raises RunRefused.
+    """Return the trace of a closed session request as JSON, and what became of its parts. Raises RunRefused.
 
-    An option's `@name` is a fact of the session, such as `@cwd`. Nobody can log a session otherwise, so the long texts
-    of a trace of more than `most` bytes are cut (default: what the options' limits allow, with its key).
+    An option's `@name` is a fact of the session, such as `@cwd`. A session cannot be logged differently, so the long
+    texts of a trace of more than `most` bytes are cut (by default the options' limit, minus room for a key).
     """
     transcript = _transcript(request.facts, options)
     transcript.counts = request.counts.copy()
@@ -67,9 +67,9 @@ def trace_of_request(request: Request, options: Options, most: int | None = None
 
 
 def fitted(trace: bytes, most: int) -> tuple[bytes, int]:
-    """Return a trace of at most `most` bytes, its long texts cut, and how many characters that cost.
+    """Return a trace of at most `most` bytes with its long texts cut, and the number of characters cut.
 
-    It is returned as it is where that is not enough.
+    If cutting is not enough, the trace is returned unchanged.
     """
     if len(trace) <= most:
         return trace, 0
@@ -96,11 +96,11 @@ def _count_unused(run: Any, transcript: Transcript, options: Options) -> None:
 
 @dataclass(slots=True)
 class Group:
-    """A conversation of which each line of a log is one call. `last`: its last line, whose fields the trace gets."""
+    """A conversation in a log with one call per line."""
 
     transcript: Transcript
-    last: Any = None
-    line: int | None = None
+    last: Any = None  # its last line, whose fields the trace gets
+    line: int | None = None  # number of that line
     _conversation: Conversation = field(default_factory=Conversation)
     _digest: bytes = b""
 
@@ -132,12 +132,12 @@ class Group:
 
 
 def new_group(options: Options) -> Group:
-    """Return a conversation without calls."""
+    """Return an empty conversation."""
     return Group(Transcript(options.error_prefixes, options.max_content, frozenset(options.fields)))
 
 
 def group_name(run: Any, path: FieldPath) -> str:
-    """Return the name of the conversation that a call belongs to. Raises RunRefused."""
+    """Return the name of a call's conversation. Raises RunRefused."""
     found = find_field(run, path)
     if found is None or not isinstance(found[1], str | int | float) or found[1] == "":
         raise RunRefused("missing_value", f"the run has no text or number {'.'.join(path)}, which --group-by names")
@@ -145,9 +145,9 @@ def group_name(run: Any, path: FieldPath) -> str:
 
 
 def _document_of(run: Any, above: Any, transcript: Transcript, options: Options, content: str) -> dict[str, Any]:
-    """Return the trace of a run. Raises RunRefused where a value is missing.
+    """Return the trace of a run. Raises RunRefused if a value is missing.
 
-    `above`: the run of which it is a part, which has the values that it lacks. `content`: what its id is made of.
+    `above`: the parent run, which provides the values that this one lacks. `content`: the input of its id's hash.
     """
     given = {name: _value(value, run, above) for name, value in options.fields.items()}
     metadata = {
@@ -204,7 +204,7 @@ def _as_json(document: dict[str, Any]) -> bytes:
 
 
 def _checked(raw: bytes, limits: Limits) -> bytes:
-    """Return a trace. Raises RunRefused where it is not valid."""
+    """Return the trace unchanged. Raises RunRefused if it is invalid."""
     try:
         parse_trace(raw, limits)
     except InvalidTrace as error:

@@ -1,4 +1,4 @@
-"""The sample traces, as `kp-worker publish samples` and the demo send them; the demo mixes invalid ones in."""
+"""The sample traces for `kp-worker publish samples` and the demo, which mixes in invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def samples() -> list[Sample]:
 
 
 def broken_values(trace: bytes) -> list[bytes | None]:
-    """Return values that are not a valid trace, each for another reason."""
+    """Return values that are not valid traces, each for a different reason."""
     document = msgspec.json.decode(trace)
     del document["task"]
     too_sure = msgspec.json.decode(trace)

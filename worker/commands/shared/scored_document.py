@@ -1,4 +1,4 @@
-"""A scored document of the accepted or rejected topic, as the commands that compute its score again read it."""
+"""A scored document of the accepted or rejected topic, for commands that compute its score again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Nearest(Struct, frozen=True):
-    """The nearest earlier trace and its cosine similarity; with the novelty scope `group` its source record, too."""
+    """The nearest earlier trace and its cosine similarity; with novelty scope `group` also its source record."""
 
     id: str
     similarity: float
@@ -29,7 +29,7 @@ class Nearest(Struct, frozen=True):
 
 
 class RecordPlace(Struct, frozen=True):
-    """Where a record is; its text is what `kp-worker explain` takes."""
+    """The place of a record; as text, an argument of `kp-worker explain`."""
 
     topic: str
     partition: Annotated[int, Meta(ge=0, lt=2**31)]
@@ -46,7 +46,7 @@ class DocumentScreening(Struct, frozen=True):
 
 
 class DocumentConfidence(Struct, frozen=True):
-    """The `scoring.confidence` object: there with KP_CONFIDENCE=record."""
+    """The `scoring.confidence` object, present with KP_CONFIDENCE=record."""
 
     stated: _Fraction
     used: _Fraction
@@ -85,5 +85,5 @@ class ScoredDocument(ReasoningTrace, frozen=True, kw_only=True):
 
     @property
     def used(self) -> float | None:
-        """The outcome confidence that the score was made with; None: the stated one."""
+        """The outcome confidence behind the score; None: the stated one."""
         return None if self.scoring.confidence is None else self.scoring.confidence.used

@@ -1,4 +1,4 @@
-"""The records that `kp-worker tail` shows: scored documents and dead letters, as rows of a table or as JSON Lines."""
+"""The records of `kp-worker tail`: scored documents and dead letters, as rows of a table or as JSON Lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
 
 LOW_NOVELTY: Final = 0.3
-"""Below this a row's novelty is highlighted: a very similar trace came before."""
+"""A novelty below this is highlighted: a very similar trace came before."""
 
 SCORED: Final = (
     ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
@@ -36,10 +36,10 @@ SCORE: Final = [name for name, _ in SCORED].index("score")
 LETTERS: Final = (("source", 11), ("time", 8), ("reason", 16))
 
 NEAREST: Final = 20
-"""Cells of a nearest trace whose source partition and offset are known; a narrow terminal shows its id alone."""
+"""Width of a nearest trace with source partition and offset; a narrow terminal shows only its id."""
 
 WIDE: Final = 80 + 27
-"""From this width on the overrides have a column, after the 80 of the others."""
+"""From this width on there is a column of overrides, after the other columns' 80."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TailRecord:
     dead_letter: DeadLetter | None
 
     def as_json(self) -> bytes:
-        """Return one line of JSON: the output document as it is on the topic, or what the dead letter says."""
+        """Return one line of JSON: the output document as on the topic, or the dead letter's contents."""
         if self.dead_letter is not None:
             return as_json(self.dead_letter, self.dead_letter.key, self.record.value, self.record.headers)
         return bytes(msgspec.json.format(self.record.value, indent=-1))  # a document keeps its producer's line breaks
@@ -59,19 +59,18 @@ class TailRecord:
 
 @dataclass(frozen=True, slots=True)
 class TailFilter:
-    """Scored traces of this domain (exact) and at least this score; None: any. Dead letters have neither.
+    """Selects scored traces; dead letters have neither domain nor score.
 
-    Its topic shows that a record is a dead letter, not its headers: a redriven trace may carry those, too.
+    A dead letter is recognised by its topic, not its headers: a redriven trace may carry those too.
     """
 
     dead_letter_topic: str
-    domain: str | None = None
+    domain: str | None = None  # exact; None: any
     min_score: float | None = None
-    others: Counter[str] = field(default_factory=Counter)
-    """How many traces of other domains were left out; by domain."""
+    others: Counter[str] = field(default_factory=Counter)  # skipped traces of other domains, by domain
 
     def read(self, record: ConsumerRecord) -> TailRecord | None:
-        """Read a record; None where the filter leaves it out, or the worker did not write it."""
+        """Read a record; None if the filter skips it, or the worker did not write it."""
         if record.topic == self.dead_letter_topic:
             dead_letter = read_dead_letter(record)
             return None if dead_letter is None else TailRecord(record, None, dead_letter)
@@ -87,7 +86,7 @@ class TailFilter:
 
 
 def write_lines(records: list[TailRecord]) -> None:
-    """Write records as JSON Lines, at once. Raises BrokenPipeError."""
+    """Write and flush records as JSON Lines. Raises BrokenPipeError."""
     output = sys.stdout.buffer
     output.writelines(clean_json_bytes(record.as_json()) + b"\n" for record in records)
     output.flush()
@@ -97,9 +96,9 @@ def write_lines(records: list[TailRecord]) -> None:
 def table_writer(
     *, only_dead_letters: bool, objectives: bool, follow: bool
 ) -> Iterator[Callable[[list[TailRecord]], None]]:
-    """Yield a function that prints records as rows of one table; with `follow`, a last line says that it waits.
+    """Yield a function that prints records as rows of one table; with `follow`, a last line shows that it waits.
 
-    `objectives`: each trace's, in a line below its row. A row is cut on a terminal only.
+    `objectives`: also print each trace's objective below its row. Rows are cut only on a terminal.
     """
     console = text_console()
     terminal = console.width if console.is_terminal else None
@@ -113,14 +112,14 @@ def table_writer(
             if objectives and (document := portion[0].document) is not None:
                 console.print(_objective(document))
         if terminal is None:
-            sys.stdout.flush()  # at once, as on a terminal: its reader may follow, too
+            sys.stdout.flush()  # at once, as on a terminal, because its reader may follow too
 
     with console.status("waiting for traces; press Ctrl-C to stop") if follow and terminal else nullcontext():
         yield show
 
 
 def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only_dead_letters: bool) -> PlainTable:
-    """Tabulate records; `only_dead_letters`: of the dead-letter topic alone. `width`: the terminal's, None: any."""
+    """Tabulate records; `only_dead_letters`: no scored traces. `width`: the terminal's; None: unlimited."""
     table = PlainTable(box=None, padding=(0, 1, 0, 0), show_header=header, header_style="bold", pad_edge=False)
     found = [
         _scored(record.document) if record.document is not None else _dead_among_scored(record)
@@ -129,7 +128,7 @@ def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only
     ]
     columns = dict(LETTERS if only_dead_letters else SCORED)
     more = max((len(cells[SCORE]) - columns["score"] for cells in found), default=0)
-    if more > 0:  # a score beside its threshold has more digits; the domains make room
+    if more > 0:  # a score close to its threshold has more digits; the domains make room
         columns |= {"score": columns["score"] + more, "domain": max(1, columns["domain"] - more)}
     for name, cells in columns.items():
         right = name in ("C", "N", "D", "O", "score")
@@ -146,14 +145,14 @@ def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only
 
 
 def _objective(document: dict[str, Any]) -> Text:
-    """Return a trace's objective as one line, which ends with the terminal."""
+    """Return a trace's objective as one line, cut at the terminal's width."""
     return Text(f"  {clean(str(document['task']['objective']))}", "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _scored(document: dict[str, Any]) -> list[Text]:
     scoring, metadata = document["scoring"], document["metadata"]
     nearest = scoring["nearest"]
-    # A resent text's novelty may lie 1e-7 below 0; the table should not say -0.00.
+    # A resent text's novelty may be 1e-7 below 0; the table should not show -0.00.
     parts = [Text(f"{scoring['components'][name] + 1e-6:.2f}") for name in COMPONENTS]
     if scoring["components"]["novelty"] < LOW_NOVELTY:
         parts[1].stylize("bold yellow")
@@ -171,7 +170,7 @@ def _scored(document: dict[str, Any]) -> list[Text]:
 
 
 def _nearest(nearest: dict[str, Any]) -> str:
-    """Return the nearest trace's id, and with the novelty scope `group` its source partition and offset."""
+    """Return the nearest trace's id, and with novelty scope `group` its source partition and offset."""
     if "partition" not in nearest:
         return _short(nearest["id"])
     return f"{_short(nearest['id']):8} {nearest['partition']}:{nearest['offset']}".ljust(NEAREST)

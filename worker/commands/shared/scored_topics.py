@@ -1,6 +1,6 @@
 """Reading the accepted and rejected topics once, from an offset or a time to the current end; and all verdicts.
 
-It joins no group and commits nothing; it needs the ACLs Read and Describe on the topics.
+It joins no group and commits nothing. It needs the ACLs Read and Describe on the topics.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from worker.config import ConfigError, Settings
 from worker.kafka.cluster.connections import committed_reader, running, unreachable
 
 TakeDocument = Callable[[bytes | None, str, int], None]
-"""Takes an output document, where it was found, and its record's timestamp (ms; 0: it comes from a file)."""
+"""Takes an output document, its place, and its record's timestamp (ms; 0 if it comes from a file)."""
 
 FETCH_BYTES: Final = 4 << 20
 
 
 async def read_outputs(settings: Settings, take: TakeDocument, since_ms: int | None, last: int | None) -> int:
-    """Hand over the records of the two topics; return the time (record timestamp, ms) from which on they are complete.
+    """Pass on the records of the two topics; return the time (record timestamp, ms) from which on they are complete.
 
-    `since_ms`: no records before it. `last`: at most that many offsets of each partition. One partition may then reach
-    further back than another: the result is later than `since_ms`, and earlier records must be left out. Raises
-    ConfigError, also when no broker can be reached.
+    `since_ms`: no records before it. `last`: at most this many offsets of each partition. One partition may then reach
+    further back than another: the result is later than `since_ms`, and earlier records must be ignored. Raises
+    ConfigError, also if no broker is reachable.
     """
     return await _read(settings, (settings.accepted_topic, settings.rejected_topic), take, since_ms, last)
 
 
 async def read_judged(settings: Settings) -> Standings:
-    """Return the track records that all verdicts on KP_JUDGED_TOPIC make. Raises ConfigError as `read_outputs`."""
+    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises ConfigError as `read_outputs` does."""
     found: list[PlacedVerdict] = []
 
     def take(value: bytes | None, _where: str, _record_ms: int) -> None:

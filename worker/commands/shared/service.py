@@ -2,12 +2,12 @@
 
  1. listen: metrics and health answer from here on;
  2. prepare: check settings and topics, load the model;
- 3. run the member of the group until SIGTERM, SIGINT or a failure;
- 4. stop: what is in flight is finished, for at most KP_SHUTDOWN_TIMEOUT_SECONDS;
+ 3. run the group member until SIGTERM, SIGINT or a failure;
+ 4. stop: finish what is in flight, for at most KP_SHUTDOWN_TIMEOUT_SECONDS;
  5. exit.
 
-Exit codes: 0 after a signal, when everything taken is committed. 1 after a failure: a restart continues at the
-committed offsets. 2: the settings or the topics are wrong.
+Exit codes: 0 after a signal, when everything taken is committed; 1 after a failure, a restart continues at the
+committed offsets; 2 if the settings or the topics are wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from worker.version import __version__
 log = logging.getLogger(__name__)
 
 LEAVE_SECONDS: Final = 1.0
-"""How long leaving the group may take after KP_SHUTDOWN_TIMEOUT_SECONDS: then others get the partitions at once."""
+"""Time limit for leaving the group after KP_SHUTDOWN_TIMEOUT_SECONDS: others then get the partitions at once."""
 
 
 class Member(Protocol):
@@ -40,10 +40,10 @@ class Member(Protocol):
     failure: BaseException | None
     """The first error."""
     failed: asyncio.Event
-    """Set with it."""
+    """Set together with it."""
 
     async def run(self) -> None:
-        """Work until `stop` is called or something fails, then end what is in flight, and leave the group."""
+        """Work until `stop` is called or something fails, then finish what is in flight, and leave the group."""
         ...
 
     def stop(self) -> None:
@@ -51,34 +51,27 @@ class Member(Protocol):
         ...
 
     def stuck(self) -> str | None:
-        """Return what hangs, or None: for liveness."""
+        """Return what hangs, or None; for liveness."""
         ...
 
     def not_ready(self) -> str | None:
-        """Return why nothing gets done, or None: for readiness."""
+        """Return why no work gets done, or None; for readiness."""
         ...
 
 
 class Service(Protocol):
-    """What differs between the processes."""
+    """The differences between the processes."""
 
-    name: str
-    """The command's, empty for the worker."""
-    registry: CollectorRegistry
-    """Its metrics."""
-    pages: Mapping[str, Page]
-    """Of its HTTP port, beside metrics and health."""
-    phase: str
-    """What it does before it is a member of its group, for readiness."""
-    finished: str
-    """What is true after a stop, for the log."""
-    unfinished: str
-    """What becomes of uncommitted records, for the log."""
-    wrong: tuple[type[BaseException], ...]
-    """Failures of its member that end it with exit code 2."""
+    name: str  # of the command; empty for the worker
+    registry: CollectorRegistry  # metrics
+    pages: Mapping[str, Page]  # of the HTTP port, besides metrics and health
+    phase: str  # what it does before it is a group member, for readiness
+    finished: str  # what is true after a stop, for the log
+    unfinished: str  # what becomes of uncommitted records, for the log
+    wrong: tuple[type[BaseException], ...]  # failures of the member that mean exit code 2
 
     async def prepare(self, until_end: AsyncExitStack) -> Member:
-        """Return the member, not running; `until_end` closes what it needs until its end. Raises ConfigError."""
+        """Return the member, not yet running; `until_end` closes its resources at the end. Raises ConfigError."""
         ...
 
 
@@ -91,7 +84,7 @@ def run_service(settings: Settings, service: Service) -> NoReturn:
 async def _run(settings: Settings, service: Service) -> NoReturn:
     code = await _serve(settings, service)
     logging.shutdown()
-    # Not sys.exit, and within the loop: the end must not wait for a thread, in which a model hangs for example.
+    # Not sys.exit, and inside the loop: the exit must not wait for a thread, in which a model may hang.
     os._exit(code)
 
 

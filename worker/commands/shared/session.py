@@ -29,37 +29,37 @@ STALL_SECONDS: Final = 30.0
 
 
 class SessionError(Exception):
-    """Kafka did not do what a command asked for; the message is for the user."""
+    """Kafka did not do what a command needed; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic: its name, number of partitions and settings (empty if the broker does not show them)."""
+    """A topic."""
 
     name: str
     partitions: int
-    config: Mapping[str, str]
+    config: Mapping[str, str]  # empty if the broker does not report it
 
     @property
     def tps(self) -> list[TopicPartition]:
-        """Return its partitions, as clients name them."""
+        """Return its partitions as TopicPartitions."""
         return [TopicPartition(self.name, partition) for partition in range(self.partitions)]
 
     @property
     def max_bytes(self) -> int:
-        """Return the largest record batch that it accepts."""
+        """Return the largest record batch that it accepts, bytes."""
         return int(self.config.get("max.message.bytes", DEFAULT_MAX_BYTES))
 
     @property
     def retention_ms(self) -> int | None:
-        """Return how long it keeps records, by their timestamps; None: forever, or unknown."""
+        """Return how long it keeps records, by timestamp, ms; None: forever, or unknown."""
         limit = int(self.config.get("retention.ms", -1))
         return limit if limit >= 0 and "delete" in self.config.get("cleanup.policy", "delete") else None
 
 
 def run_session(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with messages for the user."""
-    for library in ("aiokafka", "asyncio"):  # they log what is raised here, and futures of a fenced producer
+    for library in ("aiokafka", "asyncio"):  # they also log what is raised here, and futures of a fenced producer
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         return asyncio.run(work)
@@ -68,7 +68,7 @@ def run_session(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 class Session:
-    """The settings and the arguments that all clients of one command share."""
+    """The settings and client arguments shared by all clients of one command."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -83,17 +83,17 @@ class Session:
         return committed_reader(self.client, *topics)
 
     def admin(self) -> AbstractAsyncContextManager[AIOKafkaAdminClient]:
-        """Start an admin client, close it at the end. Raises ConfigError where no broker lets it in."""
+        """Start an admin client, close it at the end. Raises ConfigError if no broker accepts it."""
         return connected_admin(self.settings, self.client)
 
     async def topics(self, admin: AIOKafkaAdminClient, *names: str) -> dict[str, Topic]:
-        """Return those of the topics that exist. Raises ConfigError for one that may not be described."""
+        """Return the existing ones of the topics. Raises ConfigError for one that may not be described."""
         described = await describe_topics(admin, names)
         for name, topic in described.items():
             if topic.error is TopicAuthorizationFailedError:
                 raise ConfigError(f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)")
         found = {name: topic.partitions for name, topic in described.items() if topic.error is None}
-        configs, _ = await topic_configs(admin, list(found))  # not told without the ACL DescribeConfigs
+        configs, _ = await topic_configs(admin, list(found))  # not reported without the ACL DescribeConfigs
         return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in found.items()}
 
     async def existing(self, *names: str, created_with: str = "KP_CREATE_TOPICS=true") -> list[Topic]:
@@ -112,7 +112,7 @@ class Session:
         return [found[name] for name in names]
 
     async def topic_id(self, topic: str, signed: str) -> str:
-        """Return the id of a topic, for which `signed` are signed. Raises ConfigError."""
+        """Return the id of a topic; `signed` names the records that are signed for it. Raises ConfigError."""
         async with self.admin() as admin:
             found = await topic_id(admin, topic)
         if found is None:
@@ -133,9 +133,9 @@ class Session:
 async def read_to(
     consumer: AIOKafkaConsumer, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> AsyncIterator[ConsumerRecord]:
-    """Yield the records from `starts` up to `ends`, in the order of each partition. Raises SessionError on a stall.
+    """Yield the records from `starts` up to `ends`, in order within each partition. Raises SessionError on a stall.
 
-    `ends` are exclusive and must not lie past the end that the consumer's isolation level sees.
+    `ends` are exclusive and must not exceed the end that the consumer's isolation level sees.
     """
     todo = {tp for tp in starts if starts[tp] < ends[tp]}
     if not todo:

@@ -1,4 +1,4 @@
-"""How commands write what documents say, shares and time spans, for a reader. No output."""
+"""How commands format documents' contents, shares and time spans for people. No output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from worker.core import terminal
 
 TEXT_LENGTH: Final = 160
-"""Characters that are shown of an id, a domain and an objective: enough to recognise them."""
+"""Characters shown of an id, a domain or an objective: enough to recognise it."""
 
 _BLANKS: Final = dict.fromkeys(map(ord, "\t\n\r"), " ")
 
@@ -18,7 +18,7 @@ def cut_text(text: str, length: int = TEXT_LENGTH) -> str:
 
 
 def is_cut(text: str) -> bool:
-    """Whether a text that `cut_text` returned may have lost its end."""
+    """Return whether a text that `cut_text` returned may have lost its end."""
     return len(text) == TEXT_LENGTH and text.endswith("…")
 
 
@@ -31,20 +31,20 @@ def shown_text(text: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """Return the name of a domain or profile as `shown_text` does; in quotes where blanks around it would be missed."""
+    """Return the name of a domain or profile as `shown_text` does, quoted if blanks around it would be overlooked."""
     shown = shown_text(name)
     return shown if shown == shown.strip() and shown else f'"{shown}"'
 
 
 def fixed(value: float, digits: int) -> str:
-    """Write a figure with so many digits after the point, and nothing that is nearly 0 as -0.000."""
+    """Format a figure with this many digits after the point; a value near 0 never becomes -0.000."""
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def shown_score(score: float, threshold: float | None, digits: int = 3) -> str:
-    """Write a score with so many digits that it stays on its side of the threshold: 0.7497 is not 0.750 beside 0.75.
+    """Format a score with enough digits to stay on its side of the threshold: 0.7497 is not 0.750 beside 0.75.
 
-    `digits` after the point are the fewest. `threshold` None: there is nothing to compare with.
+    `digits`: the fewest after the point. `threshold` None: nothing to compare with.
     """
     for places in range(digits, 17):
         text = fixed(score, places)
@@ -54,13 +54,13 @@ def shown_score(score: float, threshold: float | None, digits: int = 3) -> str:
 
 
 def shown_threshold(threshold: float) -> str:
-    """Write a threshold with all its digits, so that a score beside it can be compared: 0.75, 1, 0.7500004."""
+    """Format a threshold with all its digits, so that a score can be compared with it: 0.75, 1, 0.7500004."""
     short = f"{threshold:g}"
     return short if float(short) == threshold else repr(threshold)
 
 
 def percent(share: float) -> str:
-    """Write a share (0..1) in percent; a small one that is not 0 never as 0, and a large one never as 100."""
+    """Format a share (0..1) in percent; only 0 is shown as 0, and only 1 as 100."""
     value = share * 100
     if 0 < value < 0.1:
         return "<0.1%"
@@ -70,7 +70,7 @@ def percent(share: float) -> str:
 
 
 def duration(ms: float) -> str:
-    """Write a time span (ms) in the unit that suits it."""
+    """Format a time span (ms) in a suitable unit."""
     if abs(ms) < 1000:
         return f"{ms:.0f} ms"
     seconds = ms / 1000

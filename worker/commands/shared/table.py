@@ -1,4 +1,4 @@
-"""The tables of commands: rich's, without the blanks that would fill the last column in a file or pipe."""
+"""The tables of commands: rich's, without the trailing blanks that would fill the last column in a file or pipe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.table import Table
 
 
 class PlainTable(Table):
-    """A table without title and caption, whose lines end with their last character, unless a terminal shows it."""
+    """A table without title and caption; except on a terminal, its lines have no trailing blanks."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render as rich does; remove the blanks at the end of each line."""
+        """Render as rich does, then remove trailing blanks."""
         rendered = cast("Iterable[Segment]", super().__rich_console__(console, options))
         if console.is_terminal:
             yield from rendered
@@ -29,7 +29,7 @@ class PlainTable(Table):
 
 
 def columns(*names: str, right: Container[str] = (), fold: Container[str] = (), gap: int = 2) -> PlainTable:
-    """Return a table with these columns and no lines; `right`: those with numbers. Only those of `fold` are wrapped."""
+    """Return a table without lines; `right`: columns of numbers; `fold`: the only columns that are wrapped."""
     table = PlainTable(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for name in names:
         if name in fold:

@@ -17,10 +17,10 @@ from worker.core.scoring import DEFAULT_PROFILE, DEFAULT_THRESHOLD, PROFILES, Pr
 from worker.core.terminal import number_of
 
 FEW_TRACES: Final = 50
-"""With fewer traces a threshold says little about the next ones: of 50 traces, the best tenth are five."""
+"""With fewer traces, a threshold says little about the next ones: of 50 traces, the best tenth are five."""
 
 LEAST_TRACES: Final = 30
-"""From fewer traces no threshold is proposed: the best tenth would be two or three of them."""
+"""With fewer traces, no threshold is proposed: the best tenth would be two or three of them."""
 
 RESAMPLES: Final = 2000
 SEED: Final = 1
@@ -48,14 +48,14 @@ def parse_share(text: str) -> Fraction:
 
 
 def share_cutoff(ordered: npt.NDArray[np.float64], share: Fraction) -> float:
-    """Return the greatest threshold that accepts at least a share of scores (at least one, ascending)."""
+    """Return the highest threshold that accepts at least a share of scores (at least one, ascending)."""
     return float(ordered[len(ordered) - math.ceil(share * len(ordered))])
 
 
 def share_threshold(scores: npt.NDArray[Any], share: Fraction) -> ShareThreshold:
     """Return the threshold for the best `share` of scores (at least one), as a short decimal.
 
-    It accepts the same traces as the greatest threshold that accepts at least the share.
+    It accepts the same traces as the highest threshold that accepts at least the share.
     """
     ordered = np.sort(scores)
     cutoff = share_cutoff(ordered, share)
@@ -68,8 +68,8 @@ def share_threshold(scores: npt.NDArray[Any], share: Fraction) -> ShareThreshold
 def share_interval(scores: npt.NDArray[Any], share: Fraction, seed: int = SEED) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the threshold for a share of scores (at least one): two of the scores.
 
-    It takes the traces as independent of each other. The place of a resample's k-th smallest score among the n scores
-    is floor(n B) with B of the distribution Beta(k, n + 1 - k): the order statistic of uniform draws.
+    It assumes independent traces. The position of a resample's k-th smallest score among the n scores is floor(n B)
+    with B from the distribution Beta(k, n + 1 - k): the order statistic of uniform draws.
     """
     ordered, count = np.sort(scores), len(scores)
     rank = count - math.ceil(share * count) + 1
@@ -80,7 +80,7 @@ def share_interval(scores: npt.NDArray[Any], share: Fraction, seed: int = SEED) 
 
 
 def _short(cutoff: float, below: float | None) -> float:
-    """Round a score down to as few decimals as keep it above the score `below` it."""
+    """Round a score down to the fewest decimals that keep it above the score `below` it."""
     written = Decimal(repr(cutoff))  # not its binary value: 0.6 stays 0.6
     for decimals in range(_FEWEST_DECIMALS, _MOST_DECIMALS + 1):
         short = float(written.quantize(Decimal(1).scaleb(-decimals), ROUND_FLOOR))
@@ -95,9 +95,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def config_to_paste(
     profiles: Mapping[str, Profile], threshold: float, comments: Mapping[str, str] | None = None
 ) -> str:
-    """Return the lines of a config file that give these settings; "" where they are the built-in ones.
+    """Return the lines of a config file with these settings; "" if they are the built-in ones.
 
-    `comments` stand behind the thresholds of the profiles that they name.
+    `comments`: by profile, shown after its threshold.
     """
     lines = [f"threshold = {threshold!r}"] if threshold != DEFAULT_THRESHOLD else []
     for name in dict.fromkeys((DEFAULT_PROFILE, *profiles)):
@@ -109,7 +109,7 @@ def config_to_paste(
 
 
 def thresholds_to_paste(found: Mapping[str, tuple[float, str]]) -> str:
-    """Return the lines of a config file that give profiles a threshold, and its comment; weights stay what they are."""
+    """Return the lines of a config file that give profiles a threshold, with its comment; weights are unchanged."""
     weights = Profile(PROFILES[DEFAULT_PROFILE].weights)
     return "\n\n".join(
         "\n".join(_table(f"profiles.{_key(name)}", replace(weights, threshold=threshold), weights, comment))
@@ -118,7 +118,7 @@ def thresholds_to_paste(found: Mapping[str, tuple[float, str]]) -> str:
 
 
 def accepts(accepted: int, traces: int, wanted: int | None = None, interval: tuple[float, float] | None = None) -> str:
-    """Return the comment on a threshold that says what it rests on; with equal scores it accepts more than wanted."""
+    """Return the comment on the basis of a threshold; with equal scores it accepts more than wanted."""
     told = f"accepts {accepted} of {traces}"
     if wanted is not None and accepted > wanted:
         told += f" (equal scores: {wanted} were wanted)"
@@ -138,10 +138,10 @@ def too_few(traces: int) -> str:
 
 
 def _weights_left_out(name: str, profiles: Mapping[str, Profile]) -> Profile | None:
-    """Return a profile whose weights this one has when the file gives none; None: the file must give them."""
+    """Return the profile whose weights apply if the file gives none; None: the file must give them."""
     if name in PROFILES:
         return PROFILES[name]
-    # A new profile takes the default's. Which ones these are depends on the file where it changes the default, too.
+    # A new profile takes default's weights, which depend on the file if the file changes default too.
     built_in = PROFILES[DEFAULT_PROFILE]
     return built_in if profiles[DEFAULT_PROFILE].weights == built_in.weights else None
 
@@ -158,7 +158,7 @@ def _table(key: str, profile: Profile, left_out: Profile | None, comment: str) -
 
 
 def _key(name: str) -> str:
-    """Return a name as a TOML key; in quotes, with every character escaped that is not printable."""
+    """Return a name as a TOML key, quoted and with unprintable characters escaped if necessary."""
     if _BARE_KEY.fullmatch(name):
         return name
     return '"' + "".join(map(_escaped, name)) + '"'

@@ -1,1 +1,1 @@
-"""kp-worker tail: scored traces as they come."""
+"""kp-worker tail: scored traces as they arrive."""

@@ -1,4 +1,4 @@
-"""`kp-worker tail`: the scored traces and dead letters as they come, as table rows or JSON Lines."""
+"""`kp-worker tail`: scored traces and dead letters as they arrive, as table rows or JSON Lines."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from worker.commands.shared.session import Session
 
 FIRST_STRIDE: Final = 3
-"""Offsets to go back for one record, at first: the commit markers of transactions take offsets, too, on an idle stream
-one for each record."""
+"""Initial number of offsets to go back per record: commit markers of transactions take offsets too, on an idle stream
+one per record."""
 
 
 DOMAINS_SHOWN: Final = 10
-"""Domains that are named where there is no trace of the one that was asked for."""
+"""Domains that are named if there is no trace of the requested one."""
 
 
 @click.command(cls=Command)
@@ -83,11 +83,11 @@ async def show_records(
     last: int | None,
     follow: bool,
 ) -> None:
-    """Show records in portions: the `last` ones (None: all), then with `follow` what comes, until interrupted."""
+    """Show records in portions: the `last` ones (None: all), then with `follow` new ones, until interrupted."""
     from worker.commands.shared.session import read_to
 
     topics = await session.existing(*names)
-    # Subscribed, not assigned: partitions that are added later are read as well, from their beginning.
+    # Subscribed, not assigned: partitions added later are read too, from their beginning.
     async with session.connected(session.reader(*names)) as follower, session.connected(session.reader()) as reader:
         tps = [tp for topic in topics for tp in topic.tps]
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
@@ -116,7 +116,7 @@ async def show_records(
 
 
 def _say_other_domains(chosen: TailFilter) -> None:
-    """Say which domains there are, where no trace is of the one that was asked for."""
+    """Name the existing domains if there is no trace of the requested one."""
     if chosen.domain is None or not chosen.others:
         return
     most = chosen.others.most_common(DOMAINS_SHOWN)
@@ -136,7 +136,7 @@ async def _last(
     chosen: TailFilter,
     last: int,
 ) -> list[TailRecord]:
-    """Return the last records that the filter takes, by time: look back ever further until there are enough."""
+    """Return the last records that the filter selects, by time, looking back further until there are enough."""
     from worker.commands.shared.session import read_to
 
     if not last:

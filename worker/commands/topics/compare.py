@@ -1,8 +1,8 @@
-"""`kp-worker topics`: the topics as they are and as they should be, and the commands that make them so.
+"""`kp-worker topics`: the topics as they are and as they should be, and the commands to correct them.
 
-These are the worker's five, those of `assemble` where its settings are given, the one that records for `kp-worker
-redrive` what was redriven, and with KP_REGISTRY_URL the two that `kp-worker contribute` writes. The worker needs only
-its own, so nothing about the others keeps the topics from being usable.
+These are the worker's five; those of `assemble`, if its settings are set; the one on which `kp-worker redrive` keeps
+its marks; and with KP_REGISTRY_URL the two that `kp-worker contribute` writes. The worker needs only its own, so
+problems of the others do not make the topics unusable.
 """
 
 from __future__ import annotations
@@ -34,29 +34,26 @@ from worker.kafka.cluster.topic_plan import AFTER, Observed, Problem, TopicPlan,
 from worker.kafka.cluster.topics import create_missing
 
 INDENT: Final = " " * 4
-"""Before a topic's settings."""
+"""Indent of a topic's settings."""
 
 TIMEOUT_MS: Final = 10_000
-"""How long one answer of the broker may take."""
+"""Time limit for one answer of the broker."""
 
 AT_LEAST: Final = frozenset({"max.message.bytes", AFTER})
-"""Settings that may be greater than planned; AFTER on the source topic may be less."""
+"""Settings that may exceed the plan; AFTER on the source topic may be less."""
 
 
 class ConfigRow(Struct, frozen=True):
-    """One setting of a topic; `current` and `ok` None: the topic is missing, or its settings may not be read."""
+    """One setting of a topic."""
 
     name: str
-    current: str | None
+    current: str | None  # None, like `ok`: the topic is missing, or its settings may not be read
     wanted: str
     ok: bool | None
 
 
 class TopicRow(Struct, frozen=True):
-    """One topic as it is and as it should be. `commands`: they correct it by hand; none where it is right.
-
-    `needed_by`: the command that does not work without it.
-    """
+    """One topic as it is and as it should be."""
 
     setting: str
     topic: str
@@ -65,12 +62,12 @@ class TopicRow(Struct, frozen=True):
     partitions_wanted: int
     replicas: int | None
     configs: list[ConfigRow]
-    commands: list[str]
-    needed_by: str = "run"
+    commands: list[str]  # they correct it by hand; empty if it is right
+    needed_by: str = "run"  # the command that does not work without it
 
 
 class TopicsReport(Struct, frozen=True):
-    """All topics, and what keeps the worker from starting or is worth a warning."""
+    """All topics, and the problems that prevent a start or deserve a warning."""
 
     topics: list[TopicRow]
     problems: list[dict[str, str]]
@@ -83,7 +80,7 @@ class TopicsReport(Struct, frozen=True):
 
 def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
     """Show the topics as they are and as they should be; return the exit code. Raises SettingsError."""
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # its words are in the error
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # the error says the same
     try:
         report = asyncio.run(topics_report(settings, create))
     except ConfigError as error:
@@ -96,7 +93,7 @@ def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
 
 
 async def topics_report(settings: Settings, create: bool) -> TopicsReport:
-    """Describe the topics; with `create`, first create those that are missing. Raises ConfigError."""
+    """Describe the topics; with `create`, first create the missing ones. Raises ConfigError."""
     client = {**prepare_clients(settings), "request_timeout_ms": TIMEOUT_MS}
     try:
         async with connected_admin(settings, client) as admin:
@@ -129,7 +126,7 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
 
 
 async def _create_marks(admin: AIOKafkaAdminClient, settings: Settings) -> Problem | None:
-    """Create the topic of `redrive`; return why that is refused: a worker starts without it."""
+    """Create the topic of `redrive`; return why that is denied, since a worker starts without it."""
     try:
         await create_marks_topic(Session(settings), admin, marks_topic(settings))
     except ConfigError as error:
@@ -156,7 +153,7 @@ def _row(settings: Settings, wanted: TopicPlan, found: Observed, needed_by: str 
 
 
 def _bound(variable: str, name: str) -> str:
-    """Return how a setting of the topic that `variable` names is bounded: ">=", "<=", or "" where it must be equal."""
+    """Return the comparison for a setting of the topic that `variable` names: ">=", "<=", or "" for equality."""
     if name == AFTER and variable == "KP_SOURCE_TOPIC":
         return "<="
     return ">=" if name in AT_LEAST else ""
@@ -169,7 +166,7 @@ def _fits(bound: str, now: str, wanted: str) -> bool:
 
 
 def _partitions_wanted(settings: Settings, wanted: TopicPlan, found: Observed) -> int:
-    """Return the partitions that a topic should have: an output may have any number, the changelog more."""
+    """Return the partitions that a topic should have: any number for an output, at least the plan's for a changelog."""
     state = found.topics.get(wanted.name)
     if state is None or (wanted.name == settings.changelog and state.partitions < wanted.partitions):
         return wanted.partitions

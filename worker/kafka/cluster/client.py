@@ -1,4 +1,4 @@
-"""What all Kafka clients of a process share: their arguments, with TLS and SASL, and the patches of aiokafka."""
+"""The arguments that all Kafka clients of a process share, with TLS and SASL, and the patches of aiokafka."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from worker.kafka.reading.fetches import install_reader
 log = logging.getLogger(__name__)
 
 METADATA_MS: Final = 30_000
-"""How often clients ask which partitions there are: so soon, new ones of the source are noticed."""
+"""How often clients refresh the metadata: the longest time until new partitions of the source are noticed."""
 
 LOST_SECONDS: Final = 10
 """How long a broker may be unreachable before its connections end. Longer than a switch or a route takes to fail over;
-shorter than KP_SESSION_TIMEOUT_SECONDS and KP_TRANSACTION_TIMEOUT_SECONDS, so that time is left to go on elsewhere."""
+shorter than KP_SESSION_TIMEOUT_SECONDS and KP_TRANSACTION_TIMEOUT_SECONDS, so that time is left for another broker."""
 
 SENT_IN_THE_CLEAR: Final = {
     "PLAIN": "the password",
@@ -33,13 +33,13 @@ SENT_IN_THE_CLEAR: Final = {
 
 
 def prepare_clients(settings: Settings) -> dict[str, Any]:
-    """Patch aiokafka, and return what all clients get: `client_arguments`. Raises ConfigError for an unusable file."""
+    """Patch aiokafka and return the `client_arguments`. Raises ConfigError for an unusable file."""
     patch_aiokafka(settings)
     return client_arguments(settings)
 
 
 def patch_aiokafka(settings: Settings) -> None:
-    """Replace parts of aiokafka for all clients of this process, before the first one; may be called again."""
+    """Patch aiokafka for all clients of this process; call it before the first one starts. May be called again."""
     install_reader(settings.max_batch_bytes)
     check_oauth_answers()
     notice_lost_brokers(LOST_SECONDS)
@@ -47,7 +47,7 @@ def patch_aiokafka(settings: Settings) -> None:
 
 
 def client_arguments(settings: Settings) -> dict[str, Any]:
-    """Return the aiokafka arguments that all clients share: never log them. Raises ConfigError for an unusable file."""
+    """Return the aiokafka arguments shared by all clients; never log them. Raises ConfigError for an unusable file."""
     arguments: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,
@@ -77,7 +77,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
         password = _secret(settings, "tls_key_password")
         for variable, path in (("KP_TLS_CERTIFICATE_FILE", certificate), ("KP_TLS_KEY_FILE", key)):
             if path is not None:
-                _read(variable, path)  # OpenSSL does not say which of the two it could not open
+                _read(variable, path)  # OpenSSL does not say which of the two it cannot open
         try:
             context.load_cert_chain(certificate, key, _KeyPassword(password))
         except OSError as error:
@@ -89,7 +89,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
 
 
 class _KeyPassword:
-    """Returns a key's password to OpenSSL, which would ask on the terminal otherwise."""
+    """Gives a key's password to OpenSSL, which would otherwise ask on the terminal."""
 
     def __init__(self, password: str | None) -> None:
         self._password = password
@@ -139,7 +139,7 @@ def _read(variable: str, path: Path) -> str:
 
 
 class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
-    """Reads the bearer token from its file for each new connection, so that the file may be replaced at any time."""
+    """Reads the bearer token from its file for each new connection, so the file may be replaced at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -149,7 +149,7 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
         return _read("KP_SASL_TOKEN_FILE", self._path).strip()
 
     async def token(self) -> str:
-        """Return the token. Raises KafkaError: aiokafka then tries the connection again later."""
+        """Return the token. Raises KafkaError, after which aiokafka retries the connection later."""
         try:
             return await asyncio.to_thread(self.read)
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Opening admin clients, consumers and producers; and whether brokers can be reached, or why not."""
+"""Open admin clients, consumers and producers, and find out why brokers cannot be reached."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ CONNECTION_ARGUMENTS: Final = (
     "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
     "sasl_oauth_token_provider",
 )  # fmt: skip
-"""What a single connection takes of a client's arguments."""
+"""A client's arguments that a single connection takes."""
 
 Address = tuple[str, int]
 
 
 class UnreachableError(ConfigError):
-    """No broker can be reached, or the login fails. `final`: trying again cannot help."""
+    """No broker can be reached, or the login fails."""
 
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
-        self.final = final
+        self.final = final  # retrying is useless
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFault:
-    """Why a broker cannot be reached; `advertised`: another broker named its address, and not the settings."""
+    """Why a broker cannot be reached."""
 
     address: Address
     cause: Exception
-    advertised: bool = False
+    advertised: bool = False  # whether the address comes from another broker, not from the settings
 
     @property
     def where(self) -> str:
-        """Return the address as it is written in the settings."""
+        """Return the address as the settings write it."""
         host, port = self.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def words(self) -> str:
-        """Say what happened."""
+        """Return what happened."""
         if isinstance(self.cause, socket.gaierror):
             return "unknown host name"
-        if f"[Errno {errno.ECONNREFUSED}]" in str(self.cause):  # also among several addresses of one name
+        if f"[Errno {errno.ECONNREFUSED}]" in str(self.cause):  # also if one name has several addresses
             return "connection refused"
         if isinstance(self.cause, TimeoutError):
             return f"no answer in {PROBE_MS / 1000:g} s"
         return error_text(self.cause)
 
     def advice(self) -> str | None:
-        """Say what to do where the words do not; None: they do."""
+        """Return what to do; None if `words` says it already."""
         if self.advertised:
             return (
                 "a broker advertises this address: correct its advertised.listeners, or use a listener whose address "
@@ -85,7 +85,7 @@ class BrokerFault:
 
 
 async def reach_any(settings: Settings, client: Mapping[str, Any]) -> UnreachableError | None:
-    """Ask the brokers of KP_BOOTSTRAP_SERVERS, all at once; return None as soon as one answers, otherwise the error."""
+    """Ask all brokers of KP_BOOTSTRAP_SERVERS at once; return None as soon as one answers, otherwise the error."""
     asked = [asyncio.create_task(_ask(client, address)) for address in split_servers(client["bootstrap_servers"])]
     faults: list[BrokerFault] = []
     try:
@@ -101,15 +101,15 @@ async def reach_any(settings: Settings, client: Mapping[str, Any]) -> Unreachabl
 
 
 async def unreachable(settings: Settings, client: Mapping[str, Any], error: KafkaError) -> UnreachableError:
-    """Return the error for a client that did not start, with the reason that aiokafka hides."""
+    """Return the error for a client that failed to start, with the reason that aiokafka hides."""
     fault = await find_fault(client)
-    if fault is None:  # the brokers can be reached: what failed came after that
+    if fault is None:  # the brokers can be reached: a later step failed
         return UnreachableError(error_text(error), final=is_final(error))
     return _no_answer(settings, [fault])
 
 
 async def find_fault(client: Mapping[str, Any]) -> BrokerFault | None:
-    """Connect to each broker, also at its advertised address; return why that fails, a failed login first, or None."""
+    """Connect to each broker, also at its advertised address; return the worst fault (a failed login), or None."""
     given = split_servers(client["bootstrap_servers"])
     todo, faults = list(given), []
     for address in todo:
@@ -124,7 +124,7 @@ async def find_fault(client: Mapping[str, Any]) -> BrokerFault | None:
 async def _ask(client: Mapping[str, Any], address: Address, *, advertised: bool = False) -> list[Address] | BrokerFault:
     arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
     try:
-        async with asyncio.timeout(PROBE_MS / 1000):  # a name server may be silent, too
+        async with asyncio.timeout(PROBE_MS / 1000):  # a name server may not answer either
             answer = await ask_once(*address, MetadataRequest([]), request_timeout_ms=PROBE_MS, **arguments)
     except (KafkaConnectionError, ConnectionResetError) as error:
         hung_up = HungUpError("the connection was closed")
@@ -136,7 +136,7 @@ async def _ask(client: Mapping[str, Any], address: Address, *, advertised: bool 
 
 
 def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> UnreachableError:
-    """Return the error that names the brokers; a failed login comes first, and alone."""
+    """Return the error that names the brokers, or only the one with a failed login."""
     final = [fault for fault in faults if is_final(fault.cause)]
     named = final[:1] or faults[:NAMED]
     alone = named[0].where == settings.bootstrap_servers
@@ -152,13 +152,13 @@ def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> Unreachable
 Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer, Producer)
 Result = TypeVar("Result")
 
-CONNECT_SECONDS: Final = 30.0  # how long the worker tries to reach a broker at start before it exits
-RETRY_SECONDS: Final = 1.0  # pause between two attempts
+CONNECT_SECONDS: Final = 30.0  # how long a starting worker tries to reach a broker before it exits
+RETRY_SECONDS: Final = 1.0  # between two attempts
 
 
 @asynccontextmanager
 async def admin_client(client: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Start an admin client, close it at the end. Raises KafkaError."""
+    """Start an admin client and close it at the end. Raises KafkaError."""
     admin = AIOKafkaAdminClient(**client)
     try:
         await admin.start()
@@ -169,33 +169,33 @@ async def admin_client(client: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdmin
 
 @asynccontextmanager
 async def running(client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
-    """Start a consumer or producer, stop it at the end. Raises KafkaError.
+    """Start a consumer or producer and stop it at the end. Raises KafkaError.
 
-    `tolerant`: unreadable records come as faults (reading/fetches.py); otherwise they are an error.
+    `tolerant`: unreadable records become faults (reading/fetches.py); otherwise they are errors.
     """
     try:
         with reading_tolerantly() if tolerant else nullcontext():
             await client.start()
         yield client
     finally:
-        # Only a consumer's: aiokafka's producer sends what waits, and ours has the limit itself.
+        # Only a consumer needs the limit: aiokafka's producer still sends its records, and ours has its own limit.
         await (closed(client.stop()) if isinstance(client, AIOKafkaConsumer) else client.stop())
 
 
 def committed_reader(client: Mapping[str, Any], *topics: str, **more: Any) -> AIOKafkaConsumer:
-    """Return a consumer without a group that reads committed records, by default from the oldest on; not started."""
+    """Return a consumer, not started, that reads committed records without a group, by default from the oldest on."""
     return AIOKafkaConsumer(
         *topics,
         **client,
         **more,
         enable_auto_commit=False,
-        auto_offset_reset="earliest",  # without it a reader of a compacted topic reads nothing, silently
+        auto_offset_reset="earliest",  # without it a reader of a compacted topic silently reads nothing
         isolation_level="read_committed",
     )
 
 
 def idempotent_producer(client: Mapping[str, Any], timeout_seconds: float, **more: Any) -> AIOKafkaProducer:
-    """Return aiokafka's producer, not started: for commands that send records one by one."""
+    """Return aiokafka's producer, not started, for commands that send records one by one."""
     return AIOKafkaProducer(
         **client, **more, acks="all", enable_idempotence=True, request_timeout_ms=round(timeout_seconds * 1000)
     )
@@ -216,7 +216,7 @@ async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Re
 
 
 class _Patience:
-    """How long something is tried again; the log says so once."""
+    """Limits how long something is retried; the log says so once."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -224,11 +224,11 @@ class _Patience:
         self._told = False
 
     def left(self) -> float:
-        """Return the seconds that are left."""
+        """Return the seconds left."""
         return max(0.0, self._until - time.monotonic())
 
     async def bear(self, failure: Exception, *, final: bool) -> None:
-        """Pause before the next attempt. Raises the failure if it is final, or the time is over."""
+        """Pause before the next attempt. Raises the failure if it is final or the time is up."""
         if final or not self.left():
             raise failure
         if not self._told:
@@ -241,10 +241,10 @@ class _Patience:
 async def connected_admin(
     settings: Settings, client: Mapping[str, Any], patience_seconds: float = 0.0
 ) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Start an admin client, close it at the end. Raises UnreachableError.
+    """Start an admin client and close it at the end. Raises UnreachableError.
 
-    `patience_seconds`: how long to try again. Single connections ask first: a client would log each failure, and wait
-    for a broker that is silent.
+    `patience_seconds`: how long to retry. Single connections probe first, because a client would log each failure and
+    wait for a silent broker.
     """
     patience = _Patience(patience_seconds)
     async with AsyncExitStack() as stack:
@@ -263,9 +263,9 @@ async def connected_admin(
 async def prepare_patiently(
     settings: Settings, client: Mapping[str, Any], work: Callable[[AIOKafkaAdminClient], Awaitable[Result]]
 ) -> Result:
-    """Return what `work` returns with an admin client. Raises ConfigError.
+    """Return the result of `work` with an admin client. Raises ConfigError.
 
-    If a broker closes a connection or does not answer, the work begins anew, for CONNECT_SECONDS.
+    If a broker closes a connection or does not answer, the work is retried for CONNECT_SECONDS.
     """
     patience = _Patience(CONNECT_SECONDS)
     while True:
@@ -283,7 +283,7 @@ async def prepare_patiently(
 async def connected(
     settings: Settings, arguments: Mapping[str, Any], client: Client, *, tolerant: bool = False
 ) -> AsyncIterator[Client]:
-    """Do `running`, but raise UnreachableError."""
+    """Do the same as `running`, but raise UnreachableError."""
     async with AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(running(client, tolerant=tolerant))

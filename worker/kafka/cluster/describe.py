@@ -1,4 +1,4 @@
-"""What a broker reports: topics and groups, what this login may do with them, and the requests that it supports."""
+"""Ask a broker about topics and groups, this login's permissions on them, and the requests that it supports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NO_ID: Final = bytes(16)
 
 
 class Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
-    """16 bytes as they are."""
+    """A UUID as its 16 bytes."""
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
@@ -63,7 +63,7 @@ class Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
 
     @classmethod
     def decode(cls, data: BytesIO) -> bytes:
-        """Read 16 bytes. Raises ValueError where fewer are left."""
+        """Read 16 bytes. Raises ValueError if fewer are left."""
         value = data.read(16)
         if len(value) != 16:
             raise ValueError("Buffer underrun decoding UUID")
@@ -79,7 +79,7 @@ _FLAGS: Final = (
 
 
 def _answer(*, with_ids: bool) -> Schema:
-    """Return the format of the answer; the version with ids is a flexible one (compact types, tags)."""
+    """Return the format of the response; the version with ids is a flexible one (compact types, tags)."""
     array, string = (CompactArray, CompactString) if with_ids else (Array, String)
     topic_id, tags = ([("topic_id", Uuid)], [_TAGS]) if with_ids else ([], [])
     partitions = array(
@@ -133,7 +133,7 @@ class MetadataRequest_v10(RequestStruct):  # type: ignore[misc]
 
 @with_versions(MetadataRequest_v8, MetadataRequest_v10)
 class DescribeTopicsRequest(MetadataRequest):  # type: ignore[misc]
-    """Request topics by name, in the highest version that the broker knows; creates none."""
+    """Request topics by name, in the highest version that the broker supports. Creates none."""
 
     def __init__(self, topics: Sequence[str], operations: bool = False) -> None:
         # Without the flag a broker with auto.create.topics.enable would create missing topics.
@@ -161,8 +161,8 @@ OPERATIONS: Final[Mapping[int, str]] = {
 }  # fmt: skip
 """Names of the bits that stand for operations (KIP-430)."""
 
-NOT_TOLD: Final = -(2**31)  # the value from a broker that does not report the operations
-LIMIT_SECONDS: Final = 5.0  # how long reading one topic's limit may take, during a transaction
+NOT_TOLD: Final = -(2**31)  # the value from a broker that does not report operations
+LIMIT_SECONDS: Final = 5.0  # how long reading a topic's limit may take; a transaction waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +171,19 @@ class TopicDescription:
 
     name: str
     error: type[KafkaError] | None  # why the description is missing or incomplete
-    partitions: int  # how many
-    replicas: int  # the least of any partition
-    leaderless: int  # partitions without a leader
-    topic_id: str | None = None  # as Kafka's tools write it (22 characters); None from a broker without ids
-    operations: frozenset[str] | None = None  # what this login may do; None: not requested, or not reported
+    partitions: int  # number of partitions
+    replicas: int  # fewest of any partition
+    leaderless: int  # number of partitions without a leader
+    topic_id: str | None = None  # as Kafka's tools print it (22 characters); None if the broker has no topic ids
+    operations: frozenset[str] | None = None  # this login's permissions; None: not requested, or not reported
 
 
 async def describe_topics(
     admin: AIOKafkaAdminClient, names: Sequence[str], *, operations: bool = False
 ) -> dict[str, TopicDescription]:
-    """Return the topics by name, also those that are missing or denied. Creates none.
+    """Return the topics by name, including missing and denied ones. Creates none.
 
-    Raises KafkaError; IncompatibleBrokerVersion for operations from a broker before Kafka 2.3.
+    Raises KafkaError, and IncompatibleBrokerVersion if `operations` are requested from a broker before Kafka 2.3.
     """
     response = await send_request(admin, DescribeTopicsRequest(names, operations))
     return {topic["topic"]: _topic(topic) for topic in response.to_object()["topics"]}
@@ -205,7 +205,7 @@ def _topic(answer: Mapping[str, Any]) -> TopicDescription:
 
 
 async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
-    """Return a topic's id, None from a broker before Kafka 2.8. Raises KafkaError, also if the topic is missing."""
+    """Return a topic's id; None before Kafka 2.8. Raises KafkaError, also if the topic is missing."""
     topic = (await describe_topics(admin, [name]))[name]
     if topic.topic_id is None and topic.error is not None:
         raise topic.error(f"topic {name}")
@@ -215,7 +215,10 @@ async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
 async def topic_configs(
     admin: AIOKafkaAdminClient, names: Sequence[str]
 ) -> tuple[dict[str, Mapping[str, str]], dict[str, tuple[type[KafkaError], str]]]:
-    """Return the settings by topic; for topics without, the error and the broker's message. Raises KafkaError."""
+    """Return settings by topic, and by topic whose settings cannot be read, the error and the broker's message.
+
+    Raises KafkaError.
+    """
     configs: dict[str, Mapping[str, str]] = {}
     unreadable: dict[str, tuple[type[KafkaError], str]] = {}
     if not names:
@@ -230,7 +233,7 @@ async def topic_configs(
 
 
 async def broker_configs(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
-    """Return the settings of one broker; none if this login may not read them. Raises KafkaError."""
+    """Return one broker's settings; none if this login may not read them. Raises KafkaError."""
     broker = (await admin.describe_cluster())["brokers"][0]["node_id"]
     for response in await admin.describe_configs([ConfigResource(ConfigResourceType.BROKER, str(broker))]):
         for _, _, _, _, entries in response.resources:
@@ -249,7 +252,7 @@ async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
 
 
 class _DescribeGroups(RequestStruct):  # type: ignore[misc]
-    # aiokafka's own v3 request reads the answer as v2, without operations.
+    # aiokafka's own v3 request parses the response as v2, without operations.
     API_KEY, API_VERSION, RESPONSE_TYPE = 15, 3, DescribeGroupsResponse_v3
     SCHEMA = Schema(("groups", Array(String())), ("include_authorized_operations", Boolean))
 
@@ -259,7 +262,7 @@ class _DescribeGroupsRequest(InOneVersion[_DescribeGroups]):
 
 
 async def describe_group(admin: AIOKafkaAdminClient, group: str) -> tuple[dict[str, Any], frozenset[str] | None]:
-    """Return a group's description and its operations (None: not reported). Raises KafkaError.
+    """Return a group's description, and this login's permissions on it (None: not reported). Raises KafkaError.
 
     If no group was ever used, looking up a coordinator makes the broker create __consumer_offsets.
     """
@@ -281,16 +284,16 @@ SENT_ALWAYS: Final[tuple[type[Request[Any]], ...]] = (
     FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest,
     DescribeConfigsRequest, InitProducerId,
 )  # fmt: skip
-"""Requests that the worker's clients send in any case."""
+"""Requests that the worker's clients always send."""
 
 SENT_IN_TRANSACTIONS: Final[tuple[type[Request[Any]], ...]] = (
     AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, EndTxnRequest, TxnOffsetCommitRequest,
 )  # fmt: skip
-"""Requests that they send with KP_DELIVERY=exactly_once only."""
+"""Requests that they send only with KP_DELIVERY=exactly_once."""
 
 
 async def lacking_apis(admin: AIOKafkaAdminClient, *, transactions: bool) -> tuple[list[str], int]:
-    """Return the names of the requests without a version in common with the broker, and how many are needed."""
+    """Return the names of requests that have no version in common with the broker, and the number needed."""
     needed = SENT_ALWAYS + (SENT_IN_TRANSACTIONS if transactions else ())
     answer = await send_request(admin, ApiVersionRequest())
     versions = {key: (least, most) for key, least, most in answer.api_versions}
@@ -299,14 +302,14 @@ async def lacking_apis(admin: AIOKafkaAdminClient, *, transactions: bool) -> tup
 
 
 class Transactions(NamedTuple):
-    """The version of the transaction protocol that the worker's producers use on a cluster, 1 or 2, and its fault."""
+    """The transaction protocol of a cluster."""
 
-    version: int
-    may_hang: bool
+    version: int  # 1 or 2; the worker's producers use it
+    may_hang: bool  # whether the brokers have the bug of protocol.may_hang_at_last_epoch
 
 
 async def transactions_of(admin: AIOKafkaAdminClient) -> Transactions:
-    """Return what a broker of the cluster says of transactions."""
+    """Return the cluster's transaction protocol, as one of its brokers reports it."""
     try:
         response = await send_request(admin, FeaturesRequest())
     except NotImplementedError:  # before Kafka 2.4

@@ -1,4 +1,4 @@
-"""Words for Kafka's errors: what happened, on which resource, and what to do."""
+"""Explain Kafka's errors: what happened, on which resource, and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAD_CERTIFICATE: Final = {
     62: "KP_BOOTSTRAP_SERVERS (or what the broker advertises) must be a name that is in it",
     64: "KP_BOOTSTRAP_SERVERS (or what the broker advertises) must be an address that is in it",
 }
-"""What to do, by OpenSSL's reason (X509_V_ERR_...). For all others, the authority is not known."""
+"""What to do, by OpenSSL's reason (X509_V_ERR_...). Any other reason means an unknown authority."""
 
 ANOTHER_LISTENER: Final = "check KP_SECURITY_PROTOCOL and the port in KP_BOOTSTRAP_SERVERS"
 
@@ -35,7 +35,7 @@ class HungUpError(ConnectionError):
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """Return the error and what caused it, outermost first."""
+    """Return the error and its causes, outermost first."""
     found: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in found:
@@ -45,12 +45,12 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def remedy(error: BaseException) -> str | None:
-    """Return what would fix a Kafka error, or None if there is nothing to add to its message."""
+    """Return what would fix a Kafka error; None if there is nothing to add to its message."""
     for cause in chain(error):
         for kinds, advice in REMEDIES:
             if isinstance(cause, kinds):
                 return advice if isinstance(advice, str) else advice(cause)
-    if isinstance(error, HungUpError):  # no reason was found in what caused it
+    if isinstance(error, HungUpError):  # its causes gave no reason
         return f"if the broker is running, this listener may use another protocol: {ANOTHER_LISTENER}"
     return None
 
@@ -81,7 +81,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def error_text(error: BaseException) -> str:
-    """Return type, message and remedy of an error, in one line."""
+    """Return an error's type, message and remedy in one line."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     advice = remedy(error)
     return text if advice is None else f"{text} ({advice})"
@@ -140,4 +140,4 @@ REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
         "the broker did not answer in KP_TRANSACTION_TIMEOUT_SECONDS",
     ),
 )
-"""What would fix an error, by its type; the first row that matches counts."""
+"""What would fix an error, by its type; the first matching row counts."""

@@ -1,4 +1,4 @@
-"""The topics as they are and as they should be, what is wrong with them, and what to do about it."""
+"""Compare the topics with what they should be; report problems and their remedies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's default max.message.bytes, assumed if the worker may not read a topic's settings."""
 
 AFTER: Final = "message.timestamp.after.max.ms"
-"""Kafka 3.6 and later. Before, DIFFERENCE limits how far records may be dated ahead and back alike."""
+"""Since Kafka 3.6. Before that, DIFFERENCE limits both how far ahead and how far back records may be dated."""
 
 DIFFERENCE: Final = "message.timestamp.difference.max.ms"
 BEFORE: Final = "message.timestamp.before.max.ms"
 
-NO_LIMIT: Final = 2**63 - 1  # the value that Kafka shows for a topic without a limit
+NO_LIMIT: Final = 2**63 - 1  # the value that Kafka reports for a topic without a limit
 
 
 class MissingTopicsError(ConfigError):
@@ -34,35 +34,35 @@ class MissingTopicsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the broker reports about the topics."""
+    """The topics as a broker reports them."""
 
-    topics: Mapping[str, TopicDescription]  # those that exist
-    denied: Sequence[str]  # those to which it denies access
+    topics: Mapping[str, TopicDescription]  # existing ones
+    denied: Sequence[str]  # topics to which this login has no access
     configs: Mapping[str, Mapping[str, str]]  # settings by topic
-    unreadable: Mapping[str, str]  # the broker's message, by topic whose settings it does not show
-    defaults: Mapping[str, str] = field(default_factory=dict)  # settings of a broker, if no topic shows any
+    unreadable: Mapping[str, str]  # the broker's message, by topic whose settings cannot be read
+    defaults: Mapping[str, str] = field(default_factory=dict)  # a broker's settings, if no topic's are known
 
     def config(self, topic: str, name: str, default: str) -> str:
-        """Return a topic's setting; `default` if it is not known."""
+        """Return a topic's setting; `default` if unknown."""
         return self.configs.get(topic, {}).get(name, default)
 
     @property
     def has_after(self) -> bool:
-        """Whether the broker has the setting AFTER, as far as the topics or its own settings show it."""
+        """Whether the broker has the setting AFTER, as far as the topics' settings or its own show."""
         if f"log.{DIFFERENCE}" in self.defaults and f"log.{AFTER}" not in self.defaults:
             return False
         return not any(DIFFERENCE in shown and AFTER not in shown for shown in self.configs.values())
 
     def max_bytes(self, topic: str) -> int:
-        """Return the largest record that a topic accepts; Kafka's default if that is not known."""
+        """Return the largest record that a topic accepts; Kafka's default if unknown."""
         return int(self.config(topic, "max.message.bytes", str(DEFAULT_MAX_BYTES)))
 
     def output(self, topic: str) -> OutputTopic:
-        """Return a topic that exists as one that is written."""
+        """Return an existing topic as an output topic."""
         return OutputTopic(topic, self.topics[topic].partitions, self.max_bytes(topic))
 
     def milliseconds(self, topic: str, name: str) -> float | None:
-        """Return a limit of a topic: infinity if it sets none, None if it is not known."""
+        """Return one of a topic's time limits: infinity if there is none, None if unknown."""
         text = self.configs.get(topic, {}).get(name)
         if text is None:
             return None
@@ -74,7 +74,7 @@ class Observed:
 
 
 async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequence[str]) -> Observed:
-    """Look at the topics, and at the settings of those in `settings_of` that exist. Changes nothing.
+    """Observe the topics, and the settings of those in `settings_of` that exist. Changes nothing.
 
     Raises KafkaError, and MissingTopicsError for a topic so new that its settings are not known yet.
     """
@@ -82,7 +82,7 @@ async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequ
 
 
 async def look_at(admin: AIOKafkaAdminClient, names: Sequence[str], settings_of: Sequence[str]) -> Observed:
-    """Look at topics by their names, as `look` does."""
+    """Observe topics by name, as `look` does."""
     described = await describe_topics(admin, names)
     denied = [name for name, topic in described.items() if topic.error is TopicAuthorizationFailedError]
     topics = {name: topic for name in names if (topic := described.get(name)) is not None and topic.error is None}
@@ -102,7 +102,7 @@ async def _defaults(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
 async def _configs(
     admin: AIOKafkaAdminClient, names: Sequence[str]
 ) -> tuple[Mapping[str, Mapping[str, str]], Mapping[str, str]]:
-    """Return the topics' settings, and the broker's message for those that it does not show."""
+    """Return the topics' settings, and the broker's message by topic whose settings cannot be read."""
     try:
         configs, unreadable = await topic_configs(admin, names)
     except KafkaError as error:
@@ -123,18 +123,18 @@ DEAD_LETTER_OVERHEAD: Final = 65_536
 
 SOURCE_AFTER_MS: Final = 60_000
 """message.timestamp.after.max.ms of a created source topic, which limits how far one record moves stream time: a minute
-tolerates a clock that NTP does not correct, and expires at most a sixtieth of an hour's cache."""
+tolerates a clock without NTP, and expires at most a sixtieth of an hour's cache."""
 
-DEFAULT_AFTER_MS: Final = 3_600_000  # Kafka's default of AFTER, from version 4.0 on
+DEFAULT_AFTER_MS: Final = 3_600_000  # Kafka's default of AFTER since version 4.0
 
 CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
-    # Only closed segments are compacted: with the default of 7 days and 1 GiB the topic would grow without bound.
+    # Only closed segments are compacted: with the defaults of 7 days and 1 GiB the topic would grow without bound.
     "segment.ms": "600000",
     "segment.bytes": "16777216",
     "min.cleanable.dirty.ratio": "0.1",
     "delete.retention.ms": "60000",
-    # Entries must never age out while they are the latest of their slot.
+    # An entry must never age out while it is the latest of its slot.
     "retention.ms": "-1",
     # The broker's time: a worker whose clock is an hour ahead could not commit (message.timestamp.after.max.ms).
     "message.timestamp.type": "LogAppendTime",
@@ -143,20 +143,20 @@ CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """A topic as it should be: the variable that names it, partitions, and the settings that it is created with."""
+    """A topic as it should be."""
 
-    variable: str
+    variable: str  # that sets its name
     name: str
-    partitions: int
-    configs: Mapping[str, str]
+    partitions: int  # number of partitions
+    configs: Mapping[str, str]  # settings with which it is created
 
 
 def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[TopicPlan]:
-    """Return the topics as they should be, given those that exist; the source first."""
+    """Return the topics as they should be, given the existing ones; the source first."""
     source = found.topics.get(settings.source_topic)
     partitions = settings.topic_partitions if source is None else source.partitions
     largest = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
-    # An output keeps its record's timestamp: if the source accepts more than Kafka's default, outputs must, too.
+    # An output keeps its record's timestamp: if the source accepts more than Kafka's default, outputs must too.
     ahead = found.milliseconds(settings.source_topic, AFTER) or 0
     times = {AFTER: limit_text(ahead)} if ahead > DEFAULT_AFTER_MS and not found.stamps(settings.source_topic) else {}
     outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest)), **times}
@@ -177,46 +177,46 @@ def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Topi
 
 
 def limit_text(milliseconds: float) -> str:
-    """Write a limit as Kafka's settings spell it."""
+    """Return a limit as Kafka's settings spell it."""
     return str(NO_LIMIT if milliseconds == math.inf else int(milliseconds))
 
 
 HARMLESS_SHARE: Final = 0.1  # the share of KP_CACHE_TTL_SECONDS that one record may expire without a warning
 
 ENTRY_BYTES: Final = 2048
-"""A cache entry of 384 dimensions is about 1.7 kB, with its record's and batch's framing below this."""
+"""Upper bound of a cache entry of 384 dimensions (about 1.7 kB) with its record's and batch's framing."""
 
-LARGEST_ENTRY_BYTES: Final = 4096  # the same with the longest trace id that is kept
+LARGEST_ENTRY_BYTES: Final = 4096  # the same with the longest trace id
 
 LARGEST_RECORD_BYTES: Final = 12_288
-"""A track record with 200 verdicts and the longest names, of 4 bytes a character, is below this."""
+"""Upper bound of a track record with 200 verdicts and the longest names, at 4 bytes per character."""
 
 LARGEST_REQUEST_BYTES: Final = 131_072
-"""The changelog's record of a request to forget, with the most ids and the ends of 10,000 partitions, is below this."""
+"""Upper bound of the changelog record of a request to forget, with the most ids and the ends of 10,000 partitions."""
 
 CODECS: Final[Mapping[str, Callable[[], bool]]] = {
     "gzip": codec.has_gzip, "snappy": codec.has_snappy, "lz4": codec.has_lz4, "zstd": codec.has_zstd,
 }  # fmt: skip
-"""The codecs that a batch may be compressed with, and whether each can be read here."""
+"""The codecs of compressed batches, and whether each can be read here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with the topics. `fail`: the worker does not start; `warn`: it does."""
+    """A problem with the topics."""
 
-    level: Literal["warn", "fail"]
+    level: Literal["warn", "fail"]  # fail: the worker does not start
     message: str
     remedy: str = ""
-    missing: bool = False
+    missing: bool = False  # whether a topic is missing
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
 def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Problem]:
-    """Return what is wrong with the topics, in the order in which it should be fixed.
+    """Return the problems of the topics, in the order in which to fix them.
 
-    `extra_bytes`: by how much an output may exceed its input beyond OUTPUT_OVERHEAD (the embedding in it).
+    `extra_bytes`: how far an output may exceed its input beyond OUTPUT_OVERHEAD (its embedding).
     """
     return [
         *_denied_topics(settings, found),
@@ -286,7 +286,7 @@ def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> Ite
 
 
 def codec_problems() -> Iterator[Problem]:
-    """Return a warning if producers may send what cannot be read here; no topic setting shows which codecs they use."""
+    """Yield a warning if a codec cannot be read here; no topic setting shows which codecs producers use."""
     missing = [name for name, readable in CODECS.items() if not readable()]
     if missing:
         yield Problem(
@@ -297,7 +297,7 @@ def codec_problems() -> Iterator[Problem]:
 
 
 def _compression_problems(found: Observed) -> Iterator[Problem]:
-    """Return the topics that the broker compresses with a codec that cannot be read here, also the worker's outputs."""
+    """Yield the topics, outputs included, that the broker compresses with a codec that cannot be read here."""
     for name in found.topics:
         kind = found.config(name, "compression.type", "producer")
         if kind in CODECS and not CODECS[kind]():
@@ -309,7 +309,7 @@ def _compression_problems(found: Observed) -> Iterator[Problem]:
 
 
 def _refused_outputs(settings: Settings, found: Observed) -> Iterator[Problem]:
-    """Return the outputs that would refuse a record of the worker: by key, by size or by timestamp."""
+    """Yield the outputs that would refuse one of the worker's records for its key, size or timestamp."""
     source = settings.source_topic
     for name in (settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic):
         policy = found.config(name, "cleanup.policy", "delete")
@@ -332,7 +332,7 @@ def _refused_outputs(settings: Settings, found: Observed) -> Iterator[Problem]:
 
 
 def _refused_timestamps(source: str, output: str, found: Observed) -> Iterator[Problem]:
-    """Compare the timestamps that the source accepts with those that an output accepts: records keep theirs."""
+    """Compare the timestamps that the source and an output accept, as records keep theirs."""
     if found.stamps(output):
         return
     ahead, takes_ahead = found.milliseconds(source, AFTER), found.milliseconds(output, AFTER)
@@ -350,7 +350,7 @@ def _refused_timestamps(source: str, output: str, found: Observed) -> Iterator[P
     if found.stamps(source):
         old = 0.0
     if old is not None and takes_old is not None and kept is not None and takes_old < old + kept:
-        # a record ages on the source, up to its retention, before it is scored
+        # A record may age on the source, up to its retention, before it is scored.
         yield Problem(
             "warn",
             f"topic {output} has {BEFORE}={takes_old:.0f}, and records of the source {source} may be older when "
@@ -411,7 +411,7 @@ def _changelog_problems(settings: Settings, found: Observed) -> Iterator[Problem
 
 
 def _small_changelog_for_control(settings: Settings, found: Observed) -> Iterator[Problem]:
-    """Return a failure if the changelog refuses what a request to forget, or a verdict, leaves there."""
+    """Yield a failure if the changelog would refuse the record of a request to forget or of a verdict."""
     limit, name = found.max_bytes(settings.changelog), settings.changelog
     rows = []
     if settings.forget:
@@ -428,7 +428,7 @@ def _small_changelog_for_control(settings: Settings, found: Observed) -> Iterato
 
 
 def _no_id_for_control(settings: Settings, found: Observed) -> Iterator[Problem]:
-    """Return a warning for each kind of control record if the source topic has no id, for which it is signed."""
+    """Yield a warning for each kind of control record if the source topic has no id for which to sign it."""
     source = found.topics.get(settings.source_topic)
     if source is None or source.topic_id is not None:
         return

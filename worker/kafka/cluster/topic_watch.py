@@ -1,6 +1,7 @@
-"""Whether the topics of a running worker are still the ones that it started with.
+"""Watch whether a running worker's topics are still the ones that it started with.
 
-Clients do not tell: a producer waits for a missing topic until its timeout, and goes on with another of the same name.
+Clients do not report it: a producer waits for a missing topic until its timeout, and continues with a new one of the
+same name.
 """
 
 from __future__ import annotations
@@ -23,33 +24,33 @@ from worker.kafka.cluster.errors import chain, error_text
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS: Final = 2.0
-"""Time between two requests for the metadata of the topics; each takes about a millisecond of CPU."""
+"""Time between two metadata requests; each takes about a millisecond of CPU."""
 
-ANSWER_SECONDS: Final = 5.0  # how long one answer may take; a later request may go to another broker
+ANSWER_SECONDS: Final = 5.0  # how long an answer may take; the next request may go to another broker
 
 MISSING_TIMES: Final = 3
-"""Answers in a row without a topic after which it is missing: a broker that has just started may not know it yet."""
+"""Consecutive answers without a topic after which it counts as missing: a new broker may not know it yet."""
 
 
 class TopicLostError(Exception):
-    """A topic was deleted, or created again; the message names it and says what to do."""
+    """A topic was deleted or recreated; the message names it and says what to do."""
 
 
 class TopicWatch:
-    """Watches the topics, by the variable that names each."""
+    """Watches the topics."""
 
     def __init__(
         self,
         settings: Settings,
         client: Mapping[str, Any],
-        topics: Mapping[str, str],
+        topics: Mapping[str, str],  # names, by the variable that sets each
         *,
-        state: Collection[str],  # topics on whose records the worker relies: if one was created again, it must restart
-        cache: str | None = None,  # the one of these that is lost with its topic, so that waiting is of no use
+        state: Collection[str],  # topics with records that the worker relies on: it must restart if one is recreated
+        cache: str | None = None,  # the one with the caches, which cannot be waited for: they are lost with it
     ) -> None:
         self.problem: str | None = None
         self._settings = settings
-        self._client = {**client, "metadata_max_age_ms": 600_000}  # of the brokers alone: it follows no topic
+        self._client = {**client, "metadata_max_age_ms": 600_000}  # the brokers' only: it follows no topic
         self._variables = {name: variable for variable, name in topics.items()}
         self._state = state
         self._cache = cache
@@ -59,7 +60,7 @@ class TopicWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, fail: Callable[[BaseException], None]) -> None:
-        """Note which topics there are, and watch them; `fail` ends the worker. Raises UnreachableError."""
+        """Note the current topics and watch them; `fail` ends the worker. Raises UnreachableError."""
         admin = await self._stack.enter_async_context(connected_admin(self._settings, self._client, CONNECT_SECONDS))
         await self._check(admin)
         self._task = asyncio.create_task(self._watch(admin, fail), name="topic-watch")
@@ -72,7 +73,7 @@ class TopicWatch:
         await self._stack.aclose()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the error of Kafka that follows from a missing topic with the topic's name, any other one as it is."""
+        """Return a Kafka error that a missing topic explains with the topic's name, any other unchanged."""
         missing = self._gone(1)
         if not missing or not any(isinstance(cause, KafkaError | TimeoutError) for cause in chain(error)):
             return error
@@ -87,7 +88,7 @@ class TopicWatch:
             fail(error)
 
     async def _check(self, admin: AIOKafkaAdminClient) -> None:
-        """Ask once; brokers that do not answer are no subject of this watch. Raises TopicLostError."""
+        """Ask once; brokers that do not answer are not this watch's concern. Raises TopicLostError."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 found = await describe_topics(admin, list(self._variables))
@@ -106,12 +107,12 @@ class TopicWatch:
         self.problem = problem
 
     def _compare(self, now: TopicDescription) -> None:
-        """Compare a topic with the one that was there first. Raises TopicLostError."""
+        """Compare a topic with its first description. Raises TopicLostError."""
         if now.error is UnknownTopicOrPartitionError:
             self._missing[now.name] += 1
             return
         if now.error is not None:
-            return  # it may not be described, or has no leader: others tell
+            return  # access denied, or no leader: reported elsewhere
         del self._missing[now.name]
         first = self._first.setdefault(now.name, now)
         if first.topic_id is None:  # a broker before Kafka 2.8; the next one may be newer
@@ -129,7 +130,7 @@ class TopicWatch:
         self._first[now.name] = now
 
     def _gone(self, times: int) -> str | None:
-        """Return which topics were missing in so many answers in a row, and what to do; None: none was."""
+        """Return which topics were missing from the last `times` answers, and what to do; None if none was."""
         missing = [self._said(name) for name in self._variables if self._missing[name] >= times]
         if not missing:
             return None

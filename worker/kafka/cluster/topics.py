@@ -1,4 +1,4 @@
-"""Preparing the worker's topics before the worker joins its group: created if KP_CREATE_TOPICS is set, then checked."""
+"""Prepare the topics before the worker joins its group: create them if KP_CREATE_TOPICS is set, then check them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
-SETTLE_ATTEMPTS: Final = 50  # how often, 0.2 s apart, a broker is asked for a new topic that it does not know yet
+SETTLE_ATTEMPTS: Final = 50  # how often, 0.2 s apart, a broker is asked for a topic that it does not know yet
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the worker found: the source's partitions, and the topics that it writes."""
+    """The worker's topics as found."""
 
-    source_partitions: int
-    outputs: Mapping[str, OutputTopic]
+    source_partitions: int  # number of partitions
+    outputs: Mapping[str, OutputTopic]  # by kind (records.ACCEPTED and so on)
     changelog: OutputTopic
 
 
 async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_bytes: int = 0) -> Layout:
     """Create missing topics (KP_CREATE_TOPICS) and check all. Raises ConfigError that names topic and remedy.
 
-    `extra_bytes`: as of `topic_plan.problems`.
+    `extra_bytes`: see `topic_plan.problems`.
     """
 
     async def prepare(admin: AIOKafkaAdminClient) -> Layout:
@@ -110,7 +110,7 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
 
 
 async def _accessible(admin: AIOKafkaAdminClient, settings: Settings, *needed: str) -> Observed:
-    """Look at the topics, and at the source's settings. Raises ConfigError if one is denied, or missing and needed."""
+    """Observe the topics and the source's settings. Raises ConfigError if one is denied, or missing and needed."""
     found = await look(admin, settings, [settings.source_topic])
     if found.denied:
         raise ConfigError(str(problems(settings, found)[0]))
@@ -127,7 +127,7 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
         await admin.create_partitions({name: NewPartitions(partitions)})
         log.info("topic %s now has %s, like the source", name, number_of(partitions, "partition"))
     except InvalidPartitionsError as error:
-        failure = error  # if another worker was faster, it has as many already
+        failure = error  # it has enough already if another worker was faster
     except KafkaError as error:
         if error.retriable:
             raise
@@ -143,7 +143,7 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
 
 
 async def settled(look: Callable[[], Awaitable[Found]]) -> Found:
-    """Look at new topics until they are known: not all brokers know them at the same time."""
+    """Return what `look` returns once it finds the new topics: brokers learn of them at different times."""
     for _ in range(SETTLE_ATTEMPTS):
         try:
             return await look()

@@ -1,6 +1,6 @@
-"""Which other groups write to topics: their transactional producers, as brokers list them (since Kafka 3.0, KIP-664).
+"""Find other groups that write to our topics by their transactional producers (listed since Kafka 3.0, KIP-664).
 
-Two groups on the same output topics double every trace there, and neither fails.
+Two groups on the same output topics duplicate every trace there, and neither fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker.kafka.aiokafka_private import send_request
 from worker.kafka.cluster.describe import DescribeTopicsRequest
 from worker.kafka.writing.protocol import TEXT, Fields, InOneVersion, by_topic_fields, fields_array
 
-LOOK_SECONDS: Final = 5.0  # longest time for all brokers' answers
+LOOK_SECONDS: Final = 5.0  # for all brokers' answers
 
 _WORKERS_ID: Final = re.compile(r"(.+)-[0-9]+")
 """The transactional id of a worker's producer: its group, and the source partition."""
@@ -81,11 +81,11 @@ class _DescribeProducersRequest(InOneVersion[_DescribeProducers]):
 
 
 class OtherGroup(NamedTuple):
-    """A group that writes to a topic of ours. `last_ms`: when it wrote there last, ms since 1970; -1: not known."""
+    """A group that writes to one of our topics."""
 
     topic: str
     group: str
-    last_ms: int
+    last_ms: int  # its last write there, ms since 1970; -1: not known
 
     def __str__(self) -> str:
         last = f", last at {rfc3339(self.last_ms)}" if self.last_ms >= 0 else ""
@@ -96,10 +96,10 @@ REMEDY: Final = "stop one of the groups, or give it its own output topics (KP_AC
 
 
 async def other_groups(admin: AIOKafkaAdminClient, settings: Settings) -> list[OtherGroup]:
-    """Return the other groups that have written to the output topics as workers do, within a day by default.
+    """Return the other groups whose workers have written to the output topics, within a day by default.
 
-    Kafka forgets a producer after producer.id.expiration.ms, and hides groups whose transactional ids this login may
-    not describe. Raises KafkaError, also without Read on a topic; NotImplementedError before Kafka 3.0; TimeoutError.
+    Kafka drops a producer after producer.id.expiration.ms, and hides groups whose transactional ids this login may not
+    describe. Raises KafkaError (also without Read on a topic), NotImplementedError before Kafka 3.0, and TimeoutError.
     """
     names = [settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic]
     async with asyncio.timeout(LOOK_SECONDS):
@@ -121,7 +121,7 @@ async def other_groups(admin: AIOKafkaAdminClient, settings: Settings) -> list[O
 
 
 async def other_groups_if_known(admin: AIOKafkaAdminClient, settings: Settings) -> list[OtherGroup] | None:
-    """Return them as `other_groups` does; None where the brokers do not say."""
+    """Return the other groups (`other_groups`); None if the brokers do not list them."""
     try:
         return await other_groups(admin, settings)
     except (KafkaError, NotImplementedError, TimeoutError):
@@ -129,7 +129,7 @@ async def other_groups_if_known(admin: AIOKafkaAdminClient, settings: Settings) 
 
 
 def _groups(transactions: Sequence[Mapping[str, Any]], own: str) -> Iterator[tuple[int, str]]:
-    """Yield the producers of groups, but those of our `assemble`, whose ids begin with `own`: it writes no output."""
+    """Yield (producer id, group), except for our `assemble`, whose ids begin with `own`: it writes no output."""
     for each in transactions:
         found = _WORKERS_ID.fullmatch(each["transactional_id"])
         if found is not None and not each["transactional_id"].startswith(own):

@@ -36,7 +36,7 @@ _STEM: Final = (
 ANY_STEM: Final = (
     "pass|pw|psk|assword|secret|token|key|cred|auth|sig|sess|sid|jwt|otp|pin|psw|cvv|cvc|mnemonic|hmac|recovery"
 )
-"""Each text with a name has one of these, in any case."""
+"""Each text with a name contains one of these, ignoring case."""
 _QUOTE: Final = r"\\{0,7}[\"'`]"
 _BLANKS: Final = r"(?:[ \t\r\n]|\\{1,7}[nrt]){0,40}+"
 _TYPE: Final = r"(?:&'?static str|&str|string\??|str|secretstr|optional\[str\]|str \| none|varchar)"
