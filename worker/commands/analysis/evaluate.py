@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from worker.commands.shared.console import ArgumentError, Command, require_extra
-from worker.commands.shared.options import checked_settings, json_option, settings_options
+from worker.commands.shared.options import checked_settings, json_option, page_option, settings_options
 
 if TYPE_CHECKING:
     from worker.config import Settings
@@ -35,7 +35,7 @@ GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model",
 @click.option("--grid", multiple=True, metavar="NAME=V,V", help="Values of a setting to compare, such as "
               "embed_text=whole,objective; may be repeated.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, metavar="N", help="Seed of all random choices.")
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
+@page_option
 @json_option
 @settings_options
 def evaluate(

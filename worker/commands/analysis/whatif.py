@@ -20,7 +20,7 @@ from worker.commands.shared.console import (
     write_json,
     writing,
 )
-from worker.commands.shared.options import InputFile, json_option, read_settings, settings_options
+from worker.commands.shared.options import InputFile, json_option, page_option, read_settings, settings_options
 from worker.core.terminal import number_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ CSV = "csv"
               "metadata.ticket; shows the accepted shares of firsts and repeats.")  # fmt: skip
 @click.option("--verdicts", type=InputFile(), metavar="FILE", help="With --set confidence=record and a file: "
               "verdicts, as kp-worker verdict takes them, or records of KP_JUDGED_TOPIC.")  # fmt: skip
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
+@page_option
 @json_option
 @settings_options
 def whatif(
