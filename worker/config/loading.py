@@ -20,6 +20,7 @@ from worker.config.sources import (
     config_file,
     environment,
     merged,
+    removed_variables,
     unknown_keys,
     unknown_variables,
 )
@@ -112,8 +113,10 @@ def _hidden_problems(sources: tuple[Source, ...], known: list[str]) -> list[str]
 
 def _odd_keys(source: Source) -> list[str]:
     """Return the errors in keys, and in values that pydantic would take for another type."""
-    if source.kind in ("environment", "call"):
+    if source.kind == "call":
         return []
+    if source.kind == "environment":
+        return list(removed_variables(Settings.model_fields))
     problems = list(unknown_keys(source, Settings.model_fields))
     for name, value in source.values.items():
         info = Settings.model_fields.get(name)

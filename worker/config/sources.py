@@ -20,6 +20,23 @@ CONFIG_VARIABLE: Final = "KP_CONFIG"
 OPTIONS: Final[Mapping[str, str]] = {"bootstrap_servers": "--bootstrap-servers", "group_id": "--group"}
 """Settings with their own option; any other is given by --set."""
 
+_LEAVE: Final = "entries leave caches by their lifetime or by capacity, and a new KP_CHANGELOG_TOPIC drops all at once"
+_PARTITION: Final = "novelty is each partition's; docs/publishing.md says which key to choose"
+REMOVED: Final[Mapping[str, str]] = {
+    "forget": _LEAVE,
+    "forget_key": _LEAVE,
+    "forget_key_file": _LEAVE,
+    "forgotten_topic": _LEAVE,
+    "novelty_scope": _PARTITION,
+    "group_max_elements": _PARTITION,
+    "group_max_lag_seconds": _PARTITION,
+    "group_lag_action": _PARTITION,
+    "long_texts": "texts beyond KP_MAX_TOKENS are cut; KP_EMBED_TEXT=objective also compares the objective",
+    "max_windows": "texts beyond KP_MAX_TOKENS are cut; KP_EMBED_TEXT=objective also compares the objective",
+    "screen_rules": "KP_SCREEN=mark and KP_CONTRIBUTE_SCREEN=hidden find hidden text, without rules to choose",
+}
+"""Settings of earlier versions, and what to do without each. Ignoring one could change a score in silence."""
+
 KeyPath = tuple[str, ...]  # a key and the keys below it: ("profiles", "code", "threshold")
 
 
@@ -144,9 +161,17 @@ def _fill(into: dict[str, Any], values: Mapping[str, Any]) -> None:
             _fill(into[key], value)
 
 
+def removed_variables(fields: Iterable[str]) -> Iterator[str]:
+    """Describe each KP_ variable that was a setting of an earlier version, with what to do without it."""
+    for name in sorted(REMOVED.keys() - set(fields)):
+        variable = PREFIX + name.upper()
+        if os.environ.get(variable):
+            yield f"{variable} is no longer a setting: {REMOVED[name]}. Unset it"
+
+
 def unknown_variables(fields: Iterable[str]) -> Iterator[str]:
     """Describe each KP_ variable that is not a setting (usually a misspelt one), with the nearest one that is."""
-    known = [PREFIX + name.upper() for name in fields] + [CONFIG_VARIABLE]
+    known = [PREFIX + name.upper() for name in (*fields, *REMOVED)] + [CONFIG_VARIABLE]
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in known:
             yield f"{name} is not a setting{nearest(name, known)}"
@@ -158,6 +183,9 @@ def unknown_keys(source: Source, fields: Mapping[str, FieldInfo]) -> Iterator[st
         if key not in fields:
             name = key.lower().removeprefix(PREFIX.lower()).replace("-", "_")
             written = source.written((key,))
+            if name in REMOVED:
+                yield f"{written} is no longer a setting: {REMOVED[name]}. Remove it"
+                continue
             # --set sasl_passwordSECRET== has lost its first "=".
             glued = [secret for secret in secret_fields(fields) if name.startswith(secret) and name not in fields]
             if source.kind == "option" and glued:

@@ -1,11 +1,14 @@
 """Settings: every one described, every wrong one explained by variable, value and what is allowed."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from worker import Weights
 from worker.cli import cli
 from worker.config import PREFIX, ConfigError, Settings, describe, load, read
+from worker.config.sources import REMOVED
 from worker.core.scoring import PROFILES
 
 ROWS = {name: (default, meaning) for name, default, meaning in describe()}
@@ -351,3 +354,22 @@ def test_names_of_assemble_follow_from_the_group() -> None:
     assert settings.assemble_state == "g-assemble-state"
     assert not settings.assembles
     assert Settings(assemble_domain="code").assembles
+
+
+# -- settings of earlier versions
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED.keys() - Settings.model_fields.keys()))
+def test_a_removed_setting_that_is_set_is_an_error_that_says_what_to_do(
+    name: str, env: Environment, tmp_path: Path
+) -> None:
+    variable = f"KP_{name.upper()}"
+    assert env.error(**{variable: "x"}) == f"{variable} is no longer a setting: {REMOVED[name]}. Unset it"
+    env(**{variable: ""})  # an empty variable is unset, as for every setting
+    assert not read().warnings
+    file = tmp_path / "kp.toml"
+    file.write_text(f'{name} = "x"\n')
+    with pytest.raises(ConfigError, match=rf"kp.toml: {name} is no longer a setting: .*\. Remove it"):
+        load(file)
+    with pytest.raises(ConfigError, match=f"--set {name} is no longer a setting: "):
+        load(options={name: "x"})
