@@ -49,8 +49,6 @@ COMMANDS: Final = {
         "Check and show the settings: options, environment variables, config file, defaults."),
     "cache": ("worker.commands.cache.command:cache",
         "Show the novelty caches of a group, without changing anything."),
-    "completion": ("worker.commands.completion:completion",
-        "Print the code for completion in a shell."),
     "report": ("worker.commands.analysis.report:report",
         "Make an HTML page about scored traces, for choosing a threshold."),
     "whatif": ("worker.commands.analysis.whatif:whatif",

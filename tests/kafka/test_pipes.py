@@ -39,7 +39,6 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "doctor": [["--text"], ["--json"]],
     "config": [["show", "--text"], ["schema"], ["check"]],
     "cache": [["list", "--text"], ["stats", "--text"], ["list", "--json"]],
-    "completion": [["bash"]],
     "report": [["{scored}", "-o", "-"]],
     "whatif": [["{scored}", "--text"], ["{scored}", "--export", "csv"]],
     "publish": [["{bad}"], ["{traces}"]],

@@ -141,7 +141,6 @@ SAID: dict[str, list[tuple[str, int, str]]] = {
     ],
     "config": [("check", 0, "ok"), ("show", 0, "group_id"), ("schema", 0, "properties")],
     "cache": [("list", 2, NO_BROKER), ("stats", 2, NO_BROKER), ("nearest --file {traces} --line 1", 2, NO_BROKER)],
-    "completion": [("bash", 0, "kp_worker_completion")],
     "report": [("{scored}", 1, install_extra("report"))],
     "whatif": [("{scored}", 1, "none of 1 documents"), ("{scored} --page {page}", 1, install_extra("report"))],
     "publish": [("samples", 2, NO_BROKER)],

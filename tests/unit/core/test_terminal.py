@@ -186,11 +186,10 @@ COMMANDS: dict[str, list[str]] = {
     "config: not TOML": ["config", "check", "{named}"],
     "config: an assignment": ["config", "show", "--set", f"{EVIL}=1"],
     "config: a key": ["config", "show", "--set", '"\\u001b[2J\\u202e"=1'],
-    "completion": ["completion", "bash"],
     "convert": ["convert", *CONVERT_OPTIONS, "--domain", "d", "{runs}"],
     "convert: an option": ["convert", *CONVERT_OPTIONS, "--domain", f"@{EVIL}..", "{runs}"],
 }
-SILENT = {"completion", "score: name", "config: an assignment"}
+SILENT = {"score: name", "config: an assignment"}
 """What shows no such text: for the assignment, because it could be a secret."""
 TABLES = {
     "score", "explain a trace", "explain a document", "whatif", "a setting", "doctor: a setting", "config", "convert",
