@@ -161,18 +161,6 @@ def test_logs_that_waited_on_a_topic_that_is_added_later_are_no_dead_letters(
     assert (header(letter, "kp-error-reason"), header(letter, "kp-source-topic")) == ("late_span", logs)
 
 
-def test_its_dead_letters_make_it_no_second_group(kafka: EmbeddedKafka, workers: Workers) -> None:
-    workshop = Workshop(kafka.bootstrap_servers, KP_EMBEDDER="none")
-    process = workers(workshop.env, ("assemble",)).wait_ready()
-    workshop.put([b"{"])
-    process.wait_metric("kp_assemble_dead_letters_total", 1, reason="not_json")
-    worker = workers(workshop.env).wait_ready()
-    doctor = workers(workshop.env, ("doctor",))
-    doctor.wait()
-    assert "none seen on the output topics" in doctor.log()
-    assert "writes to" not in worker.log() + doctor.log().replace("writes to the source", "")
-
-
 def test_a_state_with_other_partitions_is_refused(kafka: EmbeddedKafka, workers: Workers) -> None:
     workshop = Workshop(kafka.bootstrap_servers)
     state = f"{workshop.name}-assemble-state"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -75,39 +74,6 @@ def test_markers_of_transactions_are_no_lag(kafka: EmbeddedKafka) -> None:
     may_hang = since("4.0") and not since("4.3")
     assert level == ("warn" if may_hang else "ok")
     assert ("KAFKA-20090" in message) == may_hang
-
-
-def test_another_group_on_the_same_outputs_is_told(kafka: EmbeddedKafka) -> None:
-    """Not this group, nor redrive, nor what writes elsewhere; a producer without a transactional id is invisible."""
-    stage = untouched(kafka, KP_TOPIC_PARTITIONS="1")
-    assert stage.topics("--create").exit_code == 0
-    accepted = f"{stage.name}.accepted"
-    elsewhere = unique("elsewhere")
-    create_topics(kafka.bootstrap_servers, {elsewhere: 1})
-
-    async def write(topic: str, transactional_id: str | None) -> None:
-        producer = AIOKafkaProducer(
-            bootstrap_servers=kafka.bootstrap_servers, transactional_id=transactional_id, enable_idempotence=True
-        )
-        async with producer:
-            if transactional_id is None:
-                await producer.send_and_wait(topic, b"x")
-                return
-            async with producer.transaction():
-                await producer.send_and_wait(topic, b"x")
-
-    async def write_all(*pairs: tuple[str, str | None]) -> None:
-        for pair in pairs:
-            await write(*pair)
-
-    others = [f"{stage.name}-0", f"{stage.name}-contribute-redrive", f"{stage.name}-x", None]
-    asyncio.run(write_all(*((accepted, other) for other in others), (elsewhere, f"{stage.name}-far-0")))
-    seen = Diagnosis(stage.env).of("other groups")
-    assert seen == [("ok", "none seen on the output topics; one that delivers at least once cannot be seen")]
-    asyncio.run(write_all((accepted, f"{stage.name}-2-0"), (accepted, f"{stage.name}-2-11")))
-    ((level, message),) = Diagnosis(stage.env).of("other groups")
-    assert level == "warn"
-    assert message.startswith(f"group {stage.name}-2 also writes to {accepted}, last at {datetime.now(UTC):%Y-}")
 
 
 def test_control_records_that_wait_and_will_be_refused(kafka: EmbeddedKafka, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ AIOKAFKA_INTERNAL = {
     "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
     "aiokafka.partitioner": {"kafka.writing.rows"},  # the partition of a key, as all clients choose it
     "aiokafka.protocol": {  # requests that no method of its clients sends
-        "kafka.cluster.connections", "kafka.cluster.describe", "kafka.cluster.writers", "kafka.writing.protocol",
+        "kafka.cluster.connections", "kafka.cluster.describe", "kafka.writing.protocol",
     },
 }  # fmt: skip
 

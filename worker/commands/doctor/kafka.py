@@ -45,7 +45,6 @@ from worker.kafka.cluster.topic_plan import (
     plan,
     problems,
 )
-from worker.kafka.cluster.writers import REMEDY, other_groups_if_known
 from worker.kafka.state.restore import OffsetsError, read_positions
 from worker.kafka.writing.publisher import TRANSACTIONS
 
@@ -114,9 +113,6 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
     missing = {name for name, topic in described.items() if topic.error is UnknownTopicOrPartitionError}
     if settings.delivery == "exactly_once":
         yield await _transactions(admin, settings, TRANSACTION_LOG in missing)
-    if TRANSACTION_LOG not in missing:
-        for finding in await _other_groups(admin, settings):
-            yield finding
     async for finding in _group(admin, settings, client, found, unused=GROUPS in missing):
         yield finding
 
@@ -227,15 +223,6 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         "epoch of its producer id, one in 32,767 (KAFKA-20090)",
         "use Kafka 4.3.0 or later",
     )
-
-
-async def _other_groups(admin: AIOKafkaAdminClient, settings: Settings) -> list[Finding]:
-    others = await other_groups_if_known(admin, settings)
-    if others is None:
-        return [ok("other groups", "not known: the brokers do not list producers to this login (Kafka 3.0 or later)")]
-    if others:
-        return [warn("other groups", str(other), REMEDY) for other in others]
-    return [ok("other groups", "none seen on the output topics; one that delivers at least once cannot be seen")]
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -32,7 +32,6 @@ from worker.kafka.cluster.topic_plan import (
     plan,
     problems,
 )
-from worker.kafka.cluster.writers import REMEDY, other_groups_if_known
 from worker.kafka.writing.rows import OutputTopic
 
 log = logging.getLogger(__name__)
@@ -60,12 +59,8 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_by
     async def prepare(admin: AIOKafkaAdminClient) -> Layout:
         if settings.create_topics:
             await create_missing(admin, settings, extra_bytes)
-            layout = await settled(lambda: _check(admin, settings, extra_bytes))
-        else:
-            layout = await _check(admin, settings, extra_bytes)
-        for other in await other_groups_if_known(admin, settings) or ():
-            log.warning("%s; %s", other, REMEDY)
-        return layout
+            return await settled(lambda: _check(admin, settings, extra_bytes))
+        return await _check(admin, settings, extra_bytes)
 
     return await prepare_patiently(settings, client, prepare)
 
