@@ -7,9 +7,10 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
+from tests.support.config_schema import config_schema
 from tests.support.surroundings import ROOT
 from worker.assemble.traces import rules_from
-from worker.config import Settings, config_schema, describe, load
+from worker.config import Settings, describe, load
 from worker.kafka.cluster.topic_plan import (
     AFTER,
     CHANGELOG_CONFIG,

@@ -37,7 +37,7 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "explain": [["{traces}", "--line", "1"], ["kp:trace:one"]],
     "topics": [["--text"], ["--json"]],
     "doctor": [["--text"], ["--json"]],
-    "config": [["show", "--text"], ["schema"], ["check"]],
+    "config": [["show", "--text"], ["check"]],
     "cache": [["list", "--text"], ["stats", "--text"], ["list", "--json"]],
     "report": [["{scored}", "-o", "-"]],
     "whatif": [["{scored}", "--text"], ["{scored}", "--export", "csv"]],

@@ -139,7 +139,7 @@ SAID: dict[str, list[tuple[str, int, str]]] = {
         ("--set tracing=true", 1, install_extra("tracing")),
         ("--set model=multilingual", 1, f"{NO_MODEL} --model multilingual"),
     ],
-    "config": [("check", 0, "ok"), ("show", 0, "group_id"), ("schema", 0, "properties")],
+    "config": [("check", 0, "ok"), ("show", 0, "group_id")],
     "cache": [("list", 2, NO_BROKER), ("stats", 2, NO_BROKER), ("nearest --file {traces} --line 1", 2, NO_BROKER)],
     "report": [("{scored}", 1, install_extra("report"))],
     "whatif": [("{scored}", 1, "none of 1 documents"), ("{scored} --page {page}", 1, install_extra("report"))],

@@ -1,4 +1,4 @@
-"""`kp-worker config`: check the settings, show them with their origin, print the schema of the config file."""
+"""`kp-worker config`: check the settings, show them with their origin."""
 
 from __future__ import annotations
 
@@ -85,14 +85,6 @@ def show(changed: bool, as_json: bool) -> None:
         else:
             write_line(clean(f"{row.name:{width}}  {_text(row.value):{VALUE_COLUMNS}}  {row.origin}"))
     say_warnings(loaded)
-
-
-@config.command()
-def schema() -> None:
-    """Print the JSON Schema of the config file, for an editor."""
-    from worker.config import config_schema
-
-    write_line(json.dumps(config_schema(), indent=2))
 
 
 def _rows(loaded: Loaded) -> Iterator[Setting]:

@@ -6,8 +6,7 @@ variable or the config file.
 
 from worker.config.errors import ConfigError
 from worker.config.loading import Loaded, load, read
-from worker.config.schema import config_schema
 from worker.config.settings import Settings, describe
 from worker.config.sources import PREFIX
 
-__all__ = ["PREFIX", "ConfigError", "Loaded", "Settings", "config_schema", "describe", "load", "read"]
+__all__ = ["PREFIX", "ConfigError", "Loaded", "Settings", "describe", "load", "read"]

@@ -1,7 +1,8 @@
-"""The JSON Schema of the config file, for editors and for checks outside Python; schemas/config.schema.json has it."""
+"""The config file's JSON Schema: `python -m tests.support.config_schema > schemas/config.schema.json` writes it."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from worker.config.profiles import ProfileSetting
@@ -63,3 +64,7 @@ def _profile() -> dict[str, Any]:
         },
         "additionalProperties": False,
     }
+
+
+if __name__ == "__main__":
+    print(json.dumps(config_schema(), indent=2))
