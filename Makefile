@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check deploy-check collector-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
+.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check deploy-check collector-check snippet-check dist image image-test fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -72,12 +72,6 @@ deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engin
 collector-check: $(READY) ## The Collector of docs/opentelemetry.md, built with Go, from the SDK to traces, under kills (OTLP_DATA=FOLDER:... also sends records)
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/collector.sh $(ARGS)
 
-cluster-check: $(READY) ## The chart on a real Kubernetes API server with etcd, both built with Go (ARGS=--keep-running to look around)
-	$(BIN)/python -m tests.runs.cluster $(ARGS)
-
-pod-check: $(READY) ## The chart's pods in Docker: their limits, mounts, probes and grace period, under load on real Kafka
-	$(BIN)/python -m tests.runs.pod $(ARGS)
-
 snippet-check: $(READY) ## Run the examples of docs/ for TypeScript, confluent-kafka and Phoenix (needs node and npm; fetches some 800 MB once)
 	$(BIN)/python -m pytest tests/runs/check_snippets.py $(ARGS)
 
@@ -92,15 +86,6 @@ image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND
 
 image-test: $(READY) ## Build the image with Docker, and score traces in it on the embedded broker
 	$(BIN)/python -m tests.runs.image $(ARGS)
-
-compose-test: $(READY) ## Run docker-compose.yml as it is: traces, alerts, restarts, kills, three workers (with Docker, or as root with its own engine)
-	$(BIN)/python -m tests.runs.compose $(ARGS)
-
-sbom: $(READY) ## Build the image, and write its bill of materials to dist/ (CycloneDX)
-	$(BIN)/python -m tests.runs.image.sbom --uv $(BIN)/uv $(ARGS)
-
-audit: $(READY) ## Ask the package index for yanked and vulnerable releases of the locks
-	$(BIN)/python deploy/checks/audit.py --uv $(BIN)/uv
 
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.runs.fuzz --documents 1000000 --seed $${SEED:-1}

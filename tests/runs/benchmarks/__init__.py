@@ -25,7 +25,7 @@ The parts:
 - d) one scan of the cache against a plain loop over numpy
 - e) restore; f) several worker processes; g) memory and start
 - h) how long a partition stands still, at 200 records/s without a model
-- j) many partitions on one worker; k) what sizes a fleet
+- j) many partitions on one worker
 
 docs/benchmarks.md shows the goals of all parts and the tables of four.
 """

@@ -20,7 +20,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the worker and every pe
 from rich.console import Console
 
 from tests.runs.benchmarks import (
-    capacity,
     clients,
     embedding,
     footprint,
@@ -29,7 +28,6 @@ from tests.runs.benchmarks import (
     processes,
     restoring,
     scan,
-    verdicts,
 )
 from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.results import Results, describe, show_goals, show_part
@@ -45,11 +43,9 @@ PARTS: Final = {
     "g": ("memory and start", footprint.run),
     "h": ("hand-over of partitions", handover.run),
     "j": ("many partitions on one worker", partitions.run),
-    "k": ("what sizes a fleet", capacity.run),
-    "l": ("what verdicts cost", verdicts.run),
 }
 
-ORDER: Final = "bfjheacgdkl"
+ORDER: Final = "bfjheacgd"
 """The parts that let the broker work hardest come first: its compiler is done when the others look at single traces."""
 
 

@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from rich.console import Console
 
 from tests.runs.benchmarks.results import Results
-from tests.runs.benchmarks.watch import Outputs, Timeline, follow, memory_mib, read_outputs, wait_until
+from tests.runs.benchmarks.watch import Outputs, Timeline, follow, read_outputs, wait_until
 from tests.runs.benchmarks.workload import PARTITIONS, Source, Topics, documents, fill, fresh_topics, produce
 from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
 from worker.core.records import ACCEPTED
@@ -156,11 +156,11 @@ class Bench:
         )
 
     def follow_fleet(
-        self, topics: Topics, source: Source, settings: Mapping[str, str], count: int, module: str = PRODUCT
-    ) -> tuple[Timeline, float]:
+        self, topics: Topics, source: Source, settings: Mapping[str, str], count: int, module: str
+    ) -> Timeline:
         """Let workers join, hold them (SIGSTOP) while the source is filled, let them go all at once.
 
-        Returns the timeline of their work, and the RSS of the largest, MiB. The session must outlast the hold.
+        Returns the timeline of their work. The session must outlast the hold.
         """
         with ExitStack() as stack:
             workers = [stack.enter_context(self.worker(topics, source.name, settings, module)) for _ in range(count)]
@@ -180,8 +180,7 @@ class Bench:
             finally:
                 for worker in workers:
                     worker.cont()
-            timeline = self.follow(topics, source, workers)
-            return timeline, max(memory_mib(worker.pid)[0] for worker in workers)
+            return self.follow(topics, source, workers)
 
     def follow_warm(
         self,

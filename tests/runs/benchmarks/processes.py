@@ -48,7 +48,7 @@ def _row(processes: int) -> str:
 
 def _measure(bench: Bench, processes: int, source: Source, wanted: Outputs) -> None:
     topics = asyncio.run(fresh_topics(bench.bootstrap, PARTITIONS))
-    timeline, _ = bench.follow_fleet(topics, source, SETTINGS, processes, STAND_IN)
+    timeline = bench.follow_fleet(topics, source, SETTINGS, processes, STAND_IN)
     found = bench.outputs(topics, PARTITIONS)
     check(_row(processes), found, wanted, bytes_too=False)  # offsets and times are in the bytes, and differ by run
     end = timeline[-1].at

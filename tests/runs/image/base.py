@@ -1,7 +1,4 @@
-"""Root file systems for base images, made of this machine's Debian where no container registry can be reached.
-
-Each is a tarball in the user's cache directory, for `docker import`.
-"""
+"""A stand-in for the image's base, made of this machine's Debian where no container registry can be reached."""
 
 from __future__ import annotations
 
@@ -9,18 +6,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.runs.engine.errors import EngineError, attempt, call
+from tests.runs.image.errors import EngineError, attempt, call
 from worker.lab.broker.kafka_jars import default_cache
 
 PYTHON_NAME: Final = "python:3.12-slim"
 """The base image that deploy/Dockerfile names."""
 CERTIFICATES: Final = "/etc/ssl/certs/ca-certificates.crt"
-PYTHON_CONFIG: Final = {"ENV": [f"SSL_CERT_FILE={CERTIFICATES}", f"PIP_CERT={CERTIFICATES}"], "CMD": ['["python3"]']}
-"""What the image of the tarball says of itself: whoever builds behind a CA of their own has it in that file."""
+PYTHON_CONFIG: Final = (f"ENV SSL_CERT_FILE={CERTIFICATES}", f"ENV PIP_CERT={CERTIFICATES}", 'CMD ["python3"]')
+"""The stand-in's Dockerfile instructions: whoever builds behind a CA of their own has it in that file."""
 
 _LIBRARIES: Final = (
     *("ca-certificates", "libbz2-1.0", "libexpat1", "libffi8"),
@@ -35,33 +31,28 @@ _DEBIAN_LEFT_OUT: Final = (
 
 
 def python_base() -> Path:
-    """Return the tarball of a stand-in for python:3.12-slim: Debian, with a Python 3.12 of this machine."""
-    return tarball("python-3.12", _LIBRARIES, _add_python)
+    """Return the cached tarball of a stand-in for python:3.12-slim: Debian, with a Python 3.12 of this machine.
 
-
-def tarball(name: str, packages: Sequence[str], add: Callable[[Path], None]) -> Path:
-    """Return the cached tarball of this Debian release with packages, and what add(root) puts into it.
-
-    The name must say all that the contents depend on. Raises EngineError that says what is missing.
+    It is for `docker import`. Raises EngineError that says what is missing.
     """
     release = _release()
-    target = default_cache() / "bases" / f"{name}-{release}.tar"
+    target = default_cache() / "bases" / f"python-3.12-{release}.tar"
     if target.exists():
         return target
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         raise EngineError(
-            f"the base image for {name} cannot be pulled; a stand-in is made as root with debootstrap: apt-get install "
+            f"{PYTHON_NAME} cannot be pulled; a stand-in is made as root with debootstrap: apt-get install "
             "debootstrap, or load the image into the engine"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    print(f"making a stand-in for {name} from this machine's Debian, once: some minutes", flush=True)
+    print(f"making a stand-in for {PYTHON_NAME} from this machine's Debian, once: some minutes", flush=True)
     with tempfile.TemporaryDirectory(prefix="kp-base-", ignore_cleanup_errors=True) as directory:
         root = Path(directory) / "root"
         try:
-            call(["nice", "debootstrap", "--variant=minbase", f"--include={','.join(packages)}", release, root])
+            call(["nice", "debootstrap", "--variant=minbase", f"--include={','.join(_LIBRARIES)}", release, root])
             _slim(root)
             shutil.copy(CERTIFICATES, root / CERTIFICATES[1:])
-            add(root)
+            _add_python(root)
             fresh = target.with_name(f".{target.name}.{os.getpid()}")
             call(["tar", "-C", root, "--numeric-owner", "--one-file-system", "-cf", fresh, "."])
             fresh.replace(target)
@@ -75,7 +66,7 @@ def _release() -> str:
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     name = values.get("VERSION_CODENAME", "").strip('"')
     if not name or shutil.which("apt-get") is None:
-        raise EngineError("stand-ins for images are made from Debian or Ubuntu, and this machine has neither")
+        raise EngineError(f"the stand-in for {PYTHON_NAME} is made from Debian or Ubuntu, and this machine has neither")
     return name
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.runs.engine.errors import EngineError, attempt, call
+from tests.runs.image.errors import EngineError, attempt, call
 from tests.support.processes import end_process
 from worker.lab.broker.kafka_jars import default_cache
 

@@ -1,4 +1,4 @@
-"""`docker_engine()`: the Docker engine that answers, or else one of our own, its base images and the product's."""
+"""`docker_engine()`: the Docker engine that answers, or else one of our own; and the build of the image in it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
-from tests.runs.engine import base
-from tests.runs.engine.errors import EngineError, attempt, call
-from tests.runs.engine.own import own_engine
-from tests.runs.engine.plugins import configure
+from tests.runs.image import base, buildx
+from tests.runs.image.errors import EngineError, attempt, call
+from tests.runs.image.own import own_engine
 from tests.support.surroundings import ROOT
-from worker.version import __version__
-
-IMAGE: Final = f"kp-worker:{__version__}"
-"""The product's image."""
 
 
 class DockerEngine:
@@ -46,30 +41,22 @@ class DockerEngine:
         if (code := subprocess.run(["docker", *arguments], env=self.env, cwd=cwd, check=False).returncode) != 0:
             raise EngineError(f"`docker {' '.join(map(str, arguments))}` failed with exit code {code}")
 
-    def has(self, image: str) -> bool:
-        """Return whether the engine has an image."""
-        return self.attempt("image", "inspect", image).returncode == 0
-
-    def load(self, tarball: Path, image: str, config: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Make an image of a root file system; config holds Dockerfile instructions, name -> arguments."""
-        changes = [f"--change={name} {it}" for name, values in (config or {}).items() for it in values]
-        self.docker("import", *changes, tarball, image)
-
     def python_base(self) -> None:
-        """See that the base image of deploy/Dockerfile is there: pulled, or else the stand-in under its name."""
-        if not self.has(base.PYTHON_NAME) and not self.pull(base.PYTHON_NAME):
-            self.load(base.python_base(), base.PYTHON_NAME, base.PYTHON_CONFIG)
+        """See that the base image of deploy/Dockerfile is there: pulled, or else the stand-in under its name.
 
-    def pull(self, image: str) -> bool:
-        """Return whether an image could be pulled. Raises EngineError where only a stand-in would do, but not here."""
+        Raises EngineError where only a stand-in would do, but others use the engine.
+        """
+        name = base.PYTHON_NAME
+        if self.attempt("image", "inspect", name).returncode == 0:
+            return
         if self.own:
-            return False
-        if self.attempt("pull", "--quiet", image).returncode != 0:
+            changes = [f"--change={it}" for it in base.PYTHON_CONFIG]
+            self.docker("import", *changes, base.python_base(), name)
+        elif self.attempt("pull", "--quiet", name).returncode != 0:
             raise EngineError(
-                f"{image} cannot be pulled, and no stand-in is put into an engine that others use: load the image into "
+                f"{name} cannot be pulled, and no stand-in is put into an engine that others use: load the image into "
                 "it, or stop it, and an engine of its own is started here"
             )
-        return True
 
 
 def answers() -> bool:
@@ -78,10 +65,9 @@ def answers() -> bool:
 
 
 @contextlib.contextmanager
-def docker_engine(plugins: Sequence[str] = ("buildx",)) -> Iterator[DockerEngine]:
+def docker_engine() -> Iterator[DockerEngine]:
     """Yield the engine that answers, or else one of our own until the block ends, also by Ctrl-C or SIGTERM.
 
-    plugins: those of docker's that must work, "buildx" or "compose"; missing ones are built from the Go module proxy.
     Raises EngineError that says what to install.
     """
     own = not answers()
@@ -90,7 +76,7 @@ def docker_engine(plugins: Sequence[str] = ("buildx",)) -> Iterator[DockerEngine
         if own:
             env["DOCKER_HOST"] = stack.enter_context(own_engine())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kp-docker-")))
-        yield DockerEngine({**env, **configure(plugins, directory)}, own)
+        yield DockerEngine({**env, **buildx.configure(directory)}, own)
 
 
 @contextlib.contextmanager
@@ -107,10 +93,10 @@ def _terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def build_image(engine: DockerEngine, tag: str = IMAGE, arguments: Mapping[str, str] | None = None) -> str:
+def build_image(engine: DockerEngine, tag: str, arguments: Mapping[str, str]) -> str:
     """Build deploy/Dockerfile with build arguments; return the base image's name. Raises EngineError."""
-    if "BASE" not in (arguments or {}):
+    if "BASE" not in arguments:
         engine.python_base()
-    options = [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
+    options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     engine.show("build", *options, "--file", "deploy/Dockerfile", "--tag", tag, ".", cwd=ROOT)
-    return (arguments or {}).get("BASE", base.PYTHON_NAME)
+    return arguments.get("BASE", base.PYTHON_NAME)

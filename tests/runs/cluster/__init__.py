@@ -1,1 +1,0 @@
-"""The chart on a real Kubernetes API server: `make cluster-check`."""

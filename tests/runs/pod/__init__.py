@@ -1,1 +1,0 @@
-"""The chart's pods in a Docker engine: `make pod-check`."""
