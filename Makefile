@@ -46,7 +46,7 @@ demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once 
 test: $(MODEL) ## All tests, on real Kafka and the real model (in parallel; ARGS=-n0: sequentially; KAFKA=3.9.1: on that release)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(KAFKA),--kafka=$(KAFKA)) $(ARGS)
 
-test-long: $(MODEL) ## The same with all rounds, steps, seeds and records of which `make test` draws a random sample
+test-long: $(MODEL) ## The same with all rounds, steps and records of which `make test` takes a sample, and a new seed, which it prints
 	$(MAKE) test ARGS="--long $(ARGS)"
 
 test-fast: $(READY) ## The quick tests that need neither Kafka nor the model (in parallel)

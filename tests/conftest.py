@@ -1,4 +1,4 @@
-"""Fixtures of all tests, the tiers, random seeds that can be repeated, and an environment without KP_ variables.
+"""Fixtures of all tests, the tiers, the seed of all that is random, and an environment without KP_ variables.
 
 Builders of traces and records are plain functions, in tests/support/builders.py.
 """
@@ -25,7 +25,7 @@ ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="repeat the random tests with the seed that a failure printed")
+    parser.addoption("--seed", type=int, help="the seed of the random tests and of the samples [1; with --long: drawn]")
     parser.addoption("--long", action="store_true", help="all of what a run without it takes a sample of")
     parser.addoption(
         "--kafka", default=KAFKA_VERSION, help=f"the Kafka to run on: {', '.join(kafka_versions.versions())}"
@@ -38,10 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(f"--kafka: {error}") from None
     kafka_versions.use(config.option.kafka)
-    given = config.option.seed
-    config.option.sampling_seed = random.SystemRandom().randrange(2**32) if given is None else given
-    if hasattr(config, "workerinput"):  # side by side, all processes draw the same
-        config.option.sampling_seed = config.workerinput["sampling_seed"]
+    if hasattr(config, "workerinput"):  # side by side, all processes have one seed
+        config.option.seed = config.workerinput["seed"]
+    elif config.option.seed is None:  # two runs of `make test` must do the same
+        config.option.seed = random.SystemRandom().randrange(2**32) if config.option.long else 1
     warm.enabled = not config.option.long
     if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, none takes a port that another one is about to listen on
         mine, of = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -53,8 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Hand the seed of the samples to a process of xdist."""
-    node.workerinput["sampling_seed"] = node.config.option.sampling_seed
+    """Hand the seed to a process of xdist."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -76,8 +76,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"Apache Kafka {config.option.kafka}; samples are drawn with --seed {config.option.sampling_seed}"
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print what repeats the run; -q would hide a header."""
+    terminalreporter.line(f"Apache Kafka {config.option.kafka}; --seed {config.option.seed}")
 
 
 def tier(path: Path) -> str:
@@ -101,7 +102,7 @@ def left_out(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item
             test = "::".join([item.nodeid.partition("::")[0], *of]) if of else item.nodeid.partition("[")[0]
             drawn.setdefault((test, count), []).append(item)
     for (test, count), cases in drawn.items():
-        rng = random.Random(f"{config.option.sampling_seed} {test}")
+        rng = random.Random(f"{config.option.seed} {test}")
         out |= set(rng.sample(cases, max(0, len(cases) - count)))
     return out
 
@@ -142,9 +143,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """A new seed for each test; pytest shows the line printed here when the test fails."""
-    given: int | None = request.config.getoption("--seed")
-    chosen = random.SystemRandom().randrange(2**32) if given is None else given
+    """The seed of the run; pytest shows the line printed here when the test fails."""
+    chosen: int = request.config.getoption("--seed")
     print(f"repeat with --seed {chosen}")
     return chosen
 

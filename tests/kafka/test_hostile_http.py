@@ -69,8 +69,9 @@ def test_scoring_and_probes_go_on_while_500_hostile_connections_hang(
         stage.wait_committed(400)
         worker.wait_metric("kp_records_consumed_total", 400)
         assert open_files(worker.pid) <= before + MAX_CONNECTIONS + 5
+        rng = random.Random(seed)
         garbage = [
-            (os.urandom(2000), b""),
+            (rng.randbytes(2000), b""),
             (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), b"400"),  # TLS
             (b"GET / HTTP/9.9\r\n\r\n", b"400"),
             (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 100_000 + b"\r\n\r\n", b"400"),
@@ -81,7 +82,6 @@ def test_scoring_and_probes_go_on_while_500_hostile_connections_hang(
             (b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
             (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 3, b"200"),
         ]
-        rng = random.Random(seed)
         accepts = ["application/openmetrics-text; version=abc"] * 20 + [random_accept(rng) for _ in range(60)]
         garbage += [
             (f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n".encode(), b"200") for accept in accepts

@@ -175,9 +175,10 @@ def test_after_a_reset_of_the_offset_no_verdict_counts_that_is_refused_when_it_i
     record, rows = restored(log, 0)  # the offset is moved back, and ci's key is removed
     apply(log, rows)
     again = [(offset, it) for offset, it in read if it.judge != "ci"]
-    apply(log, add_all(record, again[:30]))
-    record, _ = restored(log, again[29][0] + 1)
-    add_all(record, again[30:])
+    half = len(again) // 2
+    apply(log, add_all(record, again[:half]))
+    record, _ = restored(log, again[half][0])
+    add_all(record, again[half:])
     for agent in "abc":
         assert record.standing(agent, "law")[1:] == pytest.approx(expected(again, agent, "law", 200)[1:], abs=1e-9)
 
