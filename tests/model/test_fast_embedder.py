@@ -62,14 +62,13 @@ def test_an_objective_is_read_to_the_model_s_own_limit_by_both_runtimes(
     assert np.array_equal(fp32.embed("word " * 254).vector, fp32.embed("word " * 254, objective=True).vector)
 
 
-def test_windows_are_for_texts_alone(exported: Path) -> None:
-    windows = OpenVinoEmbedder(exported, 64, 0, "fp32", 3, "objective")
-    cut = OpenVinoEmbedder(exported, 256, 0, "fp32", 1, "objective")
+def test_the_token_limit_is_for_texts_alone(exported: Path) -> None:
+    short, long = (OpenVinoEmbedder(exported, limit, 0, "fp32", "objective") for limit in (64, 256))
     text = "word " * 150 + "end"
-    objectives = [embedder.embed(text, objective=True).vector for embedder in (windows, cut)]
+    objectives = [embedder.embed(text, objective=True).vector for embedder in (short, long)]
     assert np.array_equal(*objectives)
-    assert not np.array_equal(windows.embed(text).vector, objectives[0])
-    assert (windows.identity.objective_tokens, windows.identity.long_texts) == (512, "windows3")
+    assert not np.array_equal(short.embed(text).vector, objectives[0])
+    assert short.identity.objective_tokens == 512
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))

@@ -11,16 +11,13 @@ import pytest
 
 from tests.support.stage import LINES
 from worker import embedding_text, parse_trace
-from worker.embed.embedder import Embedder, ModelError
+from worker.embed.embedder import Embedder
 from worker.embed.load import load_embedder
 from worker.embed.model_dir import find_exported
 from worker.embed.openvino_embedder import OpenVinoEmbedder
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
-LIMIT = 64
-"""Token limit of these tests: windows are cheap, and most traces are longer."""
-
-WINDOWS = 4
+LIMIT = 64  # most traces are longer
 
 PROSE = "Net revenue rose 11.4 % year over year; überprüfen Sie die Größe, 请先核对发票金额 before résumé №7. "
 ENDLESS = {
@@ -36,18 +33,17 @@ ENDLESS = {
 
 @pytest.fixture(scope="module")
 def embedders() -> dict[str, Embedder]:
-    """Return both runtimes, cutting and with windows. Needs the exported model, as `make` leaves it."""
+    """Return both runtimes. Needs the exported model, as `make` leaves it."""
     found = {}
     for kind in ("openvino", "sentence-transformers"):
-        for long_texts, windows in (("cut", 1), ("windows", WINDOWS)):
-            embedder = load_embedder(kind, None, LIMIT, 1, "fp32", windows)
-            assert embedder is not None
-            found[f"{kind} {long_texts}"] = embedder
+        embedder = load_embedder(kind, None, LIMIT, 1, "fp32")
+        assert embedder is not None
+        found[kind] = embedder
     return found
 
 
 def texts() -> list[str]:
-    """Return texts of all lengths around the windows' edges, and traces."""
+    """Return texts of all lengths around the limit, and traces."""
     words = PROSE.split()
     rng = random.Random(5)
     made = [" ".join(rng.choices(words, k=k)) for k in (0, 1, 30, 31, 40, 62, 63, 90, 130, 200, 300, 1000, 5000)]
@@ -75,9 +71,8 @@ def test_reading_the_beginning_changes_no_vector(
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("long_texts", ["cut", "windows"])
-def test_both_runtimes_agree(embedders: dict[str, Embedder], long_texts: str) -> None:
-    fast, reference = embedders[f"openvino {long_texts}"], embedders[f"sentence-transformers {long_texts}"]
+def test_both_runtimes_agree(embedders: dict[str, Embedder]) -> None:
+    fast, reference = embedders["openvino"], embedders["sentence-transformers"]
     assert fast.identity.key() == reference.identity.key()
     for text in texts():
         expected, found = reference.embed(text), fast.embed(text)
@@ -86,49 +81,15 @@ def test_both_runtimes_agree(embedders: dict[str, Embedder], long_texts: str) ->
         assert abs(float(np.linalg.norm(found.vector.astype(np.float64))) - 1.0) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["openvino", "sentence-transformers"])
-def test_windows_are_what_they_say(embedders: dict[str, Embedder], kind: str) -> None:
-    """`word` is one token, so that windows can be told by hand."""
-    cut, windows = embedders[f"{kind} cut"], embedders[f"{kind} windows"]
-    inside = LIMIT - 2
-    for count in (1, inside):
-        assert windows.embed("word " * count).vector.tobytes() == cut.embed("word " * count).vector.tobytes()
-    text = "word " * inside + "other " * 10
-    first, second = cut.embed("word " * inside).vector, cut.embed("other " * 10).vector
-    expected = inside * first.astype(np.float64) + 10 * second.astype(np.float64)
-    found = windows.embed(text)
-    np.testing.assert_allclose(found.vector, expected / np.linalg.norm(expected), atol=2e-7)
-    assert not found.truncated
-    assert cut.embed(text).truncated
-    full = "word " * inside * WINDOWS
-    assert not windows.embed(full).truncated
-    assert windows.embed(full + "word").truncated
-    assert windows.embed(full + "other end").vector.tobytes() == windows.embed(full).vector.tobytes()
-    assert windows.embed(full[:-5] + "other").vector.tobytes() != windows.embed(full).vector.tobytes()
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_text_without_end_is_embedded_and_said_to_be_cut(embedders: dict[str, Embedder], name: str) -> None:
-    for embedder in (embedders["openvino cut"], embedders["openvino windows"]):
-        found = embedder.embed(ENDLESS[name])
-        assert found.truncated
-        assert np.isfinite(found.vector).all()
-        again = embedder.embed(ENDLESS[name] + " the end")
-        assert again.vector.tobytes() == found.vector.tobytes()
-
-
-def test_cache_entries_of_cut_texts_and_of_windows_do_not_mix(embedders: dict[str, Embedder]) -> None:
-    cut, windows = embedders["openvino cut"].identity, embedders["openvino windows"].identity
-    assert windows.key() == f"{cut.key()}:windows{WINDOWS}"
-
-
-def test_a_tokenizer_that_knows_no_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
-    with pytest.raises(ModelError, match="set KP_LONG_TEXTS=cut"):
-        SentenceTransformersEmbedder(None, LIMIT, 1, WINDOWS)
+    embedder = embedders["openvino"]
+    found = embedder.embed(ENDLESS[name])
+    assert found.truncated
+    assert np.isfinite(found.vector).all()
+    again = embedder.embed(ENDLESS[name] + " the end")
+    assert again.vector.tobytes() == found.vector.tobytes()
 
 
 def tiny_model(directory: Path, family: str) -> Path:
@@ -200,15 +161,13 @@ def test_a_model_of_another_family_is_exported_and_runs(
     assert find_exported(str(exported)) == exported
     assert report.manifest.name == f"tiny-{family}"
     sample = [*texts(), PROSE * 300, "请先核对发票金额然后再付款" * 3000]
-    for windows in (1, WINDOWS):
-        reference = SentenceTransformersEmbedder(str(model), LIMIT, 1, windows)
-        fast = OpenVinoEmbedder(exported, LIMIT, 1, "fp32", windows)
-        assert fast.identity.key() == reference.identity.key()
-        for text in sample:
-            expected, found = reference.embed(text), fast.embed(text)
-            assert float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64)) > 1.0 - 1e-6, text[:60]
-            assert found.truncated == expected.truncated, text[:60]
-        bounded = [fast.embed(text).vector.tobytes() for text in sample]
-        with monkeypatch.context() as everything_at_once:
-            everything_at_once.setattr("worker.embed.embedder.CHARS_A_TOKEN", 1 << 20)
-            assert [fast.embed(text).vector.tobytes() for text in sample] == bounded
+    reference = SentenceTransformersEmbedder(str(model), LIMIT, 1)
+    fast = OpenVinoEmbedder(exported, LIMIT, 1)
+    assert fast.identity.key() == reference.identity.key()
+    for text in sample:
+        expected, found = reference.embed(text), fast.embed(text)
+        assert float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64)) > 1.0 - 1e-6, text[:60]
+        assert found.truncated == expected.truncated, text[:60]
+    bounded = [fast.embed(text).vector.tobytes() for text in sample]
+    monkeypatch.setattr("worker.embed.embedder.CHARS_A_TOKEN", 1 << 20)  # everything at once
+    assert [fast.embed(text).vector.tobytes() for text in sample] == bounded

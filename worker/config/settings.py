@@ -374,15 +374,7 @@ class Settings(BaseSettings):
         256,
         ge=8,
         le=8192,
-        description="most tokens of a text embedded at once; with KP_EMBEDDER=http, how many the service reads",
-    )
-    long_texts: Literal["cut", "windows"] = Field(
-        "cut",
-        description="texts beyond KP_MAX_TOKENS: truncate them, or embed further windows and take the mean "
-        "(docs/models.md)",
-    )
-    max_windows: int = Field(
-        2, ge=2, le=64, description="most windows per text; each costs as much as a truncated text"
+        description="most tokens of a text that are embedded; with KP_EMBEDDER=http, how many the service reads",
     )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one per core")
     embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
@@ -606,11 +598,6 @@ class Settings(BaseSettings):
             )
         if len(self.model) > 512:
             raise ValueError("KP_MODEL: the service's name of the model has more than 512 characters; give it a name")
-        if self.long_texts != "cut":
-            raise ValueError(
-                "KP_LONG_TEXTS=windows needs the model's tokenizer, which is elsewhere with KP_EMBEDDER=http: set "
-                "KP_LONG_TEXTS=cut"
-            )
         if self.precision != "fp32":
             raise ValueError(
                 f"KP_PRECISION={self.precision} is for exported models: with KP_EMBEDDER=http the service chooses its "
@@ -739,11 +726,6 @@ class Settings(BaseSettings):
     def most_in_flight(self) -> int:
         """Most traces in the embedder at once. 2 for auto: more side by side were not faster on two cores."""
         return 2 if self.embed_in_flight == "auto" else self.embed_in_flight
-
-    @property
-    def windows(self) -> int:
-        """Windows that are read of a text; 1: it is cut."""
-        return 1 if self.long_texts == "cut" else self.max_windows
 
     @property
     def limits(self) -> Limits:

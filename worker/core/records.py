@@ -23,15 +23,12 @@ class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int
     runtime: str
     precision: str
-    long_texts: str = "cut"  # how a text of more than `max_tokens` is handled
     embed_text: str = "whole"  # which part of a trace is embedded (trace.py)
     objective_tokens: int = 0  # the limit for an objective that is embedded separately; 0: `max_tokens`
 
     def key(self) -> str:
         """Return the identity as one string, without the runtime (runtimes agree to 1e-6 in fp32)."""
         key = f"{self.name}:{self.weights_sha256}:{self.dimensions}:{self.max_tokens}:{self.precision}"
-        if self.long_texts != "cut":
-            key = f"{key}:{self.long_texts}"
         return key if self.embed_text == "whole" else f"{key}:{self.embed_text}{self.objective_tokens or ''}"
 
 

@@ -7,7 +7,7 @@ worker computes the same bits.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,15 +180,17 @@ def finite(vector: Vector) -> Vector:
     return vector
 
 
-def embedding_of(vector: Vector, truncated: bool) -> Embedding:
+def embedding_of(vector: Vector, truncated: bool = False, objective: bool = False) -> Embedding:
     """Return the embedding for a model's vector, normalised to the bits that cache and documents will have.
+
+    `objective`: what was truncated, if anything, is an objective that is embedded separately.
 
     Raises ValueError for a length that float32 rounding does not explain: the model does not work on this processor.
     """
     length = float(np.linalg.norm(vector.astype(np.float64)))
     if length and abs(length - 1.0) > LENGTH_TOLERANCE:
         raise ValueError(f"the model returned a vector of length {length:.6g} instead of 1")
-    return Embedding(unit(vector, len(vector)), truncated)
+    return Embedding(unit(vector, len(vector)), truncated and not objective, truncated and objective)
 
 
 def embed_or_diagnose(embedder: Embedder, text: str, objective: bool = False) -> Embedding:
@@ -236,17 +238,6 @@ def read_beginning(
     return read(text), False
 
 
-def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
-    """Return the unit vector of the mean of the windows, weighted by their tokens (without special ones).
-
-    Raises ValueError if the mean has no direction, or a window has non-finite values.
-    """
-    mean = np.asarray(tokens, np.float64) @ np.asarray(vectors, np.float64)
-    if not np.abs(mean).max() > 0.0:
-        raise ValueError("the windows of this text cancel each other out")
-    return unit(mean, len(mean))
-
-
 OBJECTIVE_TOKENS: Final = 512
 """Token limit of an objective that is embedded separately, unless KP_MAX_TOKENS is more: that of all-MiniLM-L6-v2.
 Thousands would take seconds; objectives truncated at 128 lost the goal at their end (docs/tuning.md)."""
@@ -255,8 +246,3 @@ Thousands would take seconds; objectives truncated at 128 lost the goal at their
 def objective_limit(own_limit: int, max_tokens: int) -> int:
     """Return the token limit of an objective: the model's own, or OBJECTIVE_TOKENS."""
     return min(own_limit, max(OBJECTIVE_TOKENS, max_tokens))
-
-
-def long_texts(windows: int) -> str:
-    """Return the value of `EmbedderIdentity.long_texts`."""
-    return "cut" if windows == 1 else f"windows{windows}"

@@ -58,7 +58,7 @@ def load_configured(settings: Settings, side_by_side: int = 1, budget_seconds: f
         return HttpEmbedder(settings)
     return load_embedder(
         settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
-        settings.windows, settings.embed_text, side_by_side, budget_seconds,
+        settings.embed_text, side_by_side, budget_seconds,
     )  # fmt: skip
 
 
@@ -86,7 +86,6 @@ def load_embedder(
     max_tokens: int,
     threads: int,
     precision: str,
-    windows: int = 1,
     embed_text: str = "whole",
     side_by_side: int = 1,
     budget_seconds: float = math.inf,
@@ -106,9 +105,7 @@ def load_embedder(
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
-            return OpenVinoEmbedder(
-                directory, max_tokens, threads, precision, windows, embed_text, side_by_side, budget_seconds
-            )
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision, embed_text, side_by_side, budget_seconds)
         if model is None and not find_spec("sentence_transformers"):
             raise ModelError(f"{fetch_first(model)}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
     if model == MULTILINGUAL:
@@ -120,4 +117,4 @@ def load_embedder(
             f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "
             "or set KP_PRECISION=fp32"
         )
-    return SentenceTransformersEmbedder(model, max_tokens, threads, windows, embed_text)
+    return SentenceTransformersEmbedder(model, max_tokens, threads, embed_text)

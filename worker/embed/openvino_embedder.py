@@ -22,8 +22,6 @@ from worker.embed.embedder import (
     ModelError,
     embedding_of,
     finite,
-    long_texts,
-    mean_of_windows,
     objective_limit,
     read_beginning,
 )
@@ -64,9 +62,8 @@ class OpenVinoEmbedder:
 
     `threads` 0: one for each core. With `side_by_side` above 1 the graph is compiled twice, for one text on all threads
     and for several that share them, as far as `budget_seconds` allows (cores.py); the vectors are the same, bit for
-    bit. A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is truncated.
-    `embed_text` "objective": the caller embeds objectives separately. Raises ModelError if directory, precision or CPU
-    does not fit.
+    bit. `embed_text` "objective": the caller embeds objectives separately. Raises ModelError if directory, precision or
+    CPU does not fit.
     """
 
     def __init__(
@@ -75,7 +72,6 @@ class OpenVinoEmbedder:
         max_tokens: int,
         threads: int,
         precision: str = "fp32",
-        windows: int = 1,
         embed_text: str = "whole",
         side_by_side: int = 1,
         budget_seconds: float = math.inf,
@@ -100,15 +96,14 @@ class OpenVinoEmbedder:
         apart = self._objective_tokens if embed_text == "objective" else 0
         self.identity = EmbedderIdentity(
             manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
-            long_texts(windows), embed_text, apart,
+            embed_text, apart,
         )  # fmt: skip
         self._cores = CoreShares(self.side_by_side, budget_seconds)
-        self._windows = windows
         self._max_tokens = max_tokens
         # The longest text first: with buffers that grow from text to text the process uses 535 MB (1032 MB at 512
         # tokens), with full-size buffers from the start 330 MB (420 MB).
         most = max(max_tokens, apart)
-        longest = self._read(_WORD * most, most)[0].ids
+        longest = self._cut(self._tokens(_WORD * most), most)
         for request in {self._alone, *self._shared}:
             _try_out(directory, request, longest)
         _unmap_pages(paths)
@@ -124,37 +119,25 @@ class OpenVinoEmbedder:
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
         """Embed one text, alone and unpadded. Raises ValueError if the model returns non-finite values."""
-        if objective:
-            return self._embed_objective(text)
-        limit = self._max_tokens
-        windows, left_over = read_beginning(text, limit * self._windows, lambda it: self._read(it, limit), _count)
-        truncated = left_over or len(windows) > self._windows
-        vectors = self._infer_all([window.ids for window in windows[: self._windows]])
-        if len(vectors) == 1:
-            return embedding_of(vectors[0], truncated)
-        tokens = [len(window.ids) - sum(window.special_tokens_mask) for window in windows[: self._windows]]
-        return Embedding(mean_of_windows(vectors, tokens), truncated)
-
-    def _embed_objective(self, text: str) -> Embedding:
-        limit = self._objective_tokens
-        windows, left_over = read_beginning(text, limit, lambda it: self._read(it, limit), _count)
-        found = embedding_of(self._infer_all([windows[0].ids])[0], False)
-        return Embedding(found.vector, False, left_over or len(windows) > 1)
-
-    def _read(self, text: str, limit: int) -> list[Any]:
-        """Tokenise a text into windows of at most `limit` tokens, special tokens included."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        encoding.truncate(limit - self._special_tokens)
-        windows = self._tokenizer.post_process(encoding)
-        return [windows, *windows.overflowing]
-
-    def _infer_all(self, windows: list[list[int]]) -> list[Vector]:
-        share = self._cores.take(sum(len(ids) for ids in windows))
+        limit = self._objective_tokens if objective else self._max_tokens
+        tokens, left_over = read_beginning(text, limit, self._tokens, len)
+        truncated = left_over or len(tokens) + self._special_tokens > limit
+        ids = self._cut(tokens, limit)
+        share = self._cores.take(len(ids))
         try:
-            request = self._alone if share is None else self._shared[share]
-            return [_infer(request, ids) for ids in windows]
+            found = _infer(self._alone if share is None else self._shared[share], ids)
         finally:
             self._cores.give_back(share)
+        return embedding_of(found, truncated, objective)
+
+    def _tokens(self, text: str) -> Any:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _cut(self, tokens: Any, limit: int) -> list[int]:
+        """Return the ids of the first tokens, at most `limit`, special ones included."""
+        tokens.truncate(limit - self._special_tokens)
+        ids: list[int] = self._tokenizer.post_process(tokens).ids
+        return ids
 
 
 def _unmap_pages(files: Sequence[Path]) -> None:
@@ -175,7 +158,7 @@ def _unmap_pages(files: Sequence[Path]) -> None:
 def _try_out(directory: Path, request: Any, ids: list[int]) -> None:
     """Raise ModelError if the graph does not work here: without AVX, OpenVINO fails or returns arbitrary numbers."""
     try:
-        if not embedding_of(_infer(request, ids), False).vector.any():
+        if not embedding_of(_infer(request, ids)).vector.any():
             raise ValueError("the model returned only zeros")
     except Exception as error:
         raise ModelError(
@@ -188,10 +171,6 @@ def _infer(request: Any, ids: list[int]) -> Vector:
     request.infer([np.array([ids], dtype=np.int64)])
     # Copy: the next text overwrites the runtime's output.
     return finite(np.array(request.get_output_tensor(0).data[0], dtype=np.float32))
-
-
-def _count(windows: list[Any]) -> int:
-    return sum(len(window.ids) for window in windows)
 
 
 def import_runtime() -> tuple[ModuleType, ModuleType]:

@@ -19,8 +19,6 @@ from worker.embed.embedder import (
     embedding_of,
     find_model,
     finite,
-    long_texts,
-    mean_of_windows,
     objective_limit,
     read_beginning,
     weights_sha256,
@@ -50,9 +48,7 @@ def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
 class SentenceTransformersEmbedder:
     """Any sentence-transformers model, on CPU or GPU, in fp32; the arguments are OpenVinoEmbedder's."""
 
-    def __init__(
-        self, model: str | None, max_tokens: int, threads: int, windows: int = 1, embed_text: str = "whole"
-    ) -> None:
+    def __init__(self, model: str | None, max_tokens: int, threads: int, embed_text: str = "whole") -> None:
         found = find_model(model)
         try:
             import torch
@@ -75,40 +71,24 @@ class SentenceTransformersEmbedder:
         own_limit = token_limit(self.model, max_tokens)
         if max_tokens > own_limit:
             raise ModelError(f"KP_MAX_TOKENS={max_tokens} is more than the {own_limit} tokens that {name} can read")
-        if windows > 1 and not getattr(self.model.tokenizer, "is_fast", False):
-            raise ModelError(
-                f"KP_LONG_TEXTS=windows needs a fast tokenizer, and {name} has none; set KP_LONG_TEXTS=cut"
-            )
         self._limit = max_tokens
         self._objective_tokens = objective_limit(own_limit, max_tokens)
         apart = self._objective_tokens if embed_text == "objective" else 0
         dimensions = self.model.get_embedding_dimension()
         if dimensions is None:
             raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
-        self._max_windows = windows
         self.identity = EmbedderIdentity(
-            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows), embed_text,
-            apart,
+            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", embed_text, apart
         )  # fmt: skip
         embed_or_diagnose(self, PROBE_TEXT)
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
         """Embed one text. Raises ValueError if the model returns non-finite values."""
-        if objective:
-            found = self._embed(text, self._objective_tokens, 1)
-            return Embedding(found.vector, False, found.truncated)
-        return self._embed(text, self._limit, self._max_windows)
-
-    def _embed(self, text: str, limit: int, most: int) -> Embedding:
-        self.model.max_seq_length = limit
+        limit = self.model.max_seq_length = self._objective_tokens if objective else self._limit
         if len(text.encode()) <= limit - 2:  # a token has at least one byte; two tokens are special
-            return embedding_of(self._encode(text), False)
-        (beginning, tokens), left_over = read_beginning(text, limit * most, self._read, lambda found: found[1])
-        if most == 1 or tokens <= limit:
-            return embedding_of(self._encode(beginning), left_over or tokens > limit)
-        windows, tokens_of_each = self._windows(beginning)
-        vectors = [self._forward(ids) for ids in windows[:most]]
-        return Embedding(mean_of_windows(vectors, tokens_of_each[:most]), left_over or len(windows) > most)
+            return embedding_of(self._encode(text))
+        (beginning, tokens), left_over = read_beginning(text, limit, self._read, lambda found: found[1])
+        return embedding_of(self._encode(beginning), left_over or tokens > limit, objective)
 
     def _read(self, text: str) -> tuple[str, int]:
         return text, len(self.model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
@@ -118,25 +98,6 @@ class SentenceTransformersEmbedder:
             [text], batch_size=1, show_progress_bar=False, normalize_embeddings=True, convert_to_numpy=True
         )[0]
         return finite(np.asarray(vector, dtype=np.float32))
-
-    def _windows(self, text: str) -> tuple[list[list[int]], list[int]]:
-        """Return each window's token ids, special tokens included, and its number of tokens without them."""
-        found = self.model.tokenizer(
-            text, truncation=True, max_length=self._limit, padding=False, verbose=False,
-            return_overflowing_tokens=True, return_special_tokens_mask=True,
-        )  # fmt: skip
-        return found["input_ids"], [len(mask) - sum(mask) for mask in found["special_tokens_mask"]]
-
-    def _forward(self, ids: list[int]) -> Vector:
-        import torch
-
-        tokens = torch.tensor([ids], device=self.model.device)
-        features = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        if "token_type_ids" in self.model.tokenizer.model_input_names:
-            features["token_type_ids"] = torch.zeros_like(tokens)
-        with torch.inference_mode():
-            vector = torch.nn.functional.normalize(self.model(features)["sentence_embedding"], p=2.0, dim=1)
-        return finite(vector[0].cpu().numpy())
 
 
 def _download(hub_name: str) -> Path:

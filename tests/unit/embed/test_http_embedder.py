@@ -400,7 +400,6 @@ def test_a_service_that_refuses_long_texts_is_warned_about(
         ({"embedder_url": "embeddings.example.org"}, "not a URL"),
         ({"embedder_url": "http://user:secret@host"}, "KP_EMBEDDER_TOKEN_FILE"),
         ({"embedder_url": "http://host/?key=secret"}, "query"),
-        ({"long_texts": "windows"}, "tokenizer"),
         ({"precision": "int8"}, "KP_PRECISION=int8"),
         ({"model": "m" * 513}, "512"),
     ],

@@ -1,26 +1,11 @@
-"""Texts beyond the token limit: cut or read in windows, never tokenised whole."""
+"""Texts beyond the token limit: cut, never tokenised whole."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
-from worker import config
-from worker.embed.embedder import (
-    CHARS_A_TOKEN,
-    MAX_CHARS,
-    SPARE_TOKENS,
-    mean_of_windows,
-    read_beginning,
-)
+from worker.embed.embedder import CHARS_A_TOKEN, MAX_CHARS, SPARE_TOKENS, read_beginning
 
 LIMIT = 64
-"""Token limit of these tests: windows are cheap, and most traces are longer."""
-
 FIRST_READ = CHARS_A_TOKEN * (LIMIT + SPARE_TOKENS)
-
-
-# -- how much of a text is tokenised
 
 
 class Reader:
@@ -67,34 +52,3 @@ def test_reading_ends_at_a_bound_whatever_the_text() -> None:
     assert max(reader.sizes) == MAX_CHARS
     assert sum(reader.sizes) < 2 * MAX_CHARS
     assert reader.read("x" * MAX_CHARS) == (["x" * MAX_CHARS], False)
-
-
-# -- the mean of windows
-
-
-def test_windows_count_by_their_tokens() -> None:
-    east, north = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
-    mean = mean_of_windows([east, north], [3, 4])
-    assert mean.dtype == np.float32
-    np.testing.assert_allclose(mean, [0.6, 0.8], rtol=1e-7)
-
-
-def test_windows_that_cancel_each_other_out_have_no_mean() -> None:
-    east = np.array([1, 0], np.float32)
-    with pytest.raises(ValueError, match="cancel"):
-        mean_of_windows([east, -east], [5, 5])
-    with pytest.raises(ValueError, match="cancel"):
-        mean_of_windows([east, np.array([np.nan, 0], np.float32)], [5, 5])
-
-
-# -- the embedders
-
-
-def test_the_settings_name_the_windows() -> None:
-    assert config.load().windows == 1
-    assert config.load(max_windows=8).windows == 1
-    assert config.load(long_texts="windows").windows == 2
-    assert config.load(long_texts="windows", max_windows=8).windows == 8
-
-
-# -- other models

@@ -17,7 +17,7 @@ from worker.commands.shared.options import checked_settings, json_option, page_o
 if TYPE_CHECKING:
     from worker.config import Settings
 
-GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
+GRID: Final = ("embed_text", "max_tokens", "model", "precision", "embedder")
 """Settings that --grid may vary: those that affect vectors."""
 
 
@@ -89,6 +89,4 @@ def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]
     for point in itertools.product(*axes):
         settings = checked_settings(assignments=point).settings
         names = {"embed_text", "max_tokens", *(assignment.partition("=")[0] for assignment in point)}
-        if settings.long_texts != "cut":
-            names |= {"long_texts", "max_windows"}
         yield settings, {name: getattr(settings, name) for name in GRID if name in names}

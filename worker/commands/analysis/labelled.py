@@ -116,7 +116,7 @@ class Vectors:
         return np.array([embedding.vector for embedding in found]), cut
 
     def _embedder(self, settings: Settings) -> tuple[Embedder, dict[tuple[str, bool], Embedding]]:
-        key = (settings.embedder, settings.model, settings.precision, settings.max_tokens, settings.windows)
+        key = (settings.embedder, settings.model, settings.precision, settings.max_tokens)
         if key not in self._embedders:
             embedder = load_configured(settings)
             if embedder is None:

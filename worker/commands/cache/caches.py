@@ -358,7 +358,7 @@ def _check_model(reads: Sequence[PartitionLog], caches: Sequence[CachedPartition
     told = (
         f"the entries of partition {partitions} were made with {', '.join(sorted(set(others.values())))}, but these "
         f"settings embed with {model}. Vectors of different models cannot be compared: use the worker's settings "
-        "(KP_MODEL, KP_MAX_TOKENS, KP_PRECISION, KP_LONG_TEXTS, KP_EMBED_TEXT)"
+        "(KP_MODEL, KP_MAX_TOKENS, KP_PRECISION, KP_EMBED_TEXT)"
     )
     if not any(cached.live for cached in caches):
         raise CommandError(told)
