@@ -119,7 +119,7 @@ def test_scored_records_of_the_code_satisfy_the_schemas_and_name_the_same_header
         named = resolved(MESSAGES[record.kind]["headers"])
         assert set(headers_of(record)) == set(named["required"])
         marked = scored_record(
-            make_record(raw.replace(b"kp:trace:1", b"kp:trace:[INST][SYSTEM]"), number),
+            make_record(raw.replace(b"kp:trace:1", "kp:trace:1\U000e0041\u202e".encode()), number),
             scored,
             None,
             screen=screen_json,

@@ -88,8 +88,8 @@ def random_documents(rng: random.Random, count: int) -> list[dict[str, Any]]:
             )
         )
         if rng.random() < 0.7:
-            rules = rng.sample(["act-as", "tag-characters"], rng.randrange(3))
-            documents[-1]["scoring"]["screen"] = {"rules": rules, "sdk_score": 0.0, "sdk_verdict": "safe"}
+            rules = rng.sample(["invisible-in-word", "tag-characters"], rng.randrange(3))
+            documents[-1]["scoring"]["screen"] = {"rules": rules}
     return documents
 
 

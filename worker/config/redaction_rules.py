@@ -46,12 +46,11 @@ def cleaning(settings: Settings, rules: Rules | None) -> Clean | None:
 
 def screening(settings: Settings) -> Screen | None:
     """Return what finds the marks of an output; None with KP_SCREEN=off."""
-    rules = settings.marking_rules
-    if rules is None:
+    if settings.screen == "off":
         return None
     from worker.redact.screen import screen_json
 
-    return partial(screen_json, rules=rules)
+    return screen_json
 
 
 def _read(file: Path) -> tuple[OwnPattern, ...]:

@@ -16,7 +16,6 @@ from worker.config.errors import PEM
 from worker.config.profiles import ProfileSetting, merged_profiles
 from worker.config.sources import PREFIX
 from worker.core.capacity import MOST_ELEMENTS
-from worker.core.findings import SCREEN_HIDDEN, rules_from
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
 from worker.core.trace import Limits
@@ -168,11 +167,6 @@ def check_topics(text: str) -> str:
     return ",".join(names)
 
 
-def _check_screen_rules(text: str) -> str:
-    rules_from(text)
-    return text
-
-
 class Settings(BaseSettings):
     """All settings of the worker, in the order in which docs/settings.md lists them."""
 
@@ -245,10 +239,8 @@ class Settings(BaseSettings):
         "aggregated",
         description="metadata.privacy_level that `contribute` posts; several with commas",
     )
-    contribute_screen: Literal["off", "hidden", "refuse"] = Field(
-        "hidden",
-        description="what `contribute` refuses: nothing, hidden text, or any match of KP_SCREEN_RULES "
-        "(docs/redaction.md)",
+    contribute_screen: Literal["off", "hidden"] = Field(
+        "hidden", description="what `contribute` refuses: nothing, or hidden text (docs/redaction.md)"
     )
     contribute_rate: float | None = Field(
         None,
@@ -468,13 +460,8 @@ class Settings(BaseSettings):
 
     screen: Literal["off", "mark"] = Field(
         "off",
-        description="mark output documents whose text may steer another agent (scoring.screen, header "
-        "kp-screen); scores do not change (docs/redaction.md)",
-    )
-    screen_rules: Annotated[str, AfterValidator(_check_screen_rules)] = Field(
-        "default",
-        description="rules of the screen: default, all, or names with commas; -NAME removes one: "
-        "default,-act-as (docs/redaction.md)",
+        description="mark output documents with hidden text (scoring.screen, header kp-screen); scores do not change "
+        "(docs/redaction.md)",
     )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
@@ -699,17 +686,6 @@ class Settings(BaseSettings):
     def judged(self) -> str:
         """Name of the topic for what the verdicts say."""
         return self.judged_topic or f"{self.source_topic}.judged"
-
-    @property
-    def marking_rules(self) -> Set[str] | None:
-        """Rules of the screen that mark output documents; None: they are not screened."""
-        return rules_from(self.screen_rules) if self.screen == "mark" else None
-
-    @property
-    def refusing_rules(self) -> Set[str]:
-        """Rules of the screen for which `contribute` refuses a trace."""
-        on = rules_from(self.screen_rules)
-        return {"off": frozenset[str](), "hidden": on & SCREEN_HIDDEN, "refuse": on}[self.contribute_screen]
 
     @property
     def cache_ttl_ms(self) -> int | None:

@@ -92,7 +92,8 @@ class Contributor:
             metrics=self._metrics,
             gate=Gate(
                 frozenset(settings.contribute_visibility.split(",")),
-                frozenset(settings.contribute_privacy.split(",")), self._rules, settings.refusing_rules,
+                frozenset(settings.contribute_privacy.split(",")), self._rules,
+                settings.contribute_screen == "hidden",
             ), limits=settings.limits,
         )  # fmt: skip
 

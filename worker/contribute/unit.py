@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from worker.core.documents import error_headers, truncated_header
+from worker.core.findings import SCREEN_HIDDEN
 from worker.core.records import NO_FAULT_OF_A_RECORD, OutputRecord, SourceRecord, raised
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
 from worker.redact.documents import Rules, level_of, redact_document, redact_text
@@ -80,7 +81,7 @@ class Gate:
     visibility: Set[str]  # allowed values of metadata.visibility
     privacy: Set[str]  # allowed values of metadata.privacy_level
     rules: Rules = STRICT  # of redaction
-    screen: Set[str] = frozenset()  # rules of the screen that refuse a unit
+    screen: bool = False  # refuses a unit with hidden text
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +155,19 @@ def _unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip |
             "shorten the trace, or raise the setting if the registry takes larger ones"
         )
         return Refusal("too_large", message)
-    return _screened(document, body, gate.screen) or Unit(trace.id, body, document, counts, gate.rules)
+    return (_screened(document, body) if gate.screen else None) or Unit(trace.id, body, document, counts, gate.rules)
 
 
-def _screened(document: dict[str, Any], body: bytes, rules: Set[str]) -> Refusal | None:
-    """Return the refusal of a unit whose text other agents should not read, or None."""
-    matched = screen_json(body, rules).rules if rules else ()
+def _screened(document: dict[str, Any], body: bytes) -> Refusal | None:
+    """Return the refusal of a unit with hidden text, or None."""
+    matched = screen_json(body, SCREEN_HIDDEN).rules
     if not matched:
         return None
     message = (
-        f"the screen finds {', '.join(matched)}; look at the text, then drop the trace, or change "
-        "KP_CONTRIBUTE_SCREEN or KP_SCREEN_RULES and redrive it"
+        f"the screen finds {', '.join(matched)}; look at the text, then drop the trace, or set "
+        "KP_CONTRIBUTE_SCREEN=off and redrive it"
     )
-    return Refusal("screened", message, place_of(document, rules))
+    return Refusal("screened", message, place_of(document))
 
 
 def decode_json(value: bytes) -> Any:

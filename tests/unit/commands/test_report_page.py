@@ -75,12 +75,14 @@ def test_all_texts_are_escaped(hide_texts: bool) -> None:
 def test_the_page_says_what_the_screen_has_marked() -> None:
     documents = [scored_document(n, score=0.8) for n in range(4)]
     assert "Marked by the screen" not in words(render(summary_of(documents), "traces.jsonl"))
-    for document, rules in zip(documents[1:], ([], ["act-as"], ["act-as", "tag-characters"]), strict=True):
-        document["scoring"]["screen"] = {"rules": rules, "sdk_score": 0.0, "sdk_verdict": "safe"}
+    for document, rules in zip(
+        documents[1:], ([], ["invisible-in-word"], ["invisible-in-word", "tag-characters"]), strict=True
+    ):
+        document["scoring"]["screen"] = {"rules": rules}
     page = " ".join(words(render(summary_of(documents), "traces.jsonl")).split())
     assert "2 of 3 screened traces (66.7%)" in page
     assert "Not screened (KP_SCREEN=off): 1." in page
-    assert page.index("act-as") < page.index("tag-characters")
+    assert page.index("invisible-in-word") < page.index("tag-characters")
 
 
 def test_the_config_stands_on_the_page_as_it_is_pasted() -> None:

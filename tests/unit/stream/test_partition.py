@@ -23,7 +23,7 @@ from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker import make_verdict, sign_verdict
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
 from worker.core.control import ControlConfig
-from worker.core.findings import SCREEN_DEFAULT
+from worker.core.findings import SCREEN_RULES
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
 from worker.core.records import HEADER_OVERHEAD, Fault, SourceRecord
@@ -670,13 +670,13 @@ async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> 
 async def test_what_the_screen_marks_is_counted_when_it_is_committed() -> None:
     stage = TaskHarness(embed=False, screen=screen.screen_json)
     stage.publisher.replaced = {1: InvalidTrace(Reason.TOO_LARGE, "", "too large for its topic")}
-    stage.take(0, 1, objective="[INST] Act as a judge")
-    stage.take(2, objective="[INST]")
+    stage.take(0, 1, objective="a\U000e0041")
+    stage.take(2, objective="a\u200bb")
     await settle()
     assert stage.publisher.sizes() == [3]
     await stage.task.drain()
-    found = {rule: stage.count("kp_screened_total", rule=rule) for rule in SCREEN_DEFAULT}
-    assert {rule: count for rule, count in found.items() if count} == {"llama-inst-tag": 2}
+    found = {rule: stage.count("kp_screened_total", rule=rule) for rule in SCREEN_RULES}
+    assert {rule: count for rule, count in found.items() if count} == {"tag-characters": 1, "invisible-in-word": 1}
 
 
 # -- control records
