@@ -57,8 +57,6 @@ COMMANDS: Final = {
         "Publish the traces of a JSON Lines file, or the sessions of coding agents, to the source topic."),
     "tail": ("worker.commands.tail.command:tail",
         "Show scored traces as they arrive: a table on a terminal, JSON Lines in a pipe."),
-    "redact": ("worker.commands.redact:redact",
-        "Show what redaction would replace in a JSON Lines file of traces, with the secrets masked."),
     "redrive": ("worker.commands.redrive.command:redrive",
         "Send dead letters back to the source topic, each exactly once, or write them to a file."),
     "forget": ("worker.commands.forget.command:forget",

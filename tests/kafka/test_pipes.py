@@ -43,7 +43,6 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "whatif": [["{scored}", "--text"], ["{scored}", "--export", "csv"]],
     "publish": [["{bad}"], ["{traces}"]],
     "tail": [["--text", "--no-follow"], ["--json", "--from-beginning", "--no-follow"], ["--dead-letters"]],
-    "redact": [["--try", "{traces}", "--text"]],
     "redrive": [[], ["--to-file", "-", "--execute"]],
     "forget": [["--trace", "kp:trace:none", "--text", "--set", f"forget_key={'x' * 32}"]],
     "verdict": [["{verdicts}", "--set", "verdict_key_file={keys}"]],

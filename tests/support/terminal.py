@@ -126,6 +126,7 @@ def evil_files(folder: Path) -> dict[str, str]:
         "traces": evil_record().value + b"\n" + bad + b"\n",
         "scored": b"".join(output.value + b"\n" for output in outputs) + b'{"scoring":"\x1b"}\n',
         "trace": evil_record().value,
+        "secret": trace_bytes(objective=f"{EVIL} password={EVIL}"),
         "document": outputs[1].value,
         "bad": bad,
         "runs": evil_runs(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -152,13 +153,13 @@ CONVERT_OPTIONS = (
 )  # fmt: skip
 COMMANDS: dict[str, list[str]] = {
     "score": ["score", "{traces}", "--dead-letters", "-"],
+    "score: redacted": ["score", "{secret}", "--redact", "all", "--output", os.devnull],
     "score: name": ["score", "{named}"],
     "explain a trace": ["explain", "{trace}"],
     "explain a document": ["explain", "{document}"],
     "explain: refused": ["explain", "{bad}"],
     "explain: name": ["explain", "{named}"],
     "explain: no file": ["explain", f"/nowhere/{EVIL}"],
-    "redact": ["redact", "--try", "{traces}"],
     "report": ["report", "{scored}", "--output", "-"],
     "report: name": ["report", "{named}"],
     "whatif": ["whatif", "{scored}", "--set", "threshold=0"],

@@ -28,7 +28,8 @@ def score(
     """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
 
     Takes the settings of `kp-worker run`. --verdicts needs KP_CONFIDENCE=record. The summary on standard error counts
-    dead letters. Exit code 1: no line was a valid trace, or the model or a file failed.
+    dead letters, and with --redact what was replaced, with an example of each type: each letter of a secret appears as
+    a or A, each digit as 9. Exit code 1: no line was a valid trace, or the model or a file failed.
     """
     settings = read_settings(embedder=embedder, model=model, redact=redact)
     if verdicts is not None:

@@ -16,10 +16,19 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from worker.commands.shared.console import CommandError, discard_buffered, file_problem, json_output, say, size_of
+from worker.commands.score.redactions import redaction_examples
+from worker.commands.shared.console import (
+    CommandError,
+    SettingsError,
+    discard_buffered,
+    file_problem,
+    json_output,
+    say,
+    size_of,
+)
 from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
 from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
-from worker.config import Settings
+from worker.config import ConfigError, Settings
 from worker.config.redaction_rules import cleaning, output_rules, screening
 from worker.core.documents import embedding_failed
 from worker.core.records import SourceRecord
@@ -53,6 +62,8 @@ def run_score(
         for written in (scored, bad):
             if written is not None:
                 written.flush()  # so that a full disk is reported here, not in a traceback at the end
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
     except ModelError as error:
         raise CommandError(str(error)) from None
     except BrokenPipeError:
@@ -74,6 +85,8 @@ def run_score(
         say(f"  {count} {reason}")
     for kind, count in counts.redactions.items():
         say(f"  {count} {kind} redacted")
+        if kind in counts.examples:
+            say(f"    {counts.examples[kind]}")
     for rule, count in sorted(counts.screened.items()):
         say(f"  {count} marked by {rule}")
     for problem in counts.too_long:
@@ -103,6 +116,7 @@ class Summary:
     truncated: int = 0
     truncated_objectives: int = 0
     redactions: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)  # of the redactions, masked
     screened: Counter[str] = field(default_factory=Counter)
     too_long: list[str] = field(default_factory=list)  # lines that were not read in full, and why; not in dead letters
     scores: list[float] = field(default_factory=list)  # of every scored trace, in order
@@ -168,7 +182,11 @@ def score_lines(
             summary.accepted += 1
         else:
             summary.rejected += 1
-        summary.redactions.update(document.redactions or {})
+        if document.redactions and config.clean is not None:
+            if document.redactions.keys() - summary.redactions.keys():
+                for kind, example in redaction_examples(line, config.clean(line)[0]).items():
+                    summary.examples.setdefault(kind, f"line {number}: {example}")
+            summary.redactions.update(document.redactions)
         summary.screened.update(document.screened)
         output.write((document.value or b"") + b"\n")
     return summary
