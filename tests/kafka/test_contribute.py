@@ -118,8 +118,8 @@ def test_no_secret_leaves_by_any_path(
     assert registry.key not in "".join(paths.values())
 
 
-@pytest.mark.skipif(shutil.which("jq") is None, reason="the runbook's commands need jq")
-def test_a_conflict_is_solved_by_the_commands_of_its_runbook(
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
+def test_a_conflict_is_solved_by_the_commands_of_its_page(
     kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess, tmp_path: Path
 ) -> None:
     booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)

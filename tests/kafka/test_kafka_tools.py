@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -155,23 +154,13 @@ def test_a_topic_gets_more_partitions_the_changelog_first(stage: Stage, tools: T
 
 @pytest.mark.long
 def test_the_commands_within_the_sentences_of_the_runbooks_run(stage: Stage, tools: Tools, hashing: Workers) -> None:
-    """With the lines at the head of the page, one command of each form. Those for a record from the future find it."""
-    limit = "message.timestamp.before.max.ms"
-    create_topics(stage.bootstrap, {stage.env["KP_ACCEPTED_TOPIC"]: (PARTITIONS, {limit: "9999999999999"})})
+    """With the lines at the head of the page, one command of each form."""
     score(stage, hashing, LINES[:8])
-    future = int(time.time() * 1000) + 40_000
-    ((_, offset),) = stage.produce([(b"a key", b"early", (), 0, future)])
-    stage.produce([(None, LINES[8], (), 0), (None, LINES[9], (), 0)])
     text = (DOCS / "runbooks.md").read_text("utf-8")
     (head,) = re.findall(r"^(kafka\(\) .*\nGROUP=.*)$", text, re.MULTILINE)
     head = head.replace("kafka-1:9092", stage.bootstrap).replace("GROUP=kp-worker", f"GROUP={stage.name}")
     forms = {tuple(re.findall(r"^kafka \S+| --\S+", it)): it for it in reversed(re.findall(r"`(kafka [^`]+)`", text))}
-    values = {"traces:N": "traces:0", "partition N": "partition 0", "OFFSET": str(offset), "$GROUP-assemble": "$GROUP"}
-    named = re.compile("|".join(map(re.escape, values)))
-    said = ""
     for line in forms.values():
-        command = named.sub(lambda match: values[match[0]], line)
-        said += tools.command(head + "\n" + re.sub(r"(?<!--topic )\btraces\b", stage.name, command))
-    assert len(forms) == 10
-    assert f"{stage.name}:0:{offset}\n" in said
-    assert f"CreateTime:{future}\ta key\tearly\n" in said
+        command = line.replace("$GROUP-assemble", "$GROUP")
+        tools.command(head + "\n" + re.sub(r"(?<!--topic )\btraces\b", stage.name, command))
+    assert len(forms) == 7

@@ -243,9 +243,9 @@ def test_prometheus_evaluates_every_rule_without_an_error(scraped: Scraped) -> N
     assert set(found.values()) == {("ok", None)}
 
 
-def test_dead_letters_and_a_small_cache_fire_their_alerts_and_a_healthy_worker_no_other(scraped: Scraped) -> None:
+def test_dead_letters_fire_their_alert_and_a_healthy_worker_no_other(scraped: Scraped) -> None:
     fired = {a["labels"]["alertname"]: a for a in scraped.prometheus.get("alerts")["alerts"] if a["state"] == "firing"}
-    assert fired.keys() - SLOW_MACHINE == {"KpDeadLetters", "KpCacheTooSmall"}
+    assert fired.keys() - SLOW_MACHINE == {"KpDeadLetters"}
     texts = fired["KpDeadLetters"]["annotations"]
     assert re.fullmatch(r"kp-worker: [5-9](\.\d+)?% of the records are dead letters", texts["summary"])
 

@@ -19,8 +19,6 @@ CLASSES: Final = {
     "kafka-features.sh": "org.apache.kafka.tools.FeatureCommand",
     "kafka-configs.sh": "kafka.admin.ConfigCommand",
     "kafka-transactions.sh": "org.apache.kafka.tools.TransactionsCommand",
-    "kafka-get-offsets.sh": "org.apache.kafka.tools.GetOffsetShell",
-    "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-log-dirs.sh": "org.apache.kafka.tools.LogDirsCommand",
 }
 

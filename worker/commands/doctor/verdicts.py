@@ -25,8 +25,7 @@ SPREAD_SHARE: Final = 0.1
 
 
 LOPSIDED: Final = 2.0
-"""How many times as often accepted traces may be judged as rejected ones, or vice versa; the same as in the alert
-KpVerdictsLopsided."""
+"""How many times as often accepted traces may be judged as rejected ones, or vice versa."""
 
 DEVIATIONS: Final = 3.0
 """Standard deviations by which the two shares must differ: with few verdicts, they are lopsided by chance alone."""

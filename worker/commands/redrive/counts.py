@@ -26,7 +26,7 @@ EXAMPLES: Final = 2
 
 ADVICE: Final = {
     "conflict": "the registry has other units with the ids of these traces, and refuses them again until those units "
-    "are deleted there (docs/runbooks.md)",
+    "are deleted there (docs/contribute.md)",
 }
 """Advice for reasons whose records would only be refused again."""
 
