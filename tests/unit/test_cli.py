@@ -127,7 +127,6 @@ SAID: dict[str, list[tuple[str, int, str]]] = {
         ("{traces} --label metadata.task_domain", 1, NO_MODEL),
         ("{traces} --label id --page {page}", 1, install_extra("report")),
     ],
-    "export-model": [("", 1, install_extra("fast"))],
     "fetch-model": [("", 1, install_extra("fast")), ("--model multilingual", 1, install_extra("fast"))],
     "demo": [("", 2, install_extra("broker")), ("--otlp", 2, install_extra("broker"))],
     "broker": [("", 2, install_extra("broker"))],
@@ -157,7 +156,7 @@ SAID: dict[str, list[tuple[str, int, str]]] = {
     "contribute": [("", 2, "set KP_REGISTRY_URL")],
     "run": [
         ("", 2, NO_MODEL),
-        ("--set embedder=openvino", 2, "export the model again: kp-worker export-model"),
+        ("--set embedder=openvino", 2, "fetch the model again: kp-worker fetch-model"),
         ("--set embedder=sentence-transformers", 2, install_extra("model")),
         ("--set tracing=true", 2, install_extra("tracing")),
     ],

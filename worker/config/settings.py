@@ -347,9 +347,9 @@ class Settings(BaseSettings):
     embedder_token_file: Path | None = Field(
         None, description="file with the service's token; read again when it changes"
     )
-    precision: Literal["fp32", "bf16", "int8"] = Field(
+    precision: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description=("number format of an exported model; bf16 and int8 change scores slightly (docs/settings.md)"),
+        description="number format of an exported model; bf16 changes scores slightly (docs/settings.md)",
     )
     model: str | None = Field(
         None,

@@ -123,6 +123,11 @@ def packaged_weights() -> Path | None:
     return directory if directory.is_dir() else None
 
 
+def is_default(model: str | None) -> bool:
+    """Return whether KP_MODEL means all-MiniLM-L6-v2: unset, or a hub name of it."""
+    return model is None or (model.rsplit("/", 1)[-1] == OFFICIAL_NAME and not Path(model).is_dir())
+
+
 def fetch_first(model: str | None) -> str:
     """Return how to get the default or the multilingual model when it is not on this machine."""
     name, options = (OFFICIAL_NAME, "") if model is None else ("the multilingual model", f" --model {model}")

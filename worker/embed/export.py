@@ -1,4 +1,4 @@
-"""`kp-worker export-model`: turns a sentence-transformers model into a directory that OpenVinoEmbedder loads."""
+"""Exports: a model becomes a directory that OpenVinoEmbedder loads, checked against sentence-transformers' vectors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from worker.embed.embedder import Embedding, ModelError, file_sha256
-from worker.embed.export_source import CHECK_TOKENS, TEXTS, ExportSource, open_export_source
+from worker.embed.minilm import ExportSource
 from worker.embed.model_dir import (
     FORMAT,
     MANIFEST,
@@ -26,47 +26,13 @@ from worker.embed.model_dir import (
     default_directory,
     is_exported,
 )
-from worker.embed.multilingual import WEIGHTS_FILE, open_multilingual
-from worker.embed.openvino_embedder import PRECISIONS, RUNTIME, OpenVinoEmbedder, import_runtime, runs_here
+from worker.embed.openvino_embedder import PRECISIONS, RUNTIME, OpenVinoEmbedder, runs_here
+from worker.embed.reference_texts import CHECK_TOKENS, TEXTS
 from worker.version import __version__
 
-
-def quantise(openvino: ModuleType, model: Any) -> int:
-    """Replace the weights of matrix products by uint8, with scale and zero point for each row; return how many.
-
-    OpenVINO also quantises the activations, at run time, so nothing is calibrated. For all-MiniLM-L6-v2 the cosine is
-    .9990 on average and .9985 at least; NNCF's static int8 has .9964 and .984 (25 traces, AMD Zen 4).
-    """
-    ops = openvino.opset13
-    count = 0
-    for node in model.get_ordered_ops():
-        if node.get_type_name() != "MatMul" or not node.get_attributes()["transpose_b"]:
-            continue
-        source = node.input_value(1).get_node()
-        if source.get_type_name() != "Constant":
-            continue
-        values, scale, zero = _to_uint8(np.array(source.data, dtype=np.float32))
-        shifted = ops.subtract(ops.convert(ops.constant(values), "f32"), ops.convert(ops.constant(zero), "f32"))
-        node.input(1).replace_source_output(ops.multiply(shifted, ops.constant(scale)).output(0))
-        count += 1
-    return count
-
-
-def _to_uint8(weights: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
-    low = np.minimum(weights.min(axis=1, keepdims=True), 0.0)
-    high = np.maximum(weights.max(axis=1, keepdims=True), 0.0)
-    scale = ((high - low) / 255.0).astype(np.float32)
-    scale[scale == 0.0] = 1.0
-    zero = np.round(-low / scale)
-    values = np.clip(np.round(weights / scale + zero), 0, 255)
-    return values.astype(np.uint8), scale, zero.astype(np.uint8)
-
-
-DEFAULT_PRECISIONS: Final = ("fp32", "bf16")  # bf16 needs no separate file: it runs the fp32 graph
-
-LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.98}
+LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999}
 """The lowest cosine to sentence-transformers that any text may have; below it the export fails. all-MiniLM-L6-v2 has
-.9999999, .99993 and .992; far less means a wrong graph (other pooling, extra layers), not rounding."""
+.9999999 and .99993; far less means wrong arithmetic, not rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +48,16 @@ class ExportReport:
         return "\n".join([head, *(f"  {name}: {_describe(it)}" for name, it in self.manifest.precisions.items())])
 
 
-def export_model(
-    model: str | None = None, output: Path | None = None, precisions: Sequence[str] = DEFAULT_PRECISIONS
-) -> ExportReport:
-    """Export a model (directory or hub name; None: the default) and check it; fp32 is always among the precisions.
+def export_model(openvino: ModuleType, source: ExportSource, output: Path | None = None) -> ExportReport:
+    """Export a model and check it. `output` None: the user's cache directory.
 
-    `output` None: the user's cache directory. An exported directory is replaced; anything else is left unchanged.
-    Raises ModelError, and then writes nothing.
+    An exported directory is replaced; anything else is left unchanged. Raises ModelError, and then writes nothing.
     """
-    wanted = tuple(dict.fromkeys(("fp32", *precisions)))
-    unknown = set(wanted) - set(PRECISIONS)
-    if unknown:
-        raise ModelError(f"unknown precision {', '.join(sorted(unknown))}: choose from {', '.join(PRECISIONS)}")
-    openvino, _ = import_runtime()
-    # 1. Open the source: check its weights, find its name and limits.
-    if model is not None and (Path(model) / WEIGHTS_FILE).is_file():
-        source = open_multilingual(openvino, Path(model))
-    else:
-        source = open_export_source(openvino, model)
     target = (output or default_directory(source.name, source.weights_sha256)).absolute()
     work = _work_directory(target)
     try:
-        # 2. Write graphs and tokenizer into a directory beside the target.
-        manifest = _write_unchecked(openvino, source, work, wanted)
-        # 3. Check them with the embedder that the worker will use.
-        manifest = _write_checked(source, work, manifest)
-        # 4. Replace the target: from here on, the directory is complete.
-        _replace(work, target)
+        manifest = _write(openvino, source, work)
+        _replace(work, target)  # from here on, the directory is complete
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return ExportReport(target, manifest)
@@ -127,8 +76,12 @@ def _work_directory(target: Path) -> Path:
         raise ModelError(f"{target.parent} cannot be written ({error.strerror}); choose another --output") from error
 
 
-def _write_unchecked(openvino: ModuleType, source: ExportSource, work: Path, wanted: Sequence[str]) -> Manifest:
-    files = _write_files(openvino, source, work, wanted)
+def _write(openvino: ModuleType, source: ExportSource, work: Path) -> Manifest:
+    """Write graph, tokenizer and manifest; check them with the embedder that the worker will use. Raises ModelError."""
+    (work / "tokenizer.json").write_text(source.tokenizer, encoding="utf-8")
+    graph = work / "fp32.xml"  # of both precisions: the runtime converts it
+    openvino.save_model(source.graph, str(graph), compress_to_fp16=False)  # the default would halve the precision
+    files = [_checked(graph), _checked(graph.with_suffix(".bin"))]
     manifest = Manifest(
         format=FORMAT,
         name=source.name,
@@ -137,19 +90,11 @@ def _write_unchecked(openvino: ModuleType, source: ExportSource, work: Path, wan
         max_tokens=source.max_tokens,
         runtime=RUNTIME,
         tokenizer=_checked(work / "tokenizer.json"),
-        precisions={name: ExportedPrecision(files[name], None) for name in wanted},
-        made_by={"kp-worker": __version__, **{it: version(it) for it in source.tools}},
+        precisions={name: ExportedPrecision(files, None) for name in PRECISIONS},
+        made_by={"kp-worker": __version__, **{name: version(name) for name in ("openvino", "tokenizers")}},
     )
     _write_manifest(work, manifest)
-    return manifest
-
-
-def _write_checked(source: ExportSource, work: Path, manifest: Manifest) -> Manifest:
-    """Compare the written model with the source's vectors, and add the result to the manifest. Raises ModelError."""
-    checked = {
-        name: ExportedPrecision(written.files, _check(source.expected, work, name))
-        for name, written in manifest.precisions.items()
-    }
+    checked = {name: ExportedPrecision(files, _check(source.expected, work, name)) for name in PRECISIONS}
     manifest = msgspec.structs.replace(manifest, precisions=checked)
     _write_manifest(work, manifest)
     return manifest
@@ -163,24 +108,6 @@ def _describe(exported: ExportedPrecision) -> str:
         f"cosine to sentence-transformers min {check.min_cosine:.7f}, mean {check.mean_cosine:.7f} "
         f"({check.texts} texts)"
     )
-
-
-def _write_files(
-    openvino: ModuleType, source: ExportSource, work: Path, wanted: Sequence[str]
-) -> dict[str, list[CheckedFile]]:
-    (work / "tokenizer.json").write_text(source.tokenizer, encoding="utf-8")
-    files = {"fp32": _save(openvino, source.graph, work / "fp32.xml")}
-    files["bf16"] = files["fp32"]
-    if "int8" in wanted:
-        if quantise(openvino, source.graph) == 0:
-            raise ModelError("int8: found no weights to quantise in this model; export it without --precision int8")
-        files["int8"] = _save(openvino, source.graph, work / "int8.xml")
-    return files
-
-
-def _save(openvino: ModuleType, graph: Any, path: Path) -> list[CheckedFile]:
-    openvino.save_model(graph, str(path), compress_to_fp16=False)  # the default would halve the precision of weights
-    return [_checked(path), _checked(path.with_suffix(".bin"))]
 
 
 def _checked(path: Path) -> CheckedFile:
@@ -200,14 +127,14 @@ def _check(expected: Sequence[Embedding], work: Path, precision: str) -> Check |
     if worst < least:
         raise ModelError(
             f"{precision}: {sum(cosine < least for cosine in cosines)} of {len(TEXTS)} texts have a cosine below "
-            f"{least} to sentence-transformers (worst {worst:.6f}, text {TEXTS[cosines.index(worst)][:60]!r}); only a "
-            "transformer with mean pooling can be exported: use this model with KP_EMBEDDER=sentence-transformers"
+            f"{least} to sentence-transformers (worst {worst:.6f}, text {TEXTS[cosines.index(worst)][:60]!r}): "
+            "OpenVINO computes this model wrongly here; set KP_EMBEDDER=sentence-transformers"
         )
     return Check(worst, float(np.mean(cosines)), len(TEXTS))
 
 
 def _agreement(expected: Embedding, found: Embedding) -> float:
-    if expected.vector.shape != found.vector.shape or expected.truncated != found.truncated:
+    if expected.truncated != found.truncated:
         return -1.0
     return float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64))
 

@@ -37,7 +37,7 @@ from worker.core.records import EmbedderIdentity
 from worker.core.terminal import number_of
 from worker.embed.embedder import MAX_CHARS, OFFICIAL_NAME, Embedding, ModelError, ServiceUnavailableError
 from worker.embed.embedding_service import EmbeddingService, ServiceError
-from worker.embed.export_source import CHECK_TOKENS, TEXTS, recorded_vectors
+from worker.embed.reference_texts import CHECK_TOKENS, TEXTS, recorded_vectors
 
 log = logging.getLogger(__name__)
 

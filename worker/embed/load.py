@@ -18,6 +18,7 @@ from worker.embed.embedder import (
     Embedder,
     ModelError,
     fetch_first,
+    is_default,
 )
 from worker.embed.model_dir import default_directory, find_exported
 from worker.embed.openvino_embedder import OpenVinoEmbedder
@@ -64,16 +65,14 @@ def load_configured(settings: Settings, side_by_side: int = 1, budget_seconds: f
 
 def slow_runtime(kind: str, model: str | None) -> str | None:
     """Return why KP_EMBEDDER=auto picks the slow runtime, and the remedy; None if it does not. Loads nothing."""
-    if kind != "auto" or model == MULTILINGUAL or not find_spec("sentence_transformers"):
+    if kind != "auto" or not is_default(model) or not find_spec("sentence_transformers"):
         return None
     if not find_spec("openvino"):
         why, remedy = "OpenVINO is not installed", "pip install '.[fast]' from a checkout, then kp-worker fetch-model"
-    elif find_exported(model) is not None:
-        return None
-    elif model is None:
+    elif find_exported(model) is None:
         why, remedy = f"{OFFICIAL_NAME} is not exported for OpenVINO on this machine", "kp-worker fetch-model"
     else:
-        why, remedy = f"{model} is not exported for OpenVINO on this machine", f"kp-worker export-model --model {model}"
+        return None
     return (
         f"{why}, so sentence-transformers embeds, with torch: on a CPU at about half the speed, with about three times "
         f"the memory. To change that: {remedy}. To keep it without this warning: KP_EMBEDDER=sentence-transformers"
@@ -114,7 +113,6 @@ def load_embedder(
         log.warning("%s", warning)
     if precision != "fp32":
         raise ModelError(
-            f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "
-            "or set KP_PRECISION=fp32"
+            f"KP_PRECISION={precision} needs an exported model: run kp-worker fetch-model, or set KP_PRECISION=fp32"
         )
     return SentenceTransformersEmbedder(model, max_tokens, threads, embed_text)

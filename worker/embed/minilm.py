@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -15,7 +16,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from worker.embed.embedder import OFFICIAL_NAME, ModelError
+from worker.embed.embedder import (
+    OFFICIAL_NAME,
+    OFFICIAL_SHA256,
+    Embedding,
+    ModelError,
+    check_weights,
+    weights_sha256,
+)
+from worker.embed.reference_texts import recorded_vectors
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -130,10 +139,34 @@ class BertGraph:
         return self._op.constant(np.array(values, np.int64))
 
 
-def build_graph(openvino: ModuleType, directory: Path) -> Any:
-    """Return the graph for a directory with weights and config.json of all-MiniLM-L6-v2. Raises ModelError."""
+@dataclass(frozen=True, slots=True)
+class ExportSource:
+    """A model to export."""
+
+    name: str
+    weights_sha256: str
+    dimensions: int
+    max_tokens: int
+    tokenizer: str  # tokenizer.json
+    graph: Any
+    expected: Sequence[Embedding]  # of reference_texts.TEXTS, at CHECK_TOKENS
+
+
+def open_minilm(openvino: ModuleType, directory: Path) -> ExportSource:
+    """Return all-MiniLM-L6-v2 from a directory with its weights, config.json and tokenizer.json. Raises ModelError."""
+    check_weights(None, weights_sha256(directory))
+    expected = recorded_vectors()
     try:
         config = json.loads((directory / "config.json").read_bytes())
-        return BertGraph(openvino, read_safetensors(directory / "model.safetensors"), config).build(OFFICIAL_NAME)
+        graph = BertGraph(openvino, read_safetensors(directory / "model.safetensors"), config).build(OFFICIAL_NAME)
+        return ExportSource(
+            name=OFFICIAL_NAME,
+            weights_sha256=OFFICIAL_SHA256,
+            dimensions=len(expected[0].vector),
+            max_tokens=512,  # rows of its position table
+            tokenizer=(directory / "tokenizer.json").read_text("utf-8"),
+            graph=graph,
+            expected=expected,
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{directory} is not the directory of all-MiniLM-L6-v2: {error!r}") from error

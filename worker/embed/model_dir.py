@@ -16,12 +16,13 @@ from worker.embed.embedder import (
     OFFICIAL_SHA256,
     ModelError,
     file_sha256,
+    is_default,
 )
 
 MANIFEST: Final = "kp-model.json"
 FORMAT: Final = 1  # of the manifest. Other formats are rejected, because their graphs may expect other inputs
 
-EXPORT_HINT: Final = "export the model again: kp-worker export-model"
+FETCH_HINT: Final = "fetch the model again: kp-worker fetch-model"
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
@@ -61,38 +62,27 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def is_exported(directory: Path) -> bool:
-    """Return whether `kp-worker export-model` wrote this directory."""
+    """Return whether `kp-worker fetch-model` wrote this directory."""
     return (directory / MANIFEST).is_file()
 
 
 def default_directory(name: str, weights_sha256: str) -> Path:
     """Return the default directory of an exported model: in the user's cache directory, named by the weights' hash."""
-    return _models() / f"{name}-{weights_sha256[:12]}"
-
-
-def _models() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # Relative paths are ignored, as the XDG specification requires: they would depend on the working directory.
     base = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
-    return base / "kp-worker" / "models"
+    return base / "kp-worker" / "models" / f"{name}-{weights_sha256[:12]}"
 
 
 def find_exported(model: str | None) -> Path | None:
-    """Return the exported directory for KP_MODEL; None if it is not exported.
-
-    A hub name may match several (then None, because only the hub knows which weights are meant).
-    """
-    if model is None:
-        found = [default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)]
-    elif model == MULTILINGUAL:
-        found = [default_directory(MULTILINGUAL_NAME, MULTILINGUAL_SHA256)]
-    elif Path(model).is_dir() or not _models().is_dir():
-        found = [Path(model)]
+    """Return the exported directory for KP_MODEL (a directory, or the name of a model); None if it is not exported."""
+    if model == MULTILINGUAL:
+        directory = default_directory(MULTILINGUAL_NAME, MULTILINGUAL_SHA256)
+    elif model is None or is_default(model):
+        directory = default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
     else:
-        name = model.rsplit("/", 1)[-1]
-        found = [it for it in _models().iterdir() if it.name.rpartition("-")[0] == name]
-    exported = [directory for directory in found if is_exported(directory)]
-    return exported[0] if len(exported) == 1 else None
+        directory = Path(model)
+    return directory if is_exported(directory) else None
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -101,16 +91,16 @@ def read_manifest(directory: Path) -> Manifest:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
         raise ModelError(
-            f"{directory} is not an exported model: {MANIFEST} cannot be read ({error.strerror}); {EXPORT_HINT}, "
+            f"{directory} is not an exported model: {MANIFEST} cannot be read ({error.strerror}); {FETCH_HINT}, "
             "or set KP_EMBEDDER=sentence-transformers to use a sentence-transformers directory"
         ) from error
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except msgspec.DecodeError as error:
-        raise ModelError(f"{directory / MANIFEST} is damaged ({error}); {EXPORT_HINT}") from error
+        raise ModelError(f"{directory / MANIFEST} is damaged ({error}); {FETCH_HINT}") from error
     if manifest.format != FORMAT:
         raise ModelError(
-            f"{directory / MANIFEST} has format {manifest.format}, this version reads {FORMAT}; {EXPORT_HINT}"
+            f"{directory / MANIFEST} has format {manifest.format}, this version reads {FORMAT}; {FETCH_HINT}"
         )
     return manifest
 
@@ -120,15 +110,15 @@ def checked_path(directory: Path, expected: CheckedFile) -> Path:
     path = directory / expected.file
     if path.name != expected.file:
         raise ModelError(
-            f"{directory / MANIFEST} names {expected.file!r}, which is outside the directory; {EXPORT_HINT}"
+            f"{directory / MANIFEST} names {expected.file!r}, which is outside the directory; {FETCH_HINT}"
         )
     try:
         digest = file_sha256(path)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}); {EXPORT_HINT}") from error
+        raise ModelError(f"{path} cannot be read ({error.strerror}); {FETCH_HINT}") from error
     if digest != expected.sha256:
         raise ModelError(
             f"{path} has sha256 {digest}, it was exported with {expected.sha256}: "
-            f"the file is damaged or was replaced; {EXPORT_HINT}"
+            f"the file is damaged or was replaced; {FETCH_HINT}"
         )
     return path

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.embed.embedder import MULTILINGUAL_NAME, MULTILINGUAL_SHA256, Embedding, ModelError, file_sha256
-from worker.embed.export_source import ExportSource, texts_sha256
-from worker.embed.minilm import BertGraph, Tensors
+from worker.embed.minilm import BertGraph, ExportSource, Tensors
+from worker.embed.reference_texts import texts_sha256
 
 WEIGHTS_FILE: Final = "e5-small-q4.bin"
 
@@ -180,13 +180,13 @@ def recorded() -> Recorded:
     """Return the recorded data. Raises ModelError if they belong to other texts."""
     with files("worker").joinpath(RECORDED).open("rb") as file, np.load(file) as found:
         if str(found["texts"]) != texts_sha256():
-            raise ModelError("this is a bug: the recorded vectors belong to other texts than export_source.TEXTS")
+            raise ModelError("this is a bug: the recorded vectors belong to other texts than reference_texts.TEXTS")
         pairs = zip(found["vectors"], found["truncated"], strict=True)
         return Recorded(found["centre"], [Embedding(vector, bool(cut)) for vector, cut in pairs])
 
 
 def open_multilingual(openvino: ModuleType, directory: Path) -> ExportSource:
-    """Return the export source for a directory with the weights file. Raises ModelError."""
+    """Return the multilingual model from a directory with its weights file. Raises ModelError."""
     weights, known = read_weights(directory / WEIGHTS_FILE), recorded()
     return ExportSource(
         name=MULTILINGUAL_NAME,
@@ -196,5 +196,4 @@ def open_multilingual(openvino: ModuleType, directory: Path) -> ExportSource:
         tokenizer=tokenizer_json(weights),
         graph=BertGraph(openvino, weights.tensors, weights.config).build(MULTILINGUAL_NAME, known.centre),
         expected=known.embeddings,
-        tools=("openvino", "tokenizers"),
     )

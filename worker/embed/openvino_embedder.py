@@ -1,4 +1,4 @@
-"""The OpenVINO runtime on CPU, for directories that `kp-worker export-model` wrote."""
+"""The OpenVINO runtime on CPU, for directories that `kp-worker fetch-model` wrote."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from worker.embed.embedder import (
     objective_limit,
     read_beginning,
 )
-from worker.embed.model_dir import Manifest, checked_path, read_manifest
+from worker.embed.model_dir import FETCH_HINT, Manifest, checked_path, read_manifest
 from worker.version import install_extra
 
 if TYPE_CHECKING:
@@ -35,22 +35,12 @@ log = logging.getLogger(__name__)
 
 RUNTIME: Final = "openvino"
 
-PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "fp32": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
-    "bf16": {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
-    "int8": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"},
-}
-"""Runtime settings of each precision. Without the hint OpenVINO uses bf16 on every CPU that has it. Groups of 128
-activations share a scale: groups of 64 are 5 % slower, groups of 384 lose twice as much (cosine .9979 against
-.9990)."""
+PRECISIONS: Final[Mapping[str, str]] = {"fp32": "f32", "bf16": "bf16"}
+"""OpenVINO's INFERENCE_PRECISION_HINT for each precision. Without it, OpenVINO uses bf16 on every CPU that has it."""
 
-CPU_FLAGS: Final[Mapping[str, frozenset[str]]] = {
-    "fp32": frozenset(),
-    "bf16": frozenset({"avx512_bf16", "amx_bf16"}),
-    "int8": frozenset({"avx512_vnni"}),
-}
-"""A precision is supported if the CPU has one of these flags. OpenVINO's own report is ignored: it claims BF16 even if
-it only emulates it, more than ten times slower than fp32."""
+BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16"})
+"""bf16 is supported if the CPU has one of these flags. OpenVINO's own report is ignored: it claims BF16 even if it only
+emulates it, more than ten times slower than fp32."""
 
 _WORD: Final = "word "  # at least one token in any vocabulary
 
@@ -195,7 +185,8 @@ def _requests(
     request: 100 MiB in fp32 for lengths up to 256 tokens. With room for 8 kernels, each text takes 4 ms more CPU.
     """
     settings = {
-        **PRECISIONS[precision],
+        "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
         "INFERENCE_NUM_THREADS": threads,
         "ENABLE_CPU_PINNING": False,  # pinned threads of two workers on a host would share the same cores
     }
@@ -211,9 +202,8 @@ def _requests(
 
 
 def runs_here(precision: str) -> bool:
-    """Return whether this CPU supports the precision (CPU_FLAGS)."""
-    wanted = CPU_FLAGS[precision]
-    return not wanted or bool(wanted & cpu_flags())
+    """Return whether this CPU supports the precision."""
+    return precision == "fp32" or bool(BF16_FLAGS & cpu_flags())
 
 
 def cpu_flags() -> frozenset[str]:
@@ -229,15 +219,12 @@ def cpu_flags() -> frozenset[str]:
 def _check_request(directory: Path, manifest: Manifest, max_tokens: int, precision: str) -> None:
     if manifest.runtime != RUNTIME:
         raise ModelError(f"{directory} was exported for {manifest.runtime}, not for {RUNTIME}")
-    if precision not in PRECISIONS or precision not in manifest.precisions:
-        raise ModelError(
-            f"{directory} has no {precision} graph, only {', '.join(sorted(manifest.precisions))}; "
-            f"set KP_PRECISION to one of them, or run: kp-worker export-model --precision {precision}"
-        )
+    if precision not in manifest.precisions:
+        raise ModelError(f"{directory} has no {precision} graph: set KP_PRECISION=fp32, or {FETCH_HINT}")
     if not runs_here(precision):
         raise ModelError(
-            f"KP_PRECISION={precision} needs Linux and a CPU with {' or '.join(sorted(CPU_FLAGS[precision]))}; on "
-            "other CPUs it is slower than fp32 or was not measured: set KP_PRECISION=fp32"
+            f"KP_PRECISION={precision} needs Linux and a CPU with {' or '.join(sorted(BF16_FLAGS))}; on other CPUs it "
+            "is slower than fp32: set KP_PRECISION=fp32"
         )
     if max_tokens > manifest.max_tokens:
         raise ModelError(

@@ -4,8 +4,8 @@ Each part of the measurement is one module (`embedding`, `clients`, `scan`, `res
 Lives here beside them: the job that every peer does (`job`, `peers/`), what is read and checked (`workload`), how a
 process is watched (`watch`), how numbers become tables and goals (`results`, `page`).
 
-To run all of it, install the peers (`pip install -e '.[bench]'`) and export the model for the faster precisions
-(`kp-worker export-model --precision bf16 --precision int8`). `ARGS="--only a --seconds 5 --rounds 3"` runs a part.
+To run all of it, install the peers (`pip install -e '.[bench]'`). `ARGS="--only a --seconds 5 --rounds 3"` runs a
+part.
 
 How the figures are made:
 

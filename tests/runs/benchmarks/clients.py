@@ -256,14 +256,11 @@ MODEL_WARM_UP: Final = 200
 
 
 def offered_precisions(bench: Bench, part: str) -> list[str]:
-    """Return the precisions beside fp32 that a worker starts with here; say why the others are not measured."""
-    found = []
-    for precision in ("bf16", "int8"):
-        if problem := starts(bench, {"KP_PRECISION": precision}):
-            bench.results.note(part, f"worker, {precision}: not measured: {problem}")
-        else:
-            found.append(precision)
-    return found
+    """Return bf16 if a worker starts with it here; otherwise say why it is not measured."""
+    if problem := starts(bench, {"KP_PRECISION": "bf16"}):
+        bench.results.note(part, f"worker, bf16: not measured: {problem}")
+        return []
+    return ["bf16"]
 
 
 def starts(bench: Bench, settings: dict[str, str]) -> str | None:

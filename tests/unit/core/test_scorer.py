@@ -404,7 +404,7 @@ def test_two_identities_are_comparable_unless_only_the_runtime_differs() -> None
         ("weights_sha256", "cd" * 32),
         ("dimensions", 3),
         ("max_tokens", 512),
-        ("precision", "int8"),
+        ("precision", "bf16"),
     ]
     for field, value in changes:
         assert msgspec.structs.replace(IDENTITY, **{field: value}).key() != key

@@ -164,7 +164,6 @@ COMMANDS: dict[str, list[str]] = {
     "report: name": ["report", "{named}"],
     "whatif": ["whatif", "{scored}", "--set", "threshold=0"],
     "whatif: name": ["whatif", "{named}"],
-    "export-model": ["export-model", "--model", f"/nowhere/{EVIL}"],
     "fetch-model": ["fetch-model", "--from", EVIL],
     "an option": ["tail", f"--{EVIL}"],
     "a command": [EVIL],

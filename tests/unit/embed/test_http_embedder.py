@@ -16,9 +16,9 @@ from worker.config import ConfigError, load
 from worker.embed import http_embedder
 from worker.embed.embedder import MAX_CHARS, Embedding, ModelError, ServiceUnavailableError
 from worker.embed.embedding_service import ServiceError
-from worker.embed.export_source import TEXTS, recorded_vectors
 from worker.embed.http_embedder import LONG_TEXT, MOST_BLAMED, MOST_TEXTS, PROBES, REFUSED_TRIES, TRIES, HttpEmbedder
 from worker.embed.pool import EmbeddingPool
+from worker.embed.reference_texts import TEXTS, recorded_vectors
 
 Open = Callable[..., HttpEmbedder]
 SOON = 20.0
@@ -400,7 +400,7 @@ def test_a_service_that_refuses_long_texts_is_warned_about(
         ({"embedder_url": "embeddings.example.org"}, "not a URL"),
         ({"embedder_url": "http://user:secret@host"}, "KP_EMBEDDER_TOKEN_FILE"),
         ({"embedder_url": "http://host/?key=secret"}, "query"),
-        ({"precision": "int8"}, "KP_PRECISION=int8"),
+        ({"precision": "bf16"}, "KP_PRECISION=bf16"),
         ({"model": "m" * 513}, "512"),
     ],
 )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from worker.embed.embedder import ModelError
-from worker.embed.export_source import TEXTS, recorded_vectors
-from worker.embed.minilm import build_graph, read_safetensors
+from worker.embed.minilm import open_minilm, read_safetensors
+from worker.embed.reference_texts import TEXTS, recorded_vectors
 
 
 def written(path: Path, header: dict[str, Any], data: bytes) -> Path:
@@ -65,9 +65,13 @@ def test_a_tensor_that_does_not_fit_its_header_is_refused(tmp_path: Path, tensor
         read_safetensors(path)
 
 
-def test_a_directory_without_the_model_is_named(tmp_path: Path) -> None:
+def test_a_directory_without_the_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=f"{tmp_path} has no model.safetensors"):
+        open_minilm(np, tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    monkeypatch.setattr("worker.embed.minilm.check_weights", lambda requested, digest: None)
     with pytest.raises(ModelError, match=f"{tmp_path} is not the directory of all-MiniLM-L6-v2"):
-        build_graph(np, tmp_path)
+        open_minilm(np, tmp_path)
 
 
 def test_the_recorded_vectors_are_those_of_the_texts() -> None:

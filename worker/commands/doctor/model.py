@@ -26,6 +26,7 @@ from worker.embed.embedder import (
     ServiceUnavailableError,
     fetch_first,
     find_model,
+    is_default,
 )
 from worker.embed.load import load_configured, slow_runtime
 from worker.embed.model_dir import find_exported
@@ -101,7 +102,7 @@ def _missing_model(settings: Settings) -> Finding | None:
             "model",
             f"{hub_name} is not a directory here: the worker would download it from the hub (not checked, because that "
             "would store the model)",
-            "export it beforehand (kp-worker export-model), or set KP_MODEL to a directory",
+            "set KP_MODEL to a directory",
         )
     return None
 
@@ -130,8 +131,8 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
     if slowest < budget:
         yield ok("embedding", told)
     else:
-        export = "" if identity.runtime == "openvino" else "kp-worker export-model, "
-        here = f"more or faster CPU, {export}a lower KP_MAX_TOKENS or KP_PRECISION"
+        fetch = "kp-worker fetch-model, " if identity.runtime != "openvino" and is_default(settings.model) else ""
+        here = f"more or faster CPU, {fetch}a lower KP_MAX_TOKENS or KP_PRECISION=bf16"
         yield warn("embedding", told, "a faster or nearer service" if service else here)
 
 
