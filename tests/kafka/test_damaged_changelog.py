@@ -12,7 +12,7 @@ import pytest
 from tests.support.commands import NO_MODEL
 from tests.support.crash_worker import HashEmbedder
 from tests.support.damaged import bad_entries, bad_markers, bad_requests, entry_fields, request_fields
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
+from tests.support.kafka_fixtures import consume_all, create_topics, produce
 from tests.support.processes import run_command
 from tests.support.raw_batches import RawRecord, batch_of, encode_batch, encode_record, produce_batch
 from tests.support.stage import LINES, Stage, Workers, documents
@@ -28,21 +28,18 @@ LIMIT = 2 << 20
 """KP_MAX_BATCH_BYTES of these tests."""
 
 
-def stage_of(kafka: EmbeddedKafka, scope: str) -> Stage:
-    stage = Stage(kafka, KP_NOVELTY_SCOPE=scope, KP_MAX_BATCH_BYTES=str(LIMIT))
+def stage_of(kafka: EmbeddedKafka) -> Stage:
+    stage = Stage(kafka, KP_MAX_BATCH_BYTES=str(LIMIT))
     create_topics(stage.bootstrap, {stage.name: 2})
     return stage
 
 
-def score(stage: Stage, worker: WorkerProcess, first: int, count: int) -> None:
-    """Publish traces to one partition after the other, so that the view of the group does not depend on time."""
+def score(stage: Stage, first: int, count: int) -> None:
+    """Publish traces to both partitions, and wait until they are scored."""
     for partition in (0, 1):
         lines = LINES[first + partition * count : first + (partition + 1) * count]
         stage.produce([(None, line, (), partition, NOW) for line in lines])
-        entries = worker.metric("kp_group_view_entries") + count
         stage.wait_committed(first + (partition + 1) * count)
-        if stage.env["KP_NOVELTY_SCOPE"] == "group":
-            assert wait_until(lambda: worker.metric("kp_group_view_entries") == entries, 60), worker.log()  # noqa: B023
 
 
 def results(stage: Stage) -> list[Any]:
@@ -97,44 +94,34 @@ def _damaged(last: Entry, topic_id: str) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("scope", ["partition", "group"])
-def test_damaged_records_are_skipped_and_change_no_score(kafka: EmbeddedKafka, hashing: Workers, scope: str) -> None:
-    whole, clean = stage_of(kafka, scope), stage_of(kafka, scope)
+def test_damaged_records_are_skipped_and_change_no_score(kafka: EmbeddedKafka, hashing: Workers) -> None:
+    whole, clean = stage_of(kafka), stage_of(kafka)
     for stage in (whole, clean):
         with hashing(stage.env).wait_ready() as worker:
-            score(stage, worker, 0, 25)
+            score(stage, 0, 25)
             worker.terminate()
             assert worker.wait() == 0, worker.log()
     assert results(whole) == results(clean)
 
     changelog, rows = f"{whole.name}-novelty-changelog", damage(whole)
     expected = sum(len(of_one) + IN_BATCHES for of_one in rows.values())
-    workers = {stage.name: hashing(stage.env).wait_ready() for stage in (whole, clean)}
-    worker = workers[whole.name]
+    worker, _ = (hashing(stage.env).wait_ready() for stage in (whole, clean))
     assert worker.metric(SKIPPED, cause="corrupt") == expected
     for partition in (0, 1):
         count = expected // 2
-        (line,) = [it for it in worker.log().splitlines() if f"changelog {changelog}/{partition} offset" in it
-                   and "group view" not in it]  # fmt: skip
+        (line,) = [it for it in worker.log().splitlines() if f"changelog {changelog}/{partition} offset" in it]
         assert f"the entry is skipped ({count} damaged in all)" in line
     for stage in (whole, clean):
-        score(stage, workers[stage.name], 50, 25)
-    if scope == "group":  # and while the view follows
-        for partition in (0, 1):
-            produce(whole.bootstrap, changelog, [(key, value, (), partition) for key, value in rows[partition]])
-        assert wait_until(lambda: worker.metric(SKIPPED, cause="corrupt") > expected + len(rows[0]), 60), worker.log()
-        assert "damaged record" in worker.log()
-    for stage in (whole, clean):
-        score(stage, workers[stage.name], 100, 25)
+        score(stage, 50, 25)
     assert results(whole) == results(clean)
-    assert len(results(whole)) == 150
+    assert len(results(whole)) == 100
     assert "Traceback" not in worker.log()
 
 
 def test_commands_read_a_damaged_changelog(kafka: EmbeddedKafka, hashing: Workers) -> None:
-    stage = stage_of(kafka, "partition")
-    with hashing(stage.env).wait_ready() as worker:
-        score(stage, worker, 0, 25)
+    stage = stage_of(kafka)
+    with hashing(stage.env).wait_ready():
+        score(stage, 0, 25)
     rows = damage(stage)
 
     def run(*arguments: str) -> str:

@@ -157,19 +157,3 @@ def test_another_model_under_the_same_name_is_refused(group: Group, service: Emb
     group.wait_settled(worker)
     end(worker)
     group.check()
-
-
-def test_two_models_under_one_name_do_not_meet_in_the_group_view(
-    kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, seed: int
-) -> None:
-    """Each worker's own partitions agree with its model: only those of the other one show that there are two."""
-    group = Group(kafka, service, workers, seed, KP_NOVELTY_SCOPE="group")
-    with EmbeddingService() as other:
-        other.salt = "another model"
-        both = [group.start().wait_ready(), group.start(KP_EMBEDDER_URL=other.url).wait_ready()]
-        assert wait_until(lambda: all(it.metric("kp_assigned_partitions") == 2 for it in both), 30)
-        group.produce(40)
-        assert wait_until(lambda: any(it.returncode is not None for it in both), 30), both[0].log()
-        (ended, *_) = [it for it in both if it.returncode is not None]
-        assert ended.returncode == 1, ended.log()
-        assert "is not the one that made the cache" in ended.log()

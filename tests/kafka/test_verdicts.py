@@ -221,33 +221,6 @@ def test_an_agent_is_forgotten_without_an_embedder_too(kafka: EmbeddedKafka, wor
     assert {name: it["judged"] for name, it in confidences(stage).items()} == {"kp:trace:1": 0, "kp:trace:2": 0}
 
 
-def test_in_the_scope_group_an_agent_has_one_track_record(
-    kafka: EmbeddedKafka, hashing: Workers, tmp_path: Path
-) -> None:
-    """Verdicts of one partition count for the traces of the other, also in a worker that starts later."""
-    stage = stage_of(kafka, tmp_path / "keys", KP_NOVELTY_SCOPE="group")
-    worker = hashing(stage.env).wait_ready()
-    published = 0
-
-    def score(partition: int) -> dict[str, Any]:
-        nonlocal published
-        stage.produce([(None, trace(published, "ada"), (), partition)])
-        published += 1
-        stage.wait_committed(published + len(judged(stage)))
-        return confidences(stage)[f"kp:trace:{published - 1}"]
-
-    assert [score(n % 2)["judged"] for n in range(4)] == [0] * 4
-    assert verdict(stage, [it | {"success": False, "judge": "ci"} for it in documents(stage)]).exit_code == 0
-    stage.wait_committed(8)
-    assert wait_until(lambda: score(0)["judged"] == score(1)["judged"] == 4, 60, 0.2), "the view lags a little"
-    worker.kill()
-    hashing(stage.env).wait_ready()
-    one, other = score(0), score(1)
-    assert one == other
-    assert one["judged"] == 4
-    assert one["used"] < 0.3
-
-
 def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     stage = stage_of(kafka, tmp_path / "keys")
     result = verdict(stage, [LINE, LINE | {"judge": "nobody"}, LINE | {"partition": 2}, {"success": 1}, LINE, 7])

@@ -25,7 +25,6 @@ from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, Tracing
 from worker.stream.fetch_buffer import FetchBuffer
-from worker.stream.group_scope import GroupScope
 from worker.stream.partition import Context, DeadLetterLimit, Partition
 from worker.stream.state import PartitionState
 
@@ -143,7 +142,6 @@ class TaskHarness:
         tracing: Tracing = NO_TRACING,
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
-        group: GroupScope | None = None,
         control: ControlConfig = NO_CONTROL,
         drain_seconds: float | None = None,
     ) -> None:
@@ -170,7 +168,6 @@ class TaskHarness:
             "dead_letter_limit": dead_letter_limit,
             "tracing": tracing,
             "status": self.status,
-            "group": group,
             "control": control,
             "drain_seconds": drain_seconds,
             "confirm_topic": self._confirm_topic,

@@ -389,24 +389,6 @@ class Settings(BaseSettings):
         description="lifetime of a cache entry in stream time; none: no expiry",
         json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
     )
-    novelty_scope: Literal["partition", "group"] = Field(
-        "partition",
-        description="what a trace is compared with: its partition's cache, or also what the group's other "
-        "partitions have committed (docs/tuning.md)",
-    )
-    group_max_elements: int = Field(
-        64_000, ge=1, le=10_000_000, description="with scope group: most entries of all other partitions"
-    )
-    group_max_lag_seconds: float = Field(
-        5.0,
-        ge=2,
-        allow_inf_nan=False,
-        description="with scope group: how far the view of other partitions may lag",
-    )
-    group_lag_action: Literal["wait", "continue"] = Field(
-        "wait",
-        description="beyond KP_GROUP_MAX_LAG_SECONDS, traces wait for the view, or are scored anyway",
-    )
     event_time: Literal["created_at", "record"] = Field(
         "created_at",
         description="event time: the trace's created_at (never later than the record's timestamp), or the "
@@ -552,13 +534,6 @@ class Settings(BaseSettings):
         self._check_assemble({*topics, self.contributed, self.refused})
         if self.output_embedding and self.embedder == "none":
             raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder; set KP_EMBEDDER to something other than none")
-        if self.novelty_scope == "group" and self.delivery != "exactly_once":
-            # At least once, entries are visible before their offset is: a trace could be compared with its own entry of
-            # an earlier attempt on another partition's view, and with entries of records that are read again.
-            raise ValueError(
-                "KP_NOVELTY_SCOPE=group needs KP_DELIVERY=exactly_once: with at_least_once, entries are visible before "
-                "their traces are committed; change one of them"
-            )
         if self.group_instance_id and self.delivery != "exactly_once":
             # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")

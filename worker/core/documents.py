@@ -143,10 +143,7 @@ def scored_record(
 
 
 def _nearest(neighbour: Neighbour) -> dict[str, object]:
-    nearest: dict[str, object] = {"id": neighbour.trace_id, "similarity": neighbour.similarity}
-    if neighbour.partition is not None:  # in the novelty scope `group` only
-        nearest |= {"partition": neighbour.partition, "offset": neighbour.offset}
-    return nearest
+    return {"id": neighbour.trace_id, "similarity": neighbour.similarity}
 
 
 def _embedding(vector: Vector) -> _Embedding:

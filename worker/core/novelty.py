@@ -45,8 +45,6 @@ class Neighbour(NamedTuple):
 
     trace_id: str
     similarity: float  # cosine, -1..1
-    partition: int | None = None  # of its source record; set in the novelty scope `group` only
-    offset: int | None = None  # likewise
 
 
 def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
@@ -191,11 +189,6 @@ class VectorCache:
 
     def nearest_unit(self, query: Vector) -> Neighbour | None:
         """Do `nearest` at the current time, for a vector that `unit` returned."""
-        found = self.nearest_label(query)
-        return None if found is None else Neighbour(found[0].trace_id, found[1])
-
-    def nearest_label(self, query: Vector) -> tuple[Label, float] | None:
-        """Do `nearest_unit`; return the entry's label and its similarity."""
         if not len(self):
             return None
         first, end = self._oldest % self.max_elements, self._next % self.max_elements
@@ -207,7 +200,7 @@ class VectorCache:
             live = ((first, self.max_elements), (0, end))
         gaps = [sequence % self.max_elements for sequence in self._gaps] if self._gaps else ()
         row, similarity = self._matrix.nearest(query, live, gaps)
-        return self._labels[row], max(-1.0, similarity)
+        return Neighbour(self._labels[row].trace_id, max(-1.0, similarity))
 
     def add_unit(self, vector: Vector, now_ms: int, label: Label) -> int:
         """Do `add` for a vector that `unit` returned."""

@@ -114,32 +114,13 @@ class Matrix:
                 row, greatest = other, similarity
         return row, float(greatest)
 
-    def all_nearest(self, query: Floats, live: npt.NDArray[np.bool_]) -> tuple[Indices, float] | None:
-        """Return all rows that tie for most similar, rising, and their similarity; None if no row is live.
-
-        `live`: a mask of the first rows; it may be shorter than the matrix.
-        """
-        if not live.any():
-            return None
-        ranges = ((0, len(live)),)
-        used = whole_blocks(len(live))
-        found = self._candidates(query, ranges, used, ~live) if used >= FROM_ROWS else None
-        if found is None:
-            similarities = self._product(query, ranges, used)[: len(live)]
-            rows = np.flatnonzero(live)
-            similarities = similarities[rows]
-        else:
-            rows, similarities = found
-        greatest = similarities.max()
-        return rows[similarities == greatest], float(greatest)
-
     def _product(self, query: Floats, ranges: Ranges, used: int) -> Floats:
         for first, end in _spans(ranges):
             np.dot(self._vectors[first:end], query, out=self._similarities[first:end])
         return self._similarities[:used]
 
     def _candidates(
-        self, query: Floats, ranges: Ranges, used: int, excluded: Sequence[int] | npt.NDArray[np.bool_]
+        self, query: Floats, ranges: Ranges, used: int, excluded: Sequence[int]
     ) -> tuple[Indices, Floats] | None:
         """Return the rows that can be most similar, in the order of `ranges`, and their similarities.
 
@@ -158,7 +139,8 @@ class Matrix:
         bounds = self._codes.estimate(query, ranges, estimates)
         if bounds is None:
             return None
-        _exclude(estimates, excluded)
+        if excluded:
+            estimates[excluded] = -np.inf
         errors, common = bounds
         floor = max(
             float((estimates[first:end] - error).max()) for (first, end), error in zip(ranges, errors, strict=True)
@@ -280,10 +262,3 @@ def can_scan_codes(dimensions: int) -> bool:
 
 def _spans(ranges: Ranges) -> list[tuple[int, int]]:
     return [(first // BLOCK * BLOCK, whole_blocks(end)) for first, end in ranges]
-
-
-def _exclude(similarities: Floats, excluded: Sequence[int] | npt.NDArray[np.bool_]) -> None:
-    if isinstance(excluded, np.ndarray):
-        similarities[: len(excluded)][excluded] = -np.inf
-    elif excluded:
-        similarities[excluded] = -np.inf

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from worker.core.documents import evaluation_failed, scored_record
 from worker.core.findings import Clean, Screen
-from worker.core.forgetting import Processed
-from worker.core.group_view import GroupView
 from worker.core.novelty import CACHED_ID_LENGTH, CacheMark, Label, Neighbour, Vector, VectorCache, unit
 from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, SourceRecord, encoded_size
 from worker.core.scoring import (
@@ -70,8 +68,6 @@ class PartitionScorer:
         self._threshold = threshold
         self._profiles = profiles
         self._max_step_ms = max_step_ms
-        self._partition: int | None = None
-        self._group: GroupView | None = None
         self._stream_time_ms: int | None = None
         self._by_record = confidence == "record"
         self._verdicts = 0
@@ -90,14 +86,6 @@ class PartitionScorer:
         """
         return self.decide(trace, self.compare(vector, event_time_ms))
 
-    def join_group(self, partition: int, view: GroupView | None) -> None:
-        """Use the novelty scope `group`: neighbours name their partition and offset, and may be in other partitions.
-
-        `partition`: this source partition's number. `view`: the entries of the others; None: there are none.
-        """
-        self._partition = partition
-        self._group = view
-
     def compare(self, vector: npt.ArrayLike | None, event_time_ms: int) -> Comparison:
         """Do the first half of `score`: advance stream time and find the nearest live entry. Raises ValueError."""
         query = None if vector is None else unit(vector, self.cache.dimensions)
@@ -108,23 +96,7 @@ class PartitionScorer:
             time = event_time_ms if step is None else min(event_time_ms, time + step)
         self._stream_time_ms = time
         now = self.cache.advance(time)
-        if query is None or self._partition is None:
-            return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
-        return Comparison(query, self._nearest_in_group(query, self._partition, now), now)
-
-    def _nearest_in_group(self, query: Vector, partition: int, now_ms: int) -> Neighbour | None:
-        """Return the nearest live entry of this partition, or of another if that is nearer."""
-        found = self.cache.nearest_label(query)
-        own = None if found is None else Neighbour(found[0].trace_id, found[1], partition, found[0].offset)
-        foreign = None if self._group is None else self._group.nearest(partition, query, now_ms)
-        if own is None or foreign is None:
-            return own or foreign
-        return foreign if foreign.similarity > own.similarity else own
-
-    def forget_in_group(self, request: Processed) -> None:
-        """Ignore entries of other partitions that match a request which this partition has processed."""
-        if self._group is not None and self._partition is not None:
-            self._group.forget(self._partition, request)
+        return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison, offset: int | None = None) -> ScoredTrace:
         """Do the second half of `score`: score, decide, and add the vector, with its source offset, to the cache."""

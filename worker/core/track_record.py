@@ -11,7 +11,7 @@ import functools
 import hashlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from worker.core.forgetting import ForgetRequest, RemovedBy, Row, id_hash
 from worker.core.novelty import CACHED_ID_LENGTH
-from worker.core.passes import LAST_OFFSET, Offset
+from worker.core.passes import Offset
 from worker.core.verdicts import MILLION, Verdict
 
 RECORD_PREFIX: Final = b"record:"  # a record's changelog key is `record:` and the hash of agent and domain
@@ -78,10 +78,6 @@ class Tally(NamedTuple):
     succeeded: int  # successes, millionths
     weight: int  # weights
     weighted: int  # weight times success
-
-    def plus(self, other: Tally) -> Tally:
-        """Return the sums of both."""
-        return Tally(*map(int.__add__, self, other))
 
 
 NOTHING: Final = Tally(0, 0, 0, 0)
@@ -289,11 +285,9 @@ class Weighed(NamedTuple):
 class TrackRecord:
     """The records of one source partition, by agent and domain."""
 
-    def __init__(self, topic_id: str = "", others: Callable[[], Iterable[TrackRecord]] = tuple) -> None:
+    def __init__(self, topic_id: str = "") -> None:
         self._topic_id = topic_id
-        self._others = others
         self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()  # in the order of their latest verdicts
-        self._keys: dict[bytes, tuple[str, str]] = {}
         self.firsts = 0  # sum of the first verdicts' successes, millionths
 
     def __len__(self) -> int:
@@ -302,15 +296,7 @@ class TrackRecord:
 
     def standing(self, agent_id: str, domain: str) -> Standing:
         """Return the standing of an agent in a domain (see `standing`)."""
-        name = _name(agent_id, domain)
-        return self._with_others(name, self.tally(name), len(self._records), self.firsts)
-
-    def _with_others(self, name: tuple[str, str], tally: Tally, records: int, firsts: int) -> Standing:
-        for other in self._others():
-            tally = tally.plus(other.tally(name))
-            records += len(other)
-            firsts += other.firsts
-        return standing(tally, records, firsts)
+        return standing(self.tally(_name(agent_id, domain)), len(self._records), self.firsts)
 
     def weigh(self, verdict: Verdict, issued_ms: int, offset: int) -> Weighed:
         """Return the effect of the verdict at a source offset. Nothing changes before `keep`."""
@@ -331,7 +317,7 @@ class TrackRecord:
             oldest = next(iter(self._records.values()))
             gained -= oldest.first
             changes.append((oldest.key, None))
-        return Weighed(new, gained, self._with_others(name, new.tally(), records, self.firsts + gained), changes)
+        return Weighed(new, gained, standing(new.tally(), records, self.firsts + gained), changes)
 
     def keep(self, weighed: Weighed) -> None:
         """Apply the verdict weighed last. Nothing here may fail."""
@@ -341,8 +327,7 @@ class TrackRecord:
         self.firsts += weighed.gained
         self._put((record.agent_id, record.domain), record)
         if len(self._records) > MAX_RECORDS:
-            _, oldest = self._records.popitem(last=False)
-            del self._keys[oldest.key]
+            self._records.popitem(last=False)
 
     def add(self, verdict: Verdict, issued_ms: int, offset: int) -> Weighed:
         """Weigh and keep the verdict at a source offset."""
@@ -378,33 +363,23 @@ class TrackRecord:
             self._put((record.agent_id, record.domain), record)
         return rows + self._overflow()
 
-    def apply(self, key: bytes, value: bytes | None) -> None:
-        """Apply a row that another worker has written for this partition. Raises ValueError for damage."""
-        name = self._keys.get(key)
-        if name is not None:
-            self._remove(name)
-        if value is not None:
-            self.restore([read_stored(key, value)], LAST_OFFSET + 1)
-
     def listed(self) -> Iterator[tuple[str, str, Standing]]:
         """Yield agent, domain and standing of each record, in the order of their latest verdicts."""
         for agent_id, domain in self._records:
             yield agent_id, domain, self.standing(agent_id, domain)
 
     def tally(self, name: tuple[str, str]) -> Tally:
-        """Return the sums over this partition's record of an agent and domain."""
+        """Return the sums over the record of an agent and domain."""
         record = self._records.get(name)
         return NOTHING if record is None else record.tally()
 
     def _put(self, name: tuple[str, str], record: _Record) -> None:
         self._records[name] = record
         self._records.move_to_end(name)
-        self._keys[record.key] = name
 
     def _remove(self, name: tuple[str, str]) -> tuple[bytes, None]:
         record = self._records.pop(name)
         self.firsts -= record.first
-        del self._keys[record.key]
         return record.key, None
 
     def _overflow(self) -> list[tuple[bytes, None]]:

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from worker.config import Settings
-from worker.core.group_view import GroupView
 from worker.core.records import EmbedderIdentity
 from worker.core.scorer import PartitionScorer
 from worker.embed.embedder import (
@@ -27,11 +26,9 @@ from worker.embed.torch_embedder import SentenceTransformersEmbedder
 log = logging.getLogger(__name__)
 
 
-def new_scorer(
-    settings: Settings, identity: EmbedderIdentity | None, partition: int = 0, view: GroupView | None = None
-) -> PartitionScorer:
-    """Return the empty state of one partition (of a topic or a file). `view`: the entries of the other partitions."""
-    scorer = PartitionScorer(
+def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> PartitionScorer:
+    """Return the empty state of one partition (of a topic or a file)."""
+    return PartitionScorer(
         settings.cache_max_elements,
         settings.cache_ttl_ms,
         1 if identity is None else identity.dimensions,
@@ -40,9 +37,6 @@ def new_scorer(
         settings.stream_time_max_step_ms,
         settings.confidence,
     )
-    if settings.novelty_scope == "group":
-        scorer.join_group(partition, view)
-    return scorer
 
 
 def load_for_worker(settings: Settings) -> Embedder | None:

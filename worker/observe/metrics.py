@@ -290,12 +290,6 @@ class Metrics:
             "Changelog entries that a restore or the group view skipped.",
             cause=("corrupt", "other_model"),
         )
-        self.group_lag = gauge(
-            "kp_group_view_lag_seconds",
-            "Time since the group view was last complete (KP_NOVELTY_SCOPE=group).",
-        )
-        self.group_entries = gauge("kp_group_view_entries", "Entries in the group view, with expired ones.")
-        self.group_bytes = gauge("kp_group_view_bytes", "Memory of the group view's vectors.")
         self.lost = counter(
             "kp_source_records_lost_total", "Source records that retention deleted before they were scored."
         )

@@ -67,8 +67,6 @@ class TraceRow(NamedTuple):
     overrides: tuple[str, ...]
     nearest: str | None
     similarity: float | None
-    nearest_partition: int | None
-    nearest_offset: int | None
     objective: str | None  # None unless texts may be shown
     nearest_objective: str | None  # of the nearest trace, if it is one of the last KEPT_OBJECTIVES
 
@@ -187,8 +185,6 @@ class LastRows:
             scored.overrides,
             nearest_id,
             None if nearest is None else nearest.similarity,
-            None if nearest is None else nearest.partition,
-            None if nearest is None else nearest.offset,
             objective,
             None if nearest_id is None else self._objectives.get(nearest_id),
         )

@@ -16,7 +16,6 @@ from worker.config import Settings
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
 from worker.core.forgetting import Forgetting, RemovedBy
-from worker.core.group_view import GroupView
 from worker.core.passes import without_embedder
 from worker.core.records import EmbedderIdentity
 from worker.core.terminal import number_of
@@ -126,11 +125,6 @@ class Assignment:
         for partition in self.partitions.values():
             partition.generation = generation
 
-    def advance(self) -> None:
-        """Let every partition decide the records that waited."""
-        for partition in self.partitions.values():
-            partition.advance()
-
     async def drain(self) -> None:
         """Wait until no producer is starting, and every partition has committed the records it took."""
         async with self._fencing:
@@ -146,8 +140,7 @@ class Assignment:
             positions = await self._read_offsets(partitions)  # 2
             restored = await self._restore(positions)  # 3
             states = {
-                partition: await self._state(partition, positions[partition], restored[partition])
-                for partition in partitions
+                partition: await self._state(positions[partition], restored[partition]) for partition in partitions
             }
         except BaseException:
             await _stop(publishers.values())
@@ -234,12 +227,10 @@ class Assignment:
                 self._metrics.skipped_entries.labels("corrupt").inc(restored.skipped["corrupt"])
         return result
 
-    async def _state(self, partition: int, position: Position, restored: Restored) -> PartitionState:
+    async def _state(self, position: Position, restored: Restored) -> PartitionState:
         identity = None if self._pool is None else self._pool.identity
-        group = self._context.group
-        view = None if group is None else group.view
-        scorer = new_scorer(self._settings, identity, partition, view)
-        scorer.record = TrackRecord(position.topic_id or "", partial(_others, view, partition))
+        scorer = new_scorer(self._settings, identity)
+        scorer.record = TrackRecord(position.topic_id or "")
         # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
         rows = await asyncio.to_thread(
             scorer.record.restore, restored.records, position.offset, RemovedBy(restored.requests)
@@ -261,10 +252,6 @@ class Assignment:
         model = "" if self._pool is None else self._pool.identity.key()
         number = restored.current.number or 0
         return Forgetting(restored.kept(), restored.requests, number, model, self._settings.cache_ttl_ms)
-
-
-def _others(view: GroupView | None, partition: int) -> Iterable[TrackRecord]:
-    return () if view is None else (it for number, it in view.records.items() if number != partition)
 
 
 def _return_memory() -> None:

@@ -36,7 +36,6 @@ from worker.stream import batching
 from worker.stream.batching import Upstream
 from worker.stream.evaluator import Evaluator
 from worker.stream.fetch_buffer import FetchBuffer
-from worker.stream.group_scope import GroupScope
 from worker.stream.state import PartitionState, Pending
 
 log = logging.getLogger(__name__)
@@ -88,7 +87,6 @@ class Context:
     dead_letter_limit: DeadLetterLimit | None = None
     tracing: Tracing = NO_TRACING
     status: Status | None = None
-    group: GroupScope | None = None  # none: the novelty scope is the partition
     control: ControlConfig = NO_CONTROL  # the control records that are honoured
     confirm_topic: Callable[[str | None], Awaitable[None]] | None = None
     """Raises if the source topic's id, as a broker knows it now, is not this one."""
@@ -201,14 +199,10 @@ class Partition:
     # -- 2. evaluate
 
     def advance(self) -> None:
-        """Decide all embedded records, in offset order, if traces may be decided now."""
+        """Decide all embedded records, in offset order."""
         if self.failed or not self._taken:
             return
         context = self._context
-        if context.group is not None and not context.group.may_decide():
-            if self._draining:
-                self._drop_undecided()
-            return
         was_ahead = self._ahead()
         try:
             while self._taken and self._taken[0].ready():
@@ -362,11 +356,10 @@ class Partition:
     async def drain(self) -> None:
         """Wait until every record taken is committed, or the partition has failed.
 
-        Records that may not be decided now, or wait too long for an embedding, are dropped and will be read again.
+        Records that wait too long for an embedding are dropped and will be read again.
         """
         self._draining = True
         self.turn_ended()
-        self.advance()
         try:
             async with asyncio.timeout(self._context.drain_seconds):
                 await self._idle.wait()

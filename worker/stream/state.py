@@ -121,7 +121,6 @@ class PartitionState:
         matches = request.matcher()
         self._replay = {at: entry for at, entry in self._replay.items() if not matches(entry.label())}
         forgotten = self.forgetting.forget(request, self.scorer.cache, offset, self.scorer.stream_time_ms)
-        self.scorer.forget_in_group(forgotten.processed)
         forgotten.rows.extend(self.scorer.record.forget(request))
         return forgotten
 

@@ -31,7 +31,6 @@ from worker.stream.assignment import Assignment
 from worker.stream.faust_consumer import Hooks, KpConsumer, connect, create_app
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.gauges import Gauges
-from worker.stream.group_scope import group_scope
 from worker.stream.partition import Context, DeadLetterLimit, take_all
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,6 @@ class Worker:
         self._service = embedder if isinstance(embedder, ServedEmbedder) else None
         budget = Budget(settings.memory_budget_bytes)
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
-        self._group = group_scope(settings, client, layout, embedder, metrics)
         share = settings.dead_letter_breaker_share
         rules = output_rules(settings)
         for kind in () if rules is None else rules.types:
@@ -94,7 +92,6 @@ class Worker:
             dead_letter_limit=DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
             tracing=tracing,
             status=status,
-            group=self._group,
             control=ControlConfig(
                 forget_keys(settings) if settings.forget else (), settings.group_id, judge_keys(settings)
             ),
@@ -154,7 +151,7 @@ class Worker:
             return "waiting for partitions to be assigned and restored"
         if self._service is not None and (problem := self._service.problem()) is not None:
             return problem
-        return None if self._group is None else self._group.not_ready()
+        return None
 
     # -- rebalances
 
@@ -234,15 +231,11 @@ class Worker:
     async def _work(self) -> None:
         """Join the group, and update the gauges until cancelled, or until Faust crashes."""
         await self._topics.start(self._fail)
-        if self._group is not None:
-            await self._group.start(self._assignment.advance, self._fail)
         self.app.finalize()
         self.app.topics.add(self.app.topic(self._settings.source_topic))
         await self.app.start()
         while not self.app.crashed:
             self._gauges.update(self._assignment.partitions, self._consumer)
-            if self._group is not None:
-                self._group.update_metrics()
             self._metrics.ready.set(self.not_ready() is None)
             if self._status is not None:
                 self._status.tick(time.monotonic())
@@ -255,7 +248,5 @@ class Worker:
             await self._assignment.close()
         await self.app.stop()
         await self._assignment.close()
-        if self._group is not None:
-            await self._group.stop()
         if self._pool is not None:
             self._pool.close()

@@ -160,12 +160,6 @@ def test_the_scan_is_the_full_product_to_the_last_bit(kind: Callable[..., Rows],
             inside = [row for first, end in ranges for row in range(first, end)]
             excluded = [int(row) for row in rng.choice(inside, size=len(inside) // 9, replace=False)]
             assert matrix.nearest(query, ranges, excluded) == brute_force(similarities, ranges, excluded)
-            live = rng.random(count) < 0.5
-            found = matrix.all_nearest(query, live)
-            assert found is not None
-            greatest = similarities[live].max()
-            assert found[1] == greatest
-            assert found[0].tolist() == np.flatnonzero(live & (similarities == greatest)).tolist()
 
 
 @pytest.mark.usefixtures("few_rows_have_codes")

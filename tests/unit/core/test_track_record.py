@@ -279,18 +279,6 @@ def test_a_judge_counts_once_for_a_trace_however_often_it_says_so() -> None:
     assert record.standing("ada", "code")[1:] == (2, 1.0)
 
 
-def test_others_count_in_the_scope_group() -> None:
-    one, two = TrackRecord(TOPIC_ID), TrackRecord(TOPIC_ID)
-    both = TrackRecord(TOPIC_ID, lambda: [one, two])
-    rows = add_all(TrackRecord(TOPIC_ID), [(1, verdict(success=0.5))])
-    one.apply(*rows[0])
-    two.apply(*rows[0])
-    add_all(both, [(1, verdict())])
-    assert both.standing("ada", "code")[1:] == (3, 2.0)
-    two.apply(rows[0][0], None)
-    assert both.standing("ada", "code")[1:] == (2, 1.5)
-
-
 def test_damage_is_told_and_never_counts(seed: int) -> None:
     rng = random.Random(seed)
     ((key, value),) = add_all(TrackRecord(TOPIC_ID), [(7, verdict())])

@@ -148,6 +148,5 @@ def _confidence(
     say(
         f"{number_of(standings.verdicts, 'verdict')} read"
         + ("" if standings.verdicts else "; without verdicts, a trace that claims success gets 0.5")
-        + ("; each partition counts its own verdicts" if candidate.novelty_scope == "group" else "")
     )
     return (standings.used,)

@@ -7,9 +7,8 @@ worker that takes over the partitions, but without a producer, so it fences nobo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Literal
 
 from aiokafka.errors import UnknownTopicOrPartitionError
@@ -180,14 +179,13 @@ class RecordRow(Struct, frozen=True):
     used: float  # the confidence with KP_CONFIDENCE=record
 
 
-def record_rows(settings: Settings, reads: Sequence[PartitionLog], agent: str | None) -> list[RecordRow]:
+def record_rows(reads: Sequence[PartitionLog], agent: str | None) -> list[RecordRow]:
     """Return the track records as a worker restores them; in each partition, the one with the latest verdict first."""
     records: dict[int, TrackRecord] = {}
     for read in reads:
         restored, position = Restored(), read.position
         read.log.restore_records(restored, position.found())
-        others = partial(_others, records, read.partition) if settings.novelty_scope == "group" else tuple
-        records[read.partition] = TrackRecord(position.topic_id or "", others)
+        records[read.partition] = TrackRecord(position.topic_id or "")
         records[read.partition].restore(restored.records, position.offset, RemovedBy(restored.requests))
     return [
         RecordRow(partition, agent_id, domain, it.judged, it.succeeded, round(it.used, 6))
@@ -195,10 +193,6 @@ def record_rows(settings: Settings, reads: Sequence[PartitionLog], agent: str | 
         for agent_id, domain, it in reversed(list(record.listed()))
         if agent is None or agent_id == agent
     ]
-
-
-def _others(records: Mapping[int, TrackRecord], partition: int) -> Iterable[TrackRecord]:
-    return (record for number, record in records.items() if number != partition)
 
 
 class Stats(Struct, frozen=True):

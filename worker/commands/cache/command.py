@@ -36,7 +36,7 @@ def list_entries(partition: int | None, limit: int, agent: str | None, trace: st
 
     reads = read_partitions(settings, partition)
     rows = newest_rows([restore_latest(settings, read) for read in reads], agent, trace)
-    records = [] if trace is not None else record_rows(settings, reads, agent)
+    records = [] if trace is not None else record_rows(reads, agent)
     shown, shown_records = rows[: limit or None], records[: limit or None]
     if as_json:
         write_json(*shown, *shown_records)

@@ -16,7 +16,6 @@ import msgspec
 
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.config import Settings
-from worker.core.group_view import memory_bytes
 from worker.core.records import EmbedderIdentity
 from worker.core.terminal import number_of
 from worker.embed.embedder import (
@@ -123,8 +122,6 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
         )
         offered = [name for name in PRECISIONS if runs_here(name)]
         yield ok("precision", f"this CPU supports {', '.join(offered)}; KP_PRECISION={settings.precision}")
-    if settings.novelty_scope == "group":
-        yield _group_view(settings, identity)
     budget = settings.latency_budget_seconds
     parts = "words" if service else "tokens"
     told = f"a text of {settings.max_tokens} {parts} takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
@@ -150,12 +147,6 @@ def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iter
             told += "; workers of 0.2.0 truncated the objective at KP_MAX_TOKENS, this one reads it whole"
         yield warn("cache entries", told, "repeats count as new until the cache has filled; if you do not want that, "
                    "set KP_MODEL and the other settings of the embedder as before")  # fmt: skip
-
-
-def _group_view(settings: Settings, identity: EmbedderIdentity) -> Finding:
-    most = settings.group_max_elements
-    size = memory_bytes(most, identity.dimensions) / 1e6
-    return ok("group view", f"at most {most} entries of other partitions: {size:.0f} MB of memory, ids apart")
 
 
 def _median_seconds(embedder: Embedder, tokens: int) -> float:

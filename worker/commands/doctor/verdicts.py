@@ -21,8 +21,8 @@ READ_SECONDS: Final = 20.0
 """Time limit for reading all verdicts."""
 
 SPREAD_SHARE: Final = 0.1
-"""Share of agents in several partitions that causes a warning: a topic that gained partitions always has some."""
-
+"""Share of agents in several partitions that causes a warning while scores use no verdicts: a topic that gained
+partitions always has some."""
 
 LOPSIDED: Final = 2.0
 """How many times as often accepted traces may be judged as rejected ones, or vice versa."""
@@ -41,9 +41,9 @@ async def check_verdicts(settings: Settings, outputs: LastOutputs) -> list[Findi
         return []
     if isinstance(standings, Finding):
         return [standings]
-    embeds = settings.embedder != "none"  # otherwise the scope group keeps its records by partition
-    heads = [head for head, _ in outputs.heads]
-    spread = None if settings.novelty_scope == "group" and embeds else spread_agents(heads, embeds=embeds)
+    spread = spread_agents(
+        (head for head, _ in outputs.heads), 0.0 if settings.confidence == "record" else SPREAD_SHARE
+    )
     of_both = [head for head, record_ms in outputs.heads if record_ms >= outputs.complete_from]
     lopsided = judged_shares(of_both, standings.judged)
     return [*filter(None, (spread, lopsided)), _switch(settings, outputs.values, standings)]
@@ -76,26 +76,21 @@ def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, str]])
     )
 
 
-def spread_agents(documents: Iterable[Head], *, embeds: bool) -> Finding | None:
-    """Return a warning if the traces of many agents are in several partitions; None if not.
-
-    `embeds`: there is an embedder, so KP_NOVELTY_SCOPE=group can help.
-    """
-    partitions: dict[str, set[int]] = defaultdict(set)
-    traces: dict[str, int] = defaultdict(int)
+def spread_agents(documents: Iterable[Head], share: float) -> Finding | None:
+    """Return a warning if this share of agents has traces of one domain in several partitions; None if not."""
+    partitions: dict[tuple[str, str], list[int]] = defaultdict(list)
     for document in documents:
-        partitions[document.metadata.agent_id].add(document.scoring.source.partition)
-        traces[document.metadata.agent_id] += 1
-    several = [agent for agent, count in traces.items() if count > 1]
-    spread = [agent for agent in several if len(partitions[agent]) > 1]
-    if not spread or len(spread) < SPREAD_SHARE * len(several):
+        of = document.metadata
+        partitions[of.agent_id, of.task_domain].append(document.scoring.source.partition)
+    several = {agent for (agent, _), those in partitions.items() if len(those) > 1}
+    spread = {agent for (agent, _), those in partitions.items() if len(set(those)) > 1}
+    if not spread or len(spread) < share * len(several):
         return None
     return warn(
         "verdicts",
         f"{len(spread)} of {len(several)} agents have traces in several partitions, and each partition keeps its own "
         "track records: an agent's verdicts are spread over them",
-        "publish with the agent as the record's key (docs/publishing.md)"
-        + (", or set KP_NOVELTY_SCOPE=group" if embeds else ""),
+        "publish with the agent, or the domain, as the record's key (docs/publishing.md)",
     )
 
 

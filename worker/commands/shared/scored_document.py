@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from worker.core.records import EmbedderIdentity
 from worker.core.scoring import Components, Weights
@@ -16,16 +16,13 @@ _Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Nearest(Struct, frozen=True):
-    """The nearest earlier trace and its cosine similarity; with novelty scope `group` also its source record."""
+    """The nearest earlier trace and its cosine similarity."""
 
     id: str
     similarity: float
-    partition: int | UnsetType = UNSET
-    offset: int | UnsetType | None = UNSET
 
     def __str__(self) -> str:
-        place = "" if self.partition is UNSET else f", source partition {self.partition} offset {self.offset}"
-        return f"{self.id}, similarity {self.similarity:.4f}{place}"
+        return f"{self.id}, similarity {self.similarity:.4f}"
 
 
 class RecordPlace(Struct, frozen=True):

@@ -35,9 +35,6 @@ SCORE: Final = [name for name, _ in SCORED].index("score")
 
 LETTERS: Final = (("source", 11), ("time", 8), ("reason", 16))
 
-NEAREST: Final = 20
-"""Width of a nearest trace with source partition and offset; a narrow terminal shows only its id."""
-
 WIDE: Final = 80 + 27
 """From this width on there is a column of overrides, after the other columns' 80."""
 
@@ -132,7 +129,7 @@ def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only
         columns |= {"score": columns["score"] + more, "domain": max(1, columns["domain"] - more)}
     for name, cells in columns.items():
         right = name in ("C", "N", "D", "O", "score")
-        limit = None if width is None or (name == "nearest" and width >= WIDE) else cells
+        limit = None if width is None else cells
         table.add_column(name, min_width=cells, max_width=limit, no_wrap=True, justify="right" if right else "left")
     if only_dead_letters:
         least = max(20, 0 if width is None else width - 38)
@@ -163,17 +160,10 @@ def _scored(document: dict[str, Any]) -> list[Text]:
         *parts,
         Text(shown_score(scoring["score"], scoring["threshold"]), "bold"),
         Text(clean(scoring["decision"]), COLOURS.get(scoring["decision"], "")),
-        Text(_nearest(nearest) if nearest else "-", "" if nearest else "dim"),
+        Text(_short(nearest["id"]) if nearest else "-", "" if nearest else "dim"),
         Text(f"{nearest['similarity']:.2f}" if nearest else "-", "" if nearest else "dim"),
         Text(clean(", ".join(scoring["overrides"]))),
     ]
-
-
-def _nearest(nearest: dict[str, Any]) -> str:
-    """Return the nearest trace's id, and with novelty scope `group` its source partition and offset."""
-    if "partition" not in nearest:
-        return _short(nearest["id"])
-    return f"{_short(nearest['id']):8} {nearest['partition']}:{nearest['offset']}".ljust(NEAREST)
 
 
 def _short(trace_id: str) -> str:
