@@ -552,10 +552,15 @@ for n in range(68_000):
 run(message.SerializeToString())
 """
 _EMPTY_EVENTS = """
-from worker.runs.otlp.spans import _field
 scope.spans.add(trace_id=b"1" * 16, span_id=b"12345678")
 span = scope.spans[0].SerializeToString() + b"\\x5a\\x00" * (16 << 20)
-run(_field(1, _field(2, _field(2, span))))
+def field(number, content):
+    size, rest = [number << 3 | 2], len(content)
+    while rest > 0x7F:
+        size.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*size, rest]) + content
+run(field(1, field(2, field(2, span))))
 """
 
 

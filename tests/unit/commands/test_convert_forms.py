@@ -320,7 +320,7 @@ def test_what_spans_do_not_give_is_said() -> None:
     assert result.exit_code == 1
     assert "3 runs read, 0 written, 3 refused" in result.stderr
     assert "no_content: the content of its messages was not captured; pydantic-ai: Instrumentation" in result.stderr
-    assert "standard input:2: invalid_type: resourceSpans: a number, but a list is expected" in result.stderr
+    assert "standard input:2: invalid_type: resourceSpans: Expected `array | null`, got `int`" in result.stderr
     assert "no_value: no span has an attribute that an option names" in result.stderr
     other = convert(lines(as_json([span(1, "GET /", trace=OTHER)]), RECORDS[0]), created_at=None)
     assert dropped_by(other) == {"traces without a span of a model, a tool or an agent": 1}

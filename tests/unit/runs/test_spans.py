@@ -130,9 +130,9 @@ PLACE = "resourceSpans.0.scopeSpans.0.spans.0"
         (b'{"resourceMetrics": []}', "not_otlp", "", "an object with resourceMetrics; OTLP has resourceSpans or"),
         (b'{"resourceSpans": [], "resourceLogs": []}', "not_otlp", "", "both resourceSpans and resourceLogs"),
         (b'{"resourceSpans": ', "not_json", "", "one whole JSON object"),
-        (b'{"resourceSpans": "\xff"}', "not_json", "", "UTF-8"),
-        (b'{"resourceSpans": {}}', "invalid_type", "resourceSpans", "an object, but a list is expected"),
-        (b'{"resourceSpans": [1]}', "invalid_type", "resourceSpans.0", "a number, but an object is expected"),
+        (b'{"\xff": []}', "not_json", "", "utf-8"),
+        (b'{"resourceSpans": {}}', "invalid_type", "resourceSpans", "Expected `array | null`, got `object`"),
+        (b'{"resourceSpans": [1]}', "invalid_type", "resourceSpans.0", "Expected `object`, got `int`"),
         (b"\x00\x01hello", "not_otlp", "", "cut off, not UTF-8, or in another encoding"),
         (b"plain text", "not_otlp", "", "cut off, not UTF-8, or in another encoding"),
         (spans_json(spanId=""), "invalid_value", PLACE, "a spanId of 8, not all of them 0"),
@@ -147,11 +147,11 @@ PLACE = "resourceSpans.0.scopeSpans.0.spans.0"
         (spans_json(kind=True), "invalid_type", f"{PLACE}.kind", "true or false, but an integer is expected"),
         (spans_json(status=1), "invalid_type", f"{PLACE}.status", "a number, but an object is expected"),
         (spans_json(attributes=[{"key": "a", "value": {"intValue": "x"}}]), "invalid_type",
-         f"{PLACE}.attributes.0.intValue", "a text, but an integer is expected"),
-        (spans_json(attributes=[{"key": "a", "value": {"boolValue": 1}}]), "invalid_type", f"{PLACE}.attributes.0",
-         "a number, but true or false is expected"),
+         f"{PLACE}.attributes.0.value.intValue", "a text, but an integer is expected"),
+        (spans_json(attributes=[{"key": "a", "value": {"boolValue": 1}}]), "invalid_type",
+         f"{PLACE}.attributes.0.value.boolValue", "a number, but true or false is expected"),
         (spans_json(attributes=[{"key": "a", "value": {"bytesValue": "%"}}]), "invalid_value",
-         f"{PLACE}.attributes.0", "bytesValue is base64"),
+         f"{PLACE}.attributes.0.value.bytesValue", "bytesValue is base64"),
     ],
 )  # fmt: skip
 def test_a_bad_record_is_refused_with_its_place(value: bytes, reason: str, path: str, said: str) -> None:
@@ -180,14 +180,40 @@ def test_ids_of_protobuf_are_checked_and_spans_are_never_taken_for_logs() -> Non
     assert refused(message.SerializeToString()).reason == "not_otlp"
 
 
-def test_half_of_a_surrogate_pair_behind_a_byte_that_is_not_utf_8_costs_its_span_alone() -> None:
+def test_a_byte_that_is_not_utf_8_costs_its_span_alone_and_half_of_a_surrogate_pair_its_record() -> None:
     value = json.dumps(as_json(sample())).encode().replace(b'"chat"', b'"\xff"', 1)
-    before, _, after = value.rpartition(b"\\uddf3")
-    found = decoded(before + after)
+    found = decoded(value)
     assert found.refused is not None
     assert (len(found.spans), found.refused.count) == (3, 1)
     assert b'"\xff"' in found.refused.value
-    assert b'\\ud83e"' in found.refused.value
+    assert found.refused.error.path == "resourceSpans.1.scopeSpans.0.spans.0"
+    before, _, after = value.rpartition(b"\\uddf3")
+    assert refused(before + after).reason == "not_json"
+
+
+def test_a_bad_scope_or_resource_costs_its_own_spans_in_both_encodings() -> None:
+    for place, name in (("resource", "resourceSpans.1"), ("scope", "resourceSpans.1.scopeSpans.0")):
+        value = as_protobuf(as_json(sample()))
+        message = TracesData.FromString(value)
+        target = message.resource_spans[1]
+        url = target if place == "resource" else target.scope_spans[0]
+        url.schema_url = "https://bad"
+        wrong = message.SerializeToString().replace(b"https://bad", b"https://\xff\xff\xff")
+        found = decoded(wrong)
+        assert found.refused is not None
+        assert (len(found.spans), found.refused.count, found.refused.error.path) == (3, 1, name)
+        assert refused(found.refused.value).reason == "not_otlp"
+        document = as_json(sample())
+        where = document["resourceSpans"][1]
+        if place == "resource":
+            where["resource"]["attributes"] = 5
+        else:
+            where["scopeSpans"][0]["scope"]["name"] = 5
+        found = decoded(json.dumps(document).encode())
+        assert found.refused is not None
+        assert (len(found.spans), found.refused.count) == (3, 1)
+        assert found.refused.error.path.startswith(name)
+        assert refused(found.refused.value).reason == "invalid_type"
 
 
 def test_depth_is_bounded_alike_in_both_encodings() -> None:
@@ -200,7 +226,7 @@ def test_depth_is_bounded_alike_in_both_encodings() -> None:
     fine = as_json([span(1, attributes={"deep": half})])
     assert decoded(as_protobuf(fine)).spans == decoded(json.dumps(fine).encode()).spans
     assert refused(json.dumps(as_json([span(1, attributes={"deep": deep})])).encode()).reason == "too_deep"
-    assert refused(b'{"resourceSpans":' + b"[" * 100_000).reason in ("too_deep", "not_json")
+    assert refused(b'{"resourceSpans":' + b"[" * 100_000).reason in ("too_deep", "not_json", "invalid_type")
 
 
 def test_a_damaged_record_is_refused_or_read_and_never_half(seed: int) -> None:

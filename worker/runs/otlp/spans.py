@@ -1,26 +1,31 @@
-"""Spans and log events of a record: OTLP in protobuf or in JSON, told apart by content.
+"""The spans and log events of a record: OTLP in protobuf or in JSON, which its first bytes tell apart.
 
-`decoded` reads a record, `split` takes it apart by trace id. The messages are OpenTelemetry's own protobuf classes. A
-record in JSON becomes such a message first. protobuf's own JSON parser would take the ids, which are hex, for base64.
+`decoded` reads a record, `split` divides it by trace id. Both work on OpenTelemetry's own protobuf messages; JSON is
+read into such messages first. protobuf's JSON parser takes five times as long, and the hex ids for base64.
 
-One bad span costs its record that span alone (`Refused`): a record of the Collector holds what many applications sent.
+A bad span does not affect the other spans of its record (`Refused`): a record of the Collector holds what many
+applications sent. In JSON, and where protobuf cannot read the whole record, each span is read alone.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-import json
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from msgspec import Raw, Struct
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, LogsData
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags, Status, TracesData
 
@@ -32,6 +37,8 @@ Why = Literal["not_otlp", "not_json", "invalid_type", "invalid_value", "too_deep
 
 MAX_DEPTH: Final = 30
 """Levels of lists and maps in a value. protobuf reads 100 levels of messages; a level of maps takes three of them."""
+
+TOO_DEEP: Final = f"a value has more than {MAX_DEPTH} levels; flatten it"
 
 MAX_FIELDS: Final = 1_000_000
 """Most spans, events, attributes and values of a record, and of a run: each of them takes 100 to 200 bytes of memory
@@ -48,9 +55,6 @@ _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 
 _SPACE: Final = b" \t\r\n"
-
-_LONE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Half of a surrogate pair that a record has as an escape; the others stand for bytes that are not UTF-8."""
 
 _REMOTE_KNOWN: Final = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 _REMOTE: Final = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
@@ -142,15 +146,18 @@ _LEVELS: Final[Mapping[type, tuple[str, str, str]]] = {
 }
 """The fields of a message that hold resources, of a resource that hold scopes, of a scope that hold spans or logs."""
 
-_PLACES: Final[Mapping[type, tuple[str, str, str]]] = {
-    TracesData: ("resourceSpans", "scopeSpans", "spans"),
-    LogsData: ("resourceLogs", "scopeLogs", "logRecords"),
-}
+
+def _camel(name: str) -> str:
+    """Return the name of a field in JSON."""
+    return re.sub("_(.)", lambda found: found[1].upper(), name)
+
+
+_PLACES: Final = {kind: [_camel(name) for name in names] for kind, names in _LEVELS.items()}
 """The same fields in JSON, by which places are named."""
 
 
 def _scopes(message: _Message) -> Iterator[tuple[Any, Any, Any, str]]:
-    """Yield each scope after its resource, then its spans or log records, and their place."""
+    """Yield each scope's resource, the scope, its spans or log records, and their place."""
     (outer, middle, inner), names = _LEVELS[type(message)], _PLACES[type(message)]
     for number, resource in enumerate(getattr(message, outer)):
         for scope_number, scoped in enumerate(getattr(resource, middle)):
@@ -174,8 +181,7 @@ def decoded(value: bytes) -> Decoded:
         if resource is not last:
             last, shared, problem = resource, {}, None
             try:
-                above = ".".join(place.split(".")[:2])
-                shared = _attributes(resource.resource.attributes, f"{above}.resource.attributes")
+                shared = _attributes(resource.resource.attributes)
             except InvalidSpans as error:
                 problem = error
         name, url = scoped.scope.name, scoped.schema_url or resource.schema_url
@@ -186,9 +192,9 @@ def decoded(value: bytes) -> Decoded:
             try:
                 if problem is not None:
                     raise problem
-                made.append(read(one, f"{place}.{number}", shared, name, url))
+                made.append(read(one, shared, name, url))
             except InvalidSpans as error:
-                bad.add(error, resource, scoped, one)
+                bad.add(InvalidSpans(error.reason, f"{place}.{number}", error.message), resource, scoped, one)
     refused = bad.refused(any_good=bool(made))
     return Decoded(tuple(made), (), 0, refused) if traces else Decoded((), tuple(made), untraced, refused)
 
@@ -266,10 +272,10 @@ def _parent_id(span: SpanMessage) -> str:
     return "" if span.parent_span_id == _NO_SPAN else span.parent_span_id.hex()
 
 
-def _span(span: SpanMessage, place: str, resource: Mapping[str, Value], scope: str, url: str) -> Span:
-    attributes = _attributes(span.attributes, f"{place}.attributes")
+def _span(span: SpanMessage, resource: Mapping[str, Value], scope: str, url: str) -> Span:
+    attributes = _attributes(span.attributes)
     events = [
-        SpanEvent(event.name, event.time_unix_nano, _attributes(event.attributes, f"{place}.events"))
+        SpanEvent(event.name, event.time_unix_nano, _attributes(event.attributes))
         for event in span.events
         if event.name or event.attributes  # millions of empty ones fit into a record, and say nothing
     ]
@@ -280,35 +286,35 @@ def _span(span: SpanMessage, place: str, resource: Mapping[str, Value], scope: s
     )  # fmt: skip
 
 
-def _log_event(record: LogRecord, place: str, resource: Mapping[str, Value], scope: str, _: str) -> LogEvent:
-    attributes = _attributes(record.attributes, f"{place}.attributes")
+def _log_event(record: LogRecord, resource: Mapping[str, Value], scope: str, _: str) -> LogEvent:
+    attributes = _attributes(record.attributes)
     name = record.event_name or attributes.get("event.name")
     return LogEvent(
         record.trace_id.hex(), record.span_id.hex() if any(record.span_id) else "",
         name if isinstance(name, str) else "", record.time_unix_nano or record.observed_time_unix_nano,
-        _value(record.body, f"{place}.body"), attributes, resource, scope,
+        _value(record.body), attributes, resource, scope,
     )  # fmt: skip
 
 
-def _attributes(pairs: Iterable[KeyValue], place: str) -> dict[str, Value]:
+def _attributes(pairs: Iterable[KeyValue]) -> dict[str, Value]:
     # most values are texts: without the question which field is set, reading them takes half the time
-    return {pair.key: (value := pair.value).string_value or _value(value, place) for pair in pairs}
+    return {pair.key: (value := pair.value).string_value or _value(value) for pair in pairs}
 
 
-def _value(value: AnyValue, place: str, depth: int = 0) -> Value:
+def _value(value: AnyValue, depth: int = 0) -> Value:
     kind = value.WhichOneof("value")
     if kind == "array_value":
-        _check_depth(depth, place)
-        return [_value(item, place, depth + 1) for item in value.array_value.values]
+        _check_depth(depth)
+        return [_value(item, depth + 1) for item in value.array_value.values]
     if kind == "kvlist_value":
-        _check_depth(depth, place)
-        return {pair.key: _value(pair.value, place, depth + 1) for pair in value.kvlist_value.values}
+        _check_depth(depth)
+        return {pair.key: _value(pair.value, depth + 1) for pair in value.kvlist_value.values}
     return None if kind is None else getattr(value, kind)
 
 
-def _check_depth(depth: int, place: str) -> None:
+def _check_depth(depth: int) -> None:
     if depth >= MAX_DEPTH:
-        raise InvalidSpans("too_deep", place, f"a value has more than {MAX_DEPTH} levels; flatten it")
+        raise InvalidSpans("too_deep", "", TOO_DEEP)
 
 
 # The message of a record
@@ -320,73 +326,58 @@ class _Bad:
     def __init__(self) -> None:
         self.first: InvalidSpans | None = None
         self.count = 0
-        self._message: _Message | None = None
-        self._resource: tuple[Any, Any] = (None, None)
-        self._scope: tuple[Any, Any] = (None, None)
-        self._raw: list[bytes] = []
-        self._documents: list[dict[str, Any]] = []
+        self._kept: list[tuple[Any, list[tuple[Any, list[Any]]]]] = []  # by resource and scope
 
     def add(self, error: InvalidSpans, resource: Any, scoped: Any, one: Any) -> None:
-        """Note a span or log record of a message, which may be removed from it afterwards."""
-        self._note(error, 1)
-        if self._message is None:
-            self._message = TracesData() if isinstance(one, SpanMessage) else LogsData()
-        outer, middle, inner = _LEVELS[type(self._message)]
-        if self._resource[0] is not resource:
-            self._resource = resource, getattr(self._message, outer).add(schema_url=resource.schema_url)
-            self._resource[1].resource.CopyFrom(resource.resource)
-        if self._scope[0] is not scoped:
-            self._scope = scoped, getattr(self._resource[1], middle).add(schema_url=scoped.schema_url)
-            self._scope[1].scope.CopyFrom(scoped.scope)
-        getattr(self._scope[1], inner).append(one)
-
-    def add_raw(self, error: InvalidSpans, count: int, value: bytes) -> None:
-        """Note what protobuf cannot read: a whole message around it."""
-        self._note(error, count)
-        self._raw.append(value)
-
-    def add_document(self, error: InvalidSpans, count: int, outer: str, document: dict[str, Any]) -> None:
-        """Note a resource in JSON that holds nothing but bad spans."""
-        self._note(error, count)
-        self._outer = outer
-        self._documents.append(document)
-
-    def _note(self, error: InvalidSpans, count: int) -> None:
+        """Add a span or log record of this resource and scope: of a message, or of a record whose parts are bytes."""
         self.first = self.first or error
-        self.count += count
+        self.count += 1
+        if not self._kept or self._kept[-1][0] is not resource:
+            self._kept.append((resource, []))
+        scopes = self._kept[-1][1]
+        if not scopes or scopes[-1][0] is not scoped:
+            scopes.append((scoped, []))
+        scopes[-1][1].append(one)
 
     def refused(self, *, any_good: bool) -> Refused | None:
-        """Return what was found. Raises the first error where nothing is good."""
+        """Return what was found. Raises the first error if nothing is good."""
         if self.first is None:
             return None
         if not any_good:
             raise self.first
-        if self._documents:
-            text = json.dumps({self._outer: self._documents}, ensure_ascii=False, separators=(",", ":"))
-            text = _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-            return Refused(self.first, self.count, text.encode("utf-8", "surrogateescape"))
-        parsed = b"" if self._message is None else self._message.SerializeToString(deterministic=True)
-        return Refused(self.first, self.count, b"".join([parsed, *self._raw]))  # messages one after another are one
+        outer, resources = "", []
+        for resource, scopes in self._kept:
+            outer, middle, inner = next(names for names in _LEVELS.values() if getattr(resource, names[1], None))
+            kept = [_with(scoped, "scope", inner, ones) for scoped, ones in scopes]
+            resources.append(_with(resource, "resource", middle, kept))
+        if isinstance(resources[0], _JsonResource):
+            value = msgspec.json.encode(_JsonRecord(**{outer: resources}))
+        else:
+            rows = [each.SerializeToString(deterministic=True) for each in resources]
+            value = _Resources(resource_spans=rows).SerializeToString()
+        return Refused(self.first, self.count, value)
+
+
+def _with(each: Any, head: str, rows: str, kept: list[Any]) -> Any:
+    """Return a resource or scope that has these scopes or spans alone."""
+    return type(each)(**{head: getattr(each, head), "schema_url": each.schema_url, rows: kept})
 
 
 def _message(value: bytes) -> tuple[_Message, _Bad]:
     """Return a record as a message whose ids are complete, and what is bad in it. Raises InvalidSpans."""
     text = value.lstrip(_SPACE)
-    bad = _Bad()
-    if text[:1] not in (b"{", b"["):
-        message = _from_protobuf(value, bad)
-    else:
+    if text[:1] in (b"{", b"["):
         try:
-            message = _from_json(text, bad)
+            return _from_json(text)
         except InvalidSpans as error:
             if error.reason != "not_json" or value[:1] != b"\n":
-                raise
-            message = _from_protobuf(value, bad)  # it also begins with 0x0a, and its length may be 0x7b or 0x5b
+                raise  # protobuf, too, begins with 0x0a, and the length after it may be 0x7b or 0x5b
+    message, bad = _from_protobuf(value)
     _take_out_bad_ids(message, bad)
     return message, bad
 
 
-def _from_protobuf(value: bytes, bad: _Bad) -> _Message:
+def _from_protobuf(value: bytes) -> tuple[_Message, _Bad]:
     """Traces and logs have the same outer shape, but a log record has no field that a span's ids could be read from."""
     _check_fields(value)
     traces, logs = TracesData(), LogsData()
@@ -397,133 +388,44 @@ def _from_protobuf(value: bytes, bad: _Bad) -> _Message:
             if value and not traces.resource_spans:
                 words = "protobuf, but not OTLP; the exporter's encoding is otlp_proto or otlp_json"
                 raise InvalidSpans("not_otlp", "", words)
-            return traces
+            return traces, _Bad()
     except DecodeError:
         pass
     try:
         logs.ParseFromString(value)
     except DecodeError:
-        return _read_singly(value, bad)
+        return _from_parts(value)
     records = [record for _, _, ones, _ in _scopes(logs) for record in ones]
     if not any(each.trace_id or each.time_unix_nano or each.observed_time_unix_nano for each in records):
         raise InvalidSpans("not_otlp", "", "protobuf, but neither spans nor log records; point the exporter at traces")
-    return logs
+    return logs, _Bad()
 
 
-def _read_singly(value: bytes, bad: _Bad) -> _Message:
-    """Return what protobuf can read of a record if each span is read alone. Raises InvalidSpans."""
-    unreadable = InvalidSpans(
-        "not_otlp", "",
-        "not OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json",
-    )  # fmt: skip
-    for message in (TracesData(), LogsData()):
-        found = _Bad()
-        try:
-            good = _read_resources(value, message, found)
-        except _CutOffError:
-            break
-        if good:
-            bad.__dict__.update(found.__dict__)
-            return message
-    raise unreadable
+def _take_out_bad_ids(message: _Message, bad: _Bad) -> None:
+    """Remove spans and log records with wrong ids from a message."""
+    right: Callable[[Any], bool]
+    right, words = (_has_span_ids, SPAN_IDS) if isinstance(message, TracesData) else (_has_log_ids, LOG_IDS)
+    for resource, scoped, ones, place in _scopes(message):
+        good = [one for one in ones if right(one)]
+        if len(good) < len(ones):
+            for position, one in enumerate(ones):
+                if not right(one):
+                    bad.add(InvalidSpans("invalid_value", f"{place}.{position}", words), resource, scoped, one)
+            del ones[:]
+            ones.extend(good)
 
 
-def _read_resources(value: bytes, message: _Message, bad: _Bad) -> bool:
-    """Read a message span by span; return whether one has ids. Raises _CutOffError."""
-    good = False
-    (outer_name, middle, inner_name), names = _LEVELS[type(message)], _PLACES[type(message)]
-    for number, resource in enumerate(_inner(value, 0, len(value), 1)[1]):
-        head, scopes = _inner(value, *resource, 2)
-        outer = getattr(message, outer_name).add()
-        reason = _unreadable(outer, head)
-        rest: list[bytes] = []
-        for scope_number, scope in enumerate(scopes):
-            scope_head, spans = _inner(value, *scope, 2)
-            inner = getattr(outer, middle).add()
-            why = _unreadable(inner, scope_head)
-            rows = getattr(inner, inner_name)
-            lost: list[bytes] = []
-            for span_number, (start, end) in enumerate(spans):
-                one = rows.add()
-                if not (words := _unreadable(one, value[start:end]) or why or reason):
-                    good = good or bool(one.trace_id)
-                    continue
-                del rows[-1]
-                lost.append(_field(2, value[start:end]))
-                place = f"{names[0]}.{number}.{names[1]}.{scope_number}.{names[2]}.{span_number}"
-                bad.add_raw(InvalidSpans("not_otlp", place, words), 1, b"")
-            if lost:
-                rest.append(_field(2, scope_head + b"".join(lost)))
-        if rest:
-            bad.add_raw(bad.first or InvalidSpans("not_otlp", "", ""), 0, _field(1, head + b"".join(rest)))
-        if reason:
-            outer.Clear()
-    return good
+SPAN_IDS: Final = "a span needs a traceId of 16 bytes and a spanId of 8, not all of them 0"
+LOG_IDS: Final = "a traceId has 16 bytes and a spanId 8, or they are absent"
 
 
-def _unreadable(message: Any, value: bytes) -> str:
-    """Read a message; return "", or why it cannot be read."""
-    try:
-        message.ParseFromString(value)
-    except DecodeError:
-        message.Clear()
-        return "a text that is not UTF-8, or too many levels of values; the other spans of the record are read"
-    return ""
+def _has_span_ids(span: SpanMessage) -> bool:
+    sized = len(span.trace_id) == 16 and len(span.span_id) == 8 and len(span.parent_span_id) in (0, 8)
+    return sized and span.trace_id != _NO_TRACE and span.span_id != _NO_SPAN
 
 
-class _CutOffError(ValueError):
-    """The bytes are no protobuf message."""
-
-
-def _varint(value: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a varint, and the position behind it. Raises _CutOffError."""
-    number = shift = 0
-    while at < end and shift < 70:
-        byte = value[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-    raise _CutOffError
-
-
-def _skipped(value: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Return a field's tag, and where its content begins and ends. Raises _CutOffError."""
-    tag, at = _varint(value, at, end)
-    kind = tag & 7
-    if kind == 2:
-        size, at = _varint(value, at, end)
-        last = at + size
-    elif kind == 0:
-        last = _varint(value, at, end)[1]
-    else:
-        last = at + (8 if kind == 1 else 4 if kind == 5 else end + 1)
-    if last > end:
-        raise _CutOffError
-    return tag, at, last
-
-
-def _inner(value: bytes, start: int, end: int, number: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return a message without its submessages of one field, and where those begin and end. Raises _CutOffError."""
-    head, found, at = [], [], start
-    while at < end:
-        tag, content, last = _skipped(value, at, end)
-        if tag == number << 3 | 2:
-            found.append((content, last))
-        else:
-            head.append(value[at:last])
-        at = last
-    return b"".join(head), found
-
-
-def _field(number: int, content: bytes) -> bytes:
-    size, rest = bytearray([number << 3 | 2]), len(content)
-    while rest > 0x7F:
-        size.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    size.append(rest)
-    return bytes(size) + content
+def _has_log_ids(record: LogRecord) -> bool:
+    return len(record.trace_id) in (0, 16) and len(record.span_id) in (0, 8)
 
 
 _Shape: TypeAlias = "dict[int, _Shape]"
@@ -544,17 +446,31 @@ def fields_in(value: bytes, most: int = MAX_FIELDS) -> int:
         at, end, shape = stack.pop()
         try:
             while at < end:
-                tag, content, at = _skipped(value, at, end)
-                inner = shape.get(tag >> 3) if tag & 7 == 2 else None
-                if inner is not None:
-                    count += 1
-                    if count > most:
-                        return count
-                    if at > content:
-                        stack.append((content, at, inner))
-        except _CutOffError:
-            continue
+                tag, at = _varint(value, at)
+                kind = tag & 7
+                if kind == 2:
+                    size, at = _varint(value, at)
+                    if (inner := shape.get(tag >> 3)) is not None:
+                        count += 1
+                        if count > most:
+                            return count
+                        if size:
+                            stack.append((at, min(at + size, end), inner))
+                    at += size
+                else:
+                    at = _varint(value, at)[1] if kind == 0 else at + {1: 8, 5: 4}[kind]
+        except (IndexError, KeyError):
+            continue  # cut off, or no protobuf
     return count
+
+
+def _varint(value: bytes, at: int) -> tuple[int, int]:
+    """Return a varint, and the position behind it."""
+    number = shift = 0
+    while (byte := value[at]) > 0x7F:
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return number | byte << shift, at + 1
 
 
 def _check_fields(value: bytes, count: Callable[[bytes], int] = fields_in) -> None:
@@ -563,285 +479,310 @@ def _check_fields(value: bytes, count: Callable[[bytes], int] = fields_in) -> No
         raise InvalidSpans("too_large", "", words)
 
 
-def _take_out_bad_ids(message: _Message, bad: _Bad) -> None:
-    """Take what has wrong ids out of a message."""
-    right: Callable[[Any], bool]
-    right, words = (_has_span_ids, SPAN_IDS) if isinstance(message, TracesData) else (_has_log_ids, LOG_IDS)
-    for resource, scoped, ones, place in _scopes(message):
-        good = [one for one in ones if right(one)]
-        if len(good) == len(ones):
-            continue
-        for position, one in enumerate(ones):
-            if not right(one):
-                bad.add(InvalidSpans("invalid_value", f"{place}.{position}", words), resource, scoped, one)
-        del ones[:]
-        ones.extend(good)
+# Records of which each part is read alone
 
 
-SPAN_IDS: Final = "a span needs a traceId of 16 bytes and a spanId of 8, not all of them 0"
-LOG_IDS: Final = "a traceId has 16 bytes and a spanId 8, or they are absent"
+class _Readers(NamedTuple):
+    """How a part of a record is added to a resource, a scope, or a list of spans. They raise what `_problem` knows."""
+
+    resource: Callable[[Any, Any], None]
+    scope: Callable[[Any, Any], None]
+    one: Callable[[Any, Any], None]
 
 
-def _has_span_ids(span: SpanMessage) -> bool:
-    sized = len(span.trace_id) == 16 and len(span.span_id) == 8 and len(span.parent_span_id) in (0, 8)
-    return sized and span.trace_id != _NO_TRACE and span.span_id != _NO_SPAN
+def _read_singly(record: Any, levels: tuple[str, str, str], message: _Message, read: _Readers) -> _Bad:
+    """Fill a message from a record that has its parts as bytes, in the fields `levels`; return what cannot be read."""
+    (outer, middle, inner), names, bad = _LEVELS[type(message)], _PLACES[type(message)], _Bad()
+    for number, resource in enumerate(getattr(record, levels[0]) or ()):
+        place = f"{names[0]}.{number}"
+        target = getattr(message, outer).add()
+        problem = _problem(read.resource, target, resource, place)
+        for scope_number, scoped in enumerate(getattr(resource, levels[1]) or ()):
+            scope_place = f"{place}.{names[1]}.{scope_number}"
+            scope = getattr(target, middle).add()
+            wrong = problem or _problem(read.scope, scope, scoped, scope_place)
+            rows = getattr(scope, inner)
+            for position, one in enumerate(getattr(scoped, levels[2]) or ()):
+                error = wrong or _problem(read.one, rows, one, f"{scope_place}.{names[2]}.{position}")
+                if error is not None:
+                    bad.add(error, resource, scoped, one)
+    return bad
 
 
-def _has_log_ids(record: LogRecord) -> bool:
-    return len(record.trace_id) in (0, 16) and len(record.span_id) in (0, 8)
+def _problem(read: Callable[[Any, Any], None], target: Any, part: Any, place: str) -> InvalidSpans | None:
+    """Read a part of a record; return why it cannot be read."""
+    try:
+        read(target, part)
+    except InvalidSpans as error:
+        return InvalidSpans(error.reason, f"{place}.{error.path}" if error.path else place, error.message)
+    except DecodeError:
+        words = "a text that is not UTF-8, or too many levels of values; the other spans of the record are read"
+        return InvalidSpans("not_otlp", place, words)
+    except RecursionError:
+        return InvalidSpans("too_deep", place, TOO_DEEP)
+    except (UnicodeError, msgspec.DecodeError):
+        return InvalidSpans("invalid_value", place, "a text is not UTF-8; send OTLP in JSON as UTF-8")
+    return None
+
+
+def _parts() -> Sequence[type[Any]]:
+    """Return the classes of a record whose resources are bytes, and of one whose spans are.
+
+    protobuf encodes a message within another one as it encodes bytes.
+    """
+    file = FileDescriptorProto(name="kp_worker/parts.proto", package="kp", syntax="proto3")
+    for message, head, rows, inner in (
+        ("Resources", "", "resource_spans", ""), ("Parts", "", "resource_spans", "Resource"),
+        ("Resource", "resource", "scope_spans", "Scope"), ("Scope", "scope", "spans", ""),
+    ):  # fmt: skip
+        fields = file.message_type.add(name=message).field
+        for number, name in ((1, head), (3, "schema_url")) if head else ():
+            fields.add(name=name, number=number, type="TYPE_BYTES", label="LABEL_OPTIONAL")
+        field = fields.add(name=rows, number=2 if head else 1, type="TYPE_BYTES", label="LABEL_REPEATED")
+        if inner:
+            field.type, field.type_name = field.TYPE_MESSAGE, f".kp.{inner}"
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return [GetMessageClass(pool.FindMessageTypeByName(f"kp.{name}")) for name in ("Resources", "Parts")]
+
+
+_Resources, _Parts = _parts()
+
+
+def _from_parts(value: bytes) -> tuple[_Message, _Bad]:
+    """Return what protobuf can read of a record if each part is read alone. Raises InvalidSpans."""
+    with suppress(DecodeError):
+        parts = _Parts.FromString(value)
+        for message, one in ((TracesData(), SpanMessage), (LogsData(), LogRecord)):
+            readers = _Readers(_parse_resource, _parse_scope, partial(_parse_one, one))
+            bad = _read_singly(parts, _LEVELS[TracesData], message, readers)
+            if any(one.trace_id for _, _, ones, _ in _scopes(message) for one in ones):
+                return message, bad
+    words = "not OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json"
+    raise InvalidSpans("not_otlp", "", words)
+
+
+def _parse_resource(target: Any, part: Any) -> None:
+    target.schema_url = part.schema_url.decode()
+    target.resource.ParseFromString(part.resource)
+
+
+def _parse_scope(target: Any, part: Any) -> None:
+    target.schema_url = part.schema_url.decode()
+    target.scope.ParseFromString(part.scope)
+
+
+def _parse_one(kind: type[Any], rows: Any, part: bytes) -> None:
+    rows.append(kind.FromString(part))
 
 
 # JSON
 
 
-def _from_json(text: bytes, bad: _Bad) -> _Message:
+class _JsonScope(Struct, rename="camel", omit_defaults=True):
+    scope: Raw = Raw(b"{}")
+    spans: list[Raw] | None = None
+    log_records: list[Raw] | None = None
+    schema_url: str | None = None
+
+
+class _JsonResource(Struct, rename="camel", omit_defaults=True):
+    resource: Raw = Raw(b"{}")
+    scope_spans: list[_JsonScope] | None = None
+    scope_logs: list[_JsonScope] | None = None
+    schema_url: str | None = None
+
+
+class _JsonRecord(Struct, rename="camel", omit_defaults=True):
+    resource_spans: list[_JsonResource] | None = None
+    resource_logs: list[_JsonResource] | None = None
+
+
+def _from_json(text: bytes) -> tuple[_Message, _Bad]:
     _check_fields(text, lambda text: text.count(b"{") + text.count(b"["))
     try:
-        document = msgspec.json.decode(text)
-    except UnicodeDecodeError as error:
-        document = _with_wrong_bytes(text, error)
+        if text[:1] == b"[":
+            msgspec.json.decode(text, type=Raw)
+            words = "a JSON list; OTLP in JSON is an object with resourceSpans or resourceLogs"
+            raise InvalidSpans("not_otlp", "", words)
+        record = msgspec.json.decode(text, type=_JsonRecord)
+        names = msgspec.json.decode(text, type=dict[str, Raw]) if record == _JsonRecord() else {}
     except RecursionError:
-        raise InvalidSpans("too_deep", "", f"a value has more than {MAX_DEPTH} levels; flatten it") from None
-    except msgspec.MsgspecError as error:
+        raise InvalidSpans("too_deep", "", TOO_DEEP) from None
+    except msgspec.ValidationError as error:
+        words, _, path = str(error).partition(" - at `$.")
+        raise InvalidSpans("invalid_type", re.sub(r"\[(\d+)\]", r".\1", path[:-1]), words) from None
+    except (msgspec.MsgspecError, UnicodeError) as error:
         raise InvalidSpans("not_json", "", f"{error}; a record is one whole JSON object") from None
-    if not isinstance(document, dict):
-        raise InvalidSpans("not_otlp", "", "a JSON list; OTLP in JSON is an object with resourceSpans or resourceLogs")
-    spans, logs = document.get("resourceSpans"), document.get("resourceLogs")
-    if spans is not None and logs is not None:
+    if record.resource_spans is not None and record.resource_logs is not None:
         raise InvalidSpans("not_otlp", "", "both resourceSpans and resourceLogs; a record has one of them")
-    if logs is None and "resourceSpans" not in document and document:
-        found = ", ".join(sorted(document)[:3])
+    if names and "resourceSpans" not in names:
+        found = ", ".join(sorted(names)[:3])
         raise InvalidSpans("not_otlp", "", f"an object with {found[:60]}; OTLP has resourceSpans or resourceLogs")
-    return _resources_from_json(document, TracesData() if logs is None else LogsData(), bad)
+    message, one = (TracesData(), _add_span) if record.resource_logs is None else (LogsData(), _add_log)
+    readers = _Readers(_fill_resource, _fill_scope, one)
+    return message, _read_singly(record, _LEVELS[type(message)], message, readers)
 
 
-def _with_wrong_bytes(text: bytes, error: UnicodeDecodeError) -> Any:
-    """Return a document in which each byte that is not UTF-8 is half of a surrogate pair: its span is refused."""
-    try:
-        document = json.loads(text.decode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict) or not any(isinstance(each, list) for each in document.values()):
-        words = f"not UTF-8: {error.reason}; send OTLP in JSON as UTF-8"
-        raise InvalidSpans("not_json", "", words)
-    return document
+def _fill_resource(target: Any, part: _JsonResource) -> None:
+    target.schema_url = part.schema_url or ""
+    target.resource.MergeFrom(Resource(**_object(_RESOURCE, msgspec.json.decode(part.resource) or {}, 0)))
 
 
-def _resources_from_json(document: dict[str, Any], message: _Message, bad: _Bad) -> _Message:
-    (outer_name, middle_name, inner_name), (outer, middle, inner) = _LEVELS[type(message)], _PLACES[type(message)]
-    fill: Callable[..., None] = _fill_span if isinstance(message, TracesData) else _fill_log
-    for place, each in _items(document, outer, ""):
-        target = getattr(message, outer_name).add()
-        lost: list[Any] = []
-        count, first = 0, None
-        try:
-            found = _as_object(each, place)
-            target.schema_url = _text(found, "schemaUrl", place)
-            _fill(target.resource.attributes, _object(found, "resource", place), f"{place}.resource")
-            scopes = list(_items(found, middle, place))
-        except (InvalidSpans, UnicodeEncodeError) as error:
-            target.Clear()
-            bad.add_document(_refusal(error, place), _count(each, middle, inner), outer, each)
-            continue
-        for scope_place, scoped in scopes:
-            scope = getattr(target, middle_name).add()
-            wrong: list[Any] = []
-            try:
-                inside = _as_object(scoped, scope_place)
-                scope.schema_url = _text(inside, "schemaUrl", scope_place)
-                scope.scope.name = _text(_object(inside, "scope", scope_place), "name", scope_place)
-                ones = list(_items(inside, inner, scope_place))
-            except (InvalidSpans, UnicodeEncodeError) as error:
-                scope.Clear()
-                first = first or _refusal(error, scope_place)
-                count += _count({middle: [scoped]}, middle, inner)
-                lost.append(scoped)
-                continue
-            rows = getattr(scope, inner_name)
-            for one_place, one in ones:
-                try:
-                    fill(rows.add(), _as_object(one, one_place), one_place)
-                except (InvalidSpans, UnicodeEncodeError) as error:
-                    del rows[-1]
-                    first = first or _refusal(error, one_place)
-                    wrong.append(one)
-            if wrong:
-                count += len(wrong)
-                lost.append({**inside, inner: wrong})
-        if first is not None:
-            bad.add_document(first, count, outer, {**found, middle: lost})
-    return message
+def _fill_scope(target: Any, part: _JsonScope) -> None:
+    target.schema_url = part.schema_url or ""
+    target.scope.name = _object(_SCOPE_NAME, msgspec.json.decode(part.scope) or {}, 0).get("name", "")
 
 
-def _refusal(error: InvalidSpans | UnicodeEncodeError, place: str) -> InvalidSpans:
-    if isinstance(error, InvalidSpans):
-        return error
-    return InvalidSpans("invalid_value", place, "a text is not UTF-8; send OTLP in JSON as UTF-8")
-
-
-def _count(resource: Any, middle: str, inner: str) -> int:
-    """Return how many spans a resource in JSON has, as far as that can be told; at least 1."""
-    scopes = resource.get(middle) if isinstance(resource, dict) else None
-    rows = [each.get(inner) for each in scopes if isinstance(each, dict)] if isinstance(scopes, list) else []
-    return max(1, sum(len(each) for each in rows if isinstance(each, list)))
-
-
-def _fill_span(span: SpanMessage, found: dict[str, Any], place: str) -> None:
-    span.trace_id = _id(found, "traceId", 16, place)
-    span.span_id = _id(found, "spanId", 8, place)
-    span.parent_span_id = _id(found, "parentSpanId", 8, place)
-    span.name = _text(found, "name", place)
-    span.kind = _enum(found, "kind", SpanMessage.SpanKind, place)
-    span.start_time_unix_nano = _integer(found, "startTimeUnixNano", 0, 1 << 64, place)
-    span.end_time_unix_nano = _integer(found, "endTimeUnixNano", 0, 1 << 64, place)
-    span.dropped_attributes_count = _integer(found, "droppedAttributesCount", 0, 1 << 32, place)
-    span.flags = _integer(found, "flags", 0, 1 << 32, place)
-    status = _object(found, "status", place)
-    if status:
-        span.status.code = _enum(status, "code", Status.StatusCode, f"{place}.status")
-        span.status.message = _text(status, "message", f"{place}.status")
-    _fill(span.attributes, found, place)
-    for event_place, each in _objects(found, "events", place):
-        event = span.events.add(name=_text(each, "name", event_place))
-        event.time_unix_nano = _integer(each, "timeUnixNano", 0, 1 << 64, event_place)
-        _fill(event.attributes, each, event_place)
+def _add_span(spans: Any, part: Raw) -> None:
+    span = spans.add(**_object(_JSON_SPAN, msgspec.json.decode(part), 0))
     if not _has_span_ids(span):
-        raise InvalidSpans("invalid_value", place, SPAN_IDS)
+        del spans[-1]
+        raise InvalidSpans("invalid_value", "", SPAN_IDS)
 
 
-def _fill_log(record: LogRecord, found: dict[str, Any], place: str) -> None:
-    record.trace_id = _id(found, "traceId", 16, place)
-    record.span_id = _id(found, "spanId", 8, place)
-    record.event_name = _text(found, "eventName", place)
-    record.time_unix_nano = _integer(found, "timeUnixNano", 0, 1 << 64, place)
-    record.observed_time_unix_nano = _integer(found, "observedTimeUnixNano", 0, 1 << 64, place)
-    _fill(record.attributes, found, place)
-    if (body := _object(found, "body", place)) != {}:
-        _fill_value(record.body, body, f"{place}.body", 0)
+def _add_log(records: Any, part: Raw) -> None:
+    records.add(**_object(_JSON_LOG, msgspec.json.decode(part), 0))
 
 
-def _fill(attributes: Any, found: dict[str, Any], place: str) -> None:
-    for where, pair in _objects(found, "attributes", place):
-        attribute = attributes.add(key=_text(pair, "key", where))
-        _fill_value(attribute.value, _object(pair, "value", where), where, 0)
+_Reader: TypeAlias = Callable[[Any, int], Any]
+"""Returns a value of JSON as a field of a message takes it, given how deep it lies in values. Raises InvalidSpans."""
+
+_Fields: TypeAlias = dict[str, tuple[str, _Reader]]
+"""The fields of an object that are read: by name in JSON the name in protobuf, and how the value is read."""
 
 
-def _fill_value(value: AnyValue, found: dict[str, Any], place: str, depth: int) -> None:
-    for kind, inner in found.items():
-        if inner is None:
-            continue
-        if kind == "stringValue":
-            value.string_value = _text(found, kind, place)
-        elif kind == "intValue":
-            value.int_value = _integer(found, kind, -1 << 63, 1 << 63, place)
-        elif kind == "boolValue":
-            value.bool_value = inner if isinstance(inner, bool) else _refuse_type(inner, "true or false", place)
-        elif kind == "doubleValue":
-            value.double_value = _double(inner, place)
-        elif kind == "bytesValue":
-            value.bytes_value = _base64(_text(found, kind, place), place)
-        elif kind == "arrayValue":
-            _check_depth(depth, place)
-            value.array_value.SetInParent()
-            for where, item in _objects(_object(found, kind, place), "values", place):
-                _fill_value(value.array_value.values.add(), item, where, depth + 1)
-        elif kind == "kvlistValue":
-            _check_depth(depth, place)
-            value.kvlist_value.SetInParent()
-            for where, pair in _objects(_object(found, kind, place), "values", place):
-                added = value.kvlist_value.values.add(key=_text(pair, "key", where))
-                _fill_value(added.value, _object(pair, "value", where), where, depth + 1)
+def _object(fields: _Fields, value: Any, depth: int) -> dict[str, Any]:
+    """Return an object as the fields of a message."""
+    if not isinstance(value, dict):
+        _refuse_type(value, "an object")
+    made = {}
+    for name, inner in value.items():
+        if inner is not None and name in fields:
+            field, read = fields[name]
+            try:
+                made[field] = read(inner, depth)
+            except InvalidSpans as error:
+                error.path = f"{name}.{error.path}" if error.path else name
+                raise
+    return made
 
 
-def _items(found: dict[str, Any], name: str, place: str) -> Iterator[tuple[str, Any]]:
-    items = found.get(name)
-    if items is None:
-        return
-    place = f"{place}.{name}" if place else name
-    if not isinstance(items, list):
-        _refuse_type(items, "a list", place)
-    for number, item in enumerate(items):
-        yield f"{place}.{number}", item
+def _one(fields: _Fields) -> _Reader:
+    return lambda value, depth: _object(fields, value, depth) or None
 
 
-def _objects(found: dict[str, Any], name: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for where, item in _items(found, name, place):
-        yield where, _as_object(item, where)
+def _each(fields: _Fields) -> _Reader:
+    def read(value: Any, depth: int) -> list[dict[str, Any]]:
+        if not isinstance(value, list):
+            _refuse_type(value, "a list")
+        made: list[dict[str, Any]] = []
+        try:
+            for item in value:
+                made.append(_object(fields, item, depth))  # noqa: PERF401 its length is the place of an error
+        except InvalidSpans as error:
+            error.path = f"{len(made)}.{error.path}" if error.path else str(len(made))
+            raise
+        return made
+
+    return read
 
 
-def _as_object(item: Any, place: str) -> dict[str, Any]:
-    return item if isinstance(item, dict) else _refuse_type(item, "an object", place)
+def _deeper(fields: _Fields) -> _Reader:
+    def read(value: Any, depth: int) -> dict[str, Any]:
+        _check_depth(depth)
+        return _object(fields, value, depth + 1)
+
+    return read
 
 
-def _object(found: dict[str, Any], name: str, place: str) -> dict[str, Any]:
-    inner = found.get(name)
-    if inner is None:
-        return {}
-    return inner if isinstance(inner, dict) else _refuse_type(inner, "an object", f"{place}.{name}")
+def _typed(kind: type, words: str) -> _Reader:
+    return lambda value, _: value if isinstance(value, kind) else _refuse_type(value, words)
 
 
-def _text(found: dict[str, Any], name: str, place: str) -> str:
-    text = found.get(name)
-    if text is None:
-        return ""
-    return text if isinstance(text, str) else _refuse_type(text, "a text", f"{place}.{name}")
+def _integer(low: int, end: int) -> _Reader:
+    """Read an integer from `low` to below `end`, which may be a text in JSON."""
+
+    def read(value: Any, _: int) -> int:
+        try:
+            number = None if isinstance(value, bool) or not isinstance(value, int | str) else int(value)
+        except ValueError:
+            number = None
+        if number is None:
+            _refuse_type(value, "an integer")
+        if not low <= number < end:
+            raise InvalidSpans("invalid_value", "", f"an integer from {low} to {end - 1} is expected")
+        return number
+
+    return read
 
 
-def _integer(found: dict[str, Any], name: str, low: int, end: int, place: str) -> int:
-    """Return an integer from `low` to below `end`, which JSON may have as a text; 0 where it is absent."""
-    value = found.get(name)
-    if value is None:
-        return 0
-    try:
-        number = None if isinstance(value, bool) or not isinstance(value, int | str) else int(value)
-    except ValueError:
-        number = None
-    if number is None:
-        _refuse_type(value, "an integer", f"{place}.{name}")
-    if not low <= number < end:
-        raise InvalidSpans("invalid_value", f"{place}.{name}", f"an integer from {low} to {end - 1} is expected")
-    return number
+def _enum(names: Any) -> _Reader:
+    numbers, other = dict(names.items()), _integer(0, 1 << 31)
+    return lambda value, depth: numbers[value] if isinstance(value, str) and value in numbers else other(value, depth)
 
 
-def _enum(found: dict[str, Any], name: str, names: Any, place: str) -> Any:
-    value = found.get(name)
-    if isinstance(value, str) and value in names.keys():  # noqa: SIM118 a wrapper, no dict
-        return names.Value(value)
-    return _integer(found, name, 0, 1 << 31, place)
-
-
-def _double(value: Any, place: str) -> float:
-    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
-        return math.nan if value == "NaN" else math.inf if value == "Infinity" else -math.inf
+def _double(value: Any, _: int) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        _refuse_type(value, "a number", place)
+        _refuse_type(value, "a number")
     try:
         return float(value)
     except (ValueError, OverflowError):
-        _refuse_type(value, "a number", place)
+        _refuse_type(value, "a number")
 
 
-def _id(found: dict[str, Any], name: str, size: int, place: str) -> bytes:
-    """Return an id of `size` bytes, which is in hex, or in base64 by some writers; b"" where it is absent."""
-    text = _text(found, name, place)
-    if not text:
-        return b""
+def _bytes(value: Any, depth: int) -> bytes:
     try:
-        value = bytes.fromhex(text) if len(text) == 2 * size else base64.b64decode(text, validate=True)
+        return base64.b64decode(_TEXT(value, depth), validate=True)
     except ValueError:
-        value = b""
-    if len(value) != size:
-        raise InvalidSpans("invalid_value", f"{place}.{name}", f"an id of {2 * size} hex digits is expected")
-    return value
+        raise InvalidSpans("invalid_value", "", "bytesValue is base64") from None
 
 
-def _base64(text: str, place: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        raise InvalidSpans("invalid_value", place, "bytesValue is base64") from None
+def _id(size: int) -> _Reader:
+    """Read an id of `size` bytes, which is in hex, or in base64 by some writers; "" is none."""
+
+    def read(value: Any, depth: int) -> bytes:
+        text, found = _TEXT(value, depth), b""
+        with suppress(ValueError):
+            found = bytes.fromhex(text) if len(text) == 2 * size else base64.b64decode(text, validate=True)
+        if text and len(found) != size:
+            raise InvalidSpans("invalid_value", "", f"an id of {2 * size} hex digits is expected")
+        return found
+
+    return read
 
 
-def _refuse_type(value: Any, wanted: str, place: str) -> NoReturn:
+def _fields(**readers: _Reader) -> _Fields:
+    """Return the fields of these names in protobuf; in JSON they are in camel case."""
+    return {_camel(name): (name, read) for name, read in readers.items()}
+
+
+_TEXT = _typed(str, "a text")
+_U64, _U32 = _integer(0, 1 << 64), _integer(0, 1 << 32)
+
+_ANY: _Fields = {}
+_KEY_VALUE: Final = _fields(key=_TEXT, value=_one(_ANY))
+_ANY |= _fields(
+    string_value=_TEXT, int_value=_integer(-1 << 63, 1 << 63), bool_value=_typed(bool, "true or false"),
+    double_value=_double, bytes_value=_bytes, array_value=_deeper(_fields(values=_each(_ANY))),
+    kvlist_value=_deeper(_fields(values=_each(_KEY_VALUE))),
+)  # fmt: skip
+_ATTRIBUTES: Final = _each(_KEY_VALUE)
+_RESOURCE: Final = _fields(attributes=_ATTRIBUTES)
+_SCOPE_NAME: Final = _fields(name=_TEXT)
+_JSON_SPAN: Final = _fields(
+    trace_id=_id(16), span_id=_id(8), parent_span_id=_id(8), name=_TEXT, kind=_enum(SpanMessage.SpanKind),
+    start_time_unix_nano=_U64, end_time_unix_nano=_U64, dropped_attributes_count=_U32, flags=_U32,
+    status=_one(_fields(code=_enum(Status.StatusCode), message=_TEXT)), attributes=_ATTRIBUTES,
+    events=_each(_fields(name=_TEXT, time_unix_nano=_U64, attributes=_ATTRIBUTES)),
+)  # fmt: skip
+_JSON_LOG: Final = _fields(
+    trace_id=_id(16), span_id=_id(8), event_name=_TEXT, time_unix_nano=_U64, observed_time_unix_nano=_U64,
+    attributes=_ATTRIBUTES, body=_one(_ANY),
+)  # fmt: skip
+"""What is read of a resource, a scope, a span and a log record."""
+
+
+def _refuse_type(value: Any, wanted: str) -> NoReturn:
     kind = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}.get(type(value), "a number")
-    raise InvalidSpans("invalid_type", place, f"{kind}, but {wanted} is expected")
+    raise InvalidSpans("invalid_type", "", f"{kind}, but {wanted} is expected")
