@@ -45,8 +45,6 @@ COMMANDS: Final = {
         "Check what a worker needs; change nothing."),
     "config": ("worker.commands.config:config",
         "Check and show the settings: options, environment variables, config file, defaults."),
-    "cache": ("worker.commands.cache.command:cache",
-        "Show the novelty caches of a group, without changing anything."),
     "report": ("worker.commands.analysis.report:report",
         "Make an HTML page about scored traces, for choosing a threshold."),
     "whatif": ("worker.commands.analysis.whatif:whatif",

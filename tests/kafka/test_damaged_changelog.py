@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -122,7 +121,7 @@ def test_commands_read_a_damaged_changelog(kafka: EmbeddedKafka, hashing: Worker
     stage = stage_of(kafka)
     with hashing(stage.env).wait_ready():
         score(stage, 0, 25)
-    rows = damage(stage)
+    damage(stage)
 
     def run(*arguments: str) -> str:
         settings = {**stage.env, **NO_MODEL}  # doctor looks at no cache without an embedder
@@ -130,11 +129,8 @@ def test_commands_read_a_damaged_changelog(kafka: EmbeddedKafka, hashing: Worker
         assert b"Traceback" not in done.stderr, done.stderr
         return done.stdout.decode()
 
-    stats = [json.loads(line) for line in run("cache", "stats", "--json").splitlines()]
-    assert [(it["entries"], it["corrupt"]) for it in stats] == [
-        (25, len(of_one) + IN_BATCHES) for of_one in rows.values()
-    ]
-    assert len(run("cache", "list", "--limit", "0", "--json").splitlines()) == 50
     checks = [msgspec.json.decode(line) for line in run("doctor", "--json").splitlines()]
     (told,) = [it for it in checks if it["check"] == "cache"]
     assert "no entries were looked at" not in str(told)
+    (told,) = [it for it in checks if it["check"] == "cache entries"]
+    assert told["message"] == "50 live: 25 in partition 0, 25 in partition 1"

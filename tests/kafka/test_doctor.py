@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from click.testing import CliRunner
 
 from tests.support.builders import make_record
 from tests.support.commands import NO_MODEL, Desk, Diagnosis
 from tests.support.forgetting import ANOTHER_ID, KEY, control_record, of_version_1
 from tests.support.kafka_fixtures import admin, commit_offset, committed, create_topics, produce, topic_id, unique
 from tests.support.kafka_versions import since
-from tests.support.secure_kafka import Acl, SecureKafka, secure_kafka
+from tests.support.secure_kafka import Acl, secure_kafka
 from tests.support.stage import untouched
 from tests.support.surroundings import topic_settings
-from worker.cli import cli
 from worker.core.records import SourceRecord
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -203,26 +201,6 @@ def test_what_a_login_may_not_do(tmp_path: Path) -> None:
         )
         assert Diagnosis(env).failed() == []
         assert "refuses the login" in Diagnosis({**env, "KP_SASL_PASSWORD": "wrong"}).failed()[0]
-        may_look(secure, name, env)
-
-
-def may_look(secure: SecureKafka, name: str, env: dict[str, str]) -> None:
-    """`kp-worker cache` needs what docs/security.md says, and no more: it reads, and joins no group."""
-    secure.allow(
-        "case2",
-        [
-            Acl("Describe", "topic", name),
-            Acl("Read", "topic", f"{name}-novelty-changelog"),
-            Acl("Describe", "group", name),
-        ],
-    )
-    looker = {**env, "KP_SASL_USERNAME": "case2", "KP_SASL_PASSWORD": "case2"}
-    done = CliRunner().invoke(cli, ["cache", "stats"], env=looker)
-    assert (done.exit_code, f"group {name} has committed no offset" in done.stderr) == (1, True), done.stderr
-
-    commit_offset(secure.admin, name, name, 0)
-    done = CliRunner().invoke(cli, ["cache", "stats", "--json"], env=looker)
-    assert (done.exit_code, '"entries":0' in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize(

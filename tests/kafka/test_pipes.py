@@ -37,7 +37,6 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "topics": [["--text"], ["--json"]],
     "doctor": [["--text"], ["--json"]],
     "config": [["show", "--text"], ["check"]],
-    "cache": [["list", "--text"], ["stats", "--text"], ["list", "--json"]],
     "report": [["{scored}", "-o", "-"]],
     "whatif": [["{scored}", "--text"], ["{scored}", "--export", "csv"]],
     "publish": [["{bad}"], ["{traces}"]],

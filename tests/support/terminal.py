@@ -153,9 +153,4 @@ ON_KAFKA: dict[str, list[str]] = {
     "publish: name": ["publish", "{named}"],
     "topics": ["topics"],
     "doctor": ["doctor"],
-    "cache list": ["cache", "list"],
-    "cache list, text": ["cache", "list", "--text"],
-    "cache stats": ["cache", "stats"],
-    "cache stats, text": ["cache", "stats", "--text"],
-    "cache: a group": ["cache", "list", "-g", EVIL],
 }

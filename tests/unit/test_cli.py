@@ -139,7 +139,6 @@ SAID: dict[str, list[tuple[str, int, str]]] = {
         ("--set model=multilingual", 1, f"{NO_MODEL} --model multilingual"),
     ],
     "config": [("check", 0, "ok"), ("show", 0, "group_id")],
-    "cache": [("list", 2, NO_BROKER), ("stats", 2, NO_BROKER), ("nearest --file {traces} --line 1", 2, NO_BROKER)],
     "report": [("{scored}", 1, install_extra("report"))],
     "whatif": [("{scored}", 1, "none of 1 documents"), ("{scored} --page {page}", 1, install_extra("report"))],
     "publish": [("samples", 2, NO_BROKER)],
@@ -360,7 +359,7 @@ def test_choices_are_listed_without_escapes() -> None:
 
 
 def test_no_summary_in_a_list_of_commands_is_cut() -> None:
-    for args in (["--help"], ["cache", "--help"], ["config", "--help"]):
+    for args in (["--help"], ["config", "--help"]):
         shown = CliRunner().invoke(cli, args).output.partition("Commands:")[2]
         assert "..." not in shown
         assert shown.rstrip().endswith(".")

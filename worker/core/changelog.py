@@ -380,10 +380,6 @@ class Log:
         """Return the reasons why records could not be read."""
         return [fault.message for _, fault in self._faults]
 
-    def size(self) -> tuple[int, int]:
-        """Return the number of live records, and their bytes."""
-        return len(self._values), sum(len(key or b"") + len(value) for key, (_, value) in self._values.items())
-
     def latest(self, committed: int) -> Entry | None:
         """Return the last-written entry below the committed source offset; None if there is none."""
         for _, value in reversed(self._values.values()):

@@ -174,7 +174,6 @@ READERS = {
     "evaluate": ("evaluate", "{}", "--label", "id"),
     "explain": ("explain", "{}"),
     "explain a line": ("explain", "{}", "--line", "3"),
-    "cache nearest": ("cache", "nearest", "--file", "{}"),
     "publish": ("publish", "{}"),
 }
 

@@ -180,7 +180,6 @@ COMMANDS: dict[str, list[str]] = {
     "evaluate": ["evaluate", "{scored}", "--label", EVIL],
     "evaluate: no file": ["evaluate", f"/nowhere/{EVIL}", "--label", "id"],
     "evaluate: a grid": ["evaluate", "{scored}", "--label", "id", "--grid", EVIL],
-    "cache: no file": ["cache", "nearest", "--file", f"/nowhere/{EVIL}"],
     "config": ["config", "show", "--set", f"group_id={EVIL}"],
     "config: no file": ["config", "check", f"/nowhere/{EVIL}"],
     "config: not TOML": ["config", "check", "{named}"],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from worker.commands.doctor.assemble import check_assemble
+from worker.commands.doctor.caches import check_caches
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.doctor.kafka import check_kafka
 from worker.commands.doctor.model import check_model, check_runtime
@@ -65,6 +66,7 @@ async def examine() -> AsyncIterator[Finding]:
     models: Counter[str] = Counter()
     if reachable:
         findings, models = await check_cache(settings)
+        findings += await check_caches(settings)
         outputs = await last_outputs(settings)
         if isinstance(outputs, Finding):
             findings.append(outputs)

@@ -151,25 +151,22 @@ def label_of(document: Mapping[str, Any], path: str) -> str | None:
     return None if value is None or isinstance(value, Mapping | list) else str(value)
 
 
-def read_document(
-    path: str, line: int | None, most: int, command: str = "kp-worker explain", argument: str = "TRACE"
-) -> bytes:
+def read_document(path: str, line: int | None, most: int) -> bytes:
     """Return the document of a file with one trace, or of a line (from 1) of a file. - is standard input.
 
-    `command`, `argument`: for errors, the command to enter and the argument that was entered. Reads at most `most` + 1
-    bytes of a document. Raises CommandError, and ArgumentError for an unreadable file.
+    Reads at most `most` + 1 bytes of a document. Raises CommandError, and ArgumentError for an unreadable file.
     """
     name = name_of(path)
     try:
         with open_file(path, "rb") as file:
             raw = file.read(most + 1) if line is None else _line_at(file, line, most, name)
     except OSError as error:
-        raise ArgumentError(argument, f"{path} cannot be read: {error.strerror}") from None
+        raise ArgumentError("TRACE", f"{path} cannot be read: {error.strerror}") from None
     first, _, rest = (raw or b"").partition(b"\n")
     if line is None and rest.strip() and _is_json(first):
         raise CommandError(
-            f"{name} holds JSON Lines: name the line of one trace, as in {command} {path} --line 1, or pick it by "
-            f"its id, as in grep -m1 ID {'FILE' if path == '-' else path} | {command} -"
+            f"{name} holds JSON Lines: name the line of one trace, as in kp-worker explain {path} --line 1, or pick "
+            f"it by its id, as in grep -m1 ID {'FILE' if path == '-' else path} | kp-worker explain -"
         )
     if raw is None or len(raw) > most:
         where = "" if line is None else f"line {line}: "

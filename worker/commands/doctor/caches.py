@@ -1,0 +1,113 @@
+"""The doctor's look at what the workers remember: the entries of each partition's cache, and the track records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from aiokafka.errors import UnknownTopicOrPartitionError
+
+from worker.commands.doctor.finding import Finding, ok
+from worker.commands.doctor.kafka import GROUPS
+from worker.commands.doctor.traces import read_within
+from worker.commands.shared.session import Session
+from worker.commands.shared.shown import shown_name
+from worker.config import Settings
+from worker.core.changelog import Log, Restored
+from worker.core.scorer import PartitionScorer
+from worker.core.track_record import Standing, TrackRecord
+from worker.kafka.cluster.describe import describe_topics
+from worker.kafka.state.restore import OffsetsError, Position, read_logs, read_positions
+
+READ_SECONDS: Final = 20.0
+"""Time limit for reading the changelog."""
+
+ENTRIES_AT_ONCE: Final = 100_000
+"""Most entries of the full caches that are read at once: reading takes memory."""
+
+
+NAMED: Final = 10
+"""Partitions and track records that are named; the others are counted."""
+
+
+class Memory(NamedTuple):
+    """What a worker would restore."""
+
+    entries: dict[int, int]  # of the cache, by partition
+    records: list[tuple[str, str, Standing]]  # agent, domain, and standing in one partition
+
+
+async def check_caches(settings: Settings) -> list[Finding]:
+    """Return the findings on the sizes of the caches and on the track records; none before the first commit."""
+    remedy = "look at kp_cache_entries, and at scoring.confidence of the agents' traces"
+    read = await read_within(READ_SECONDS, _read(Session(settings)), "caches", "the changelog", remedy)
+    if isinstance(read, Finding):
+        return [read]
+    findings = []
+    if read.entries and settings.embedder != "none":
+        findings.append(ok("cache entries", _sizes(read.entries)))
+    if read.records:
+        findings.append(ok("track records", _standings(read.records)))
+    return findings
+
+
+async def _read(session: Session) -> Memory:
+    """Restore each partition as a worker that takes it over, but without a producer, so that nobody is fenced."""
+    settings, memory = session.settings, Memory({}, [])
+    async with session.admin() as admin:
+        topics = await session.topics(admin, settings.source_topic, settings.changelog)
+        groups = (await describe_topics(admin, [GROUPS]))[GROUPS]
+    if len(topics) < 2 or groups.error is UnknownTopicOrPartitionError:
+        return memory
+    numbers = range(min(topic.partitions for topic in topics.values()))
+    try:
+        positions = await read_positions(
+            session.client, settings.group_id, settings.source_topic, numbers, READ_SECONDS
+        )
+    except OffsetsError:  # reported by the check of the lag
+        return memory
+    together = max(1, ENTRIES_AT_ONCE // settings.cache_max_elements)
+    for first in range(0, len(numbers), together):
+        logs = await read_logs(session.client, settings.changelog, numbers[first : first + together], READ_SECONDS)
+        for number, log in logs.items():
+            if positions[number].committed_offset is not None:
+                memory.entries[number] = _entries(settings, log, positions[number])
+                memory.records.extend(_records(log, positions[number]))
+    return memory
+
+
+def _entries(settings: Settings, log: Log, position: Position) -> int:
+    """Return the number of live entries of the model that wrote the last one."""
+    latest = log.latest(position.offset)
+    if latest is None:
+        return 0
+    capacity, dimensions = settings.cache_max_elements, len(latest.vector) // 4
+    restored = log.restore(position.found(), latest.model, dimensions, capacity)
+    scorer = PartitionScorer(capacity, settings.cache_ttl_ms, dimensions, max_step_ms=settings.stream_time_max_step_ms)
+    scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
+    return len(scorer.cache)
+
+
+def _records(log: Log, position: Position) -> list[tuple[str, str, Standing]]:
+    restored, record = Restored(), TrackRecord(position.topic_id or "")
+    log.restore_records(restored, position.found())
+    record.restore(restored.records, position.offset)
+    return list(record.listed())
+
+
+def _sizes(entries: dict[int, int]) -> str:
+    fullest = sorted(entries.items(), key=lambda it: -it[1])
+    named = ", ".join(f"{count} in partition {number}" for number, count in fullest[:NAMED])
+    more = f", at most {fullest[NAMED][1]} in each other" if len(fullest) > NAMED else ""
+    return f"{sum(entries.values())} live: {named}{more}"
+
+
+def _standings(records: Sequence[tuple[str, str, Standing]]) -> str:
+    """Return the track records with the most verdicts."""
+    most = sorted(records, key=lambda it: -it[2].judged)
+    named = "; ".join(
+        f"{shown_name(agent)} in {shown_name(domain)}: {it.succeeded:g} of {it.judged} succeeded, used {it.used:.4f}"
+        for agent, domain, it in most[:NAMED]
+    )
+    more = f"; and {len(most) - NAMED} more" if len(most) > NAMED else ""
+    return f"{len(most)}: {named}{more}"
