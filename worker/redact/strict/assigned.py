@@ -1,4 +1,8 @@
-"""Values assigned to the name of a secret: where name and value are, and whether the value is a secret."""
+"""Values assigned to the name of a secret: where name and value are, and whether the value is a secret.
+
+`assigned_secrets` looks for a name (_NAME), reads the sign behind it (_SIGN: how the text connects name and value), and
+judges the value by both. The patterns are written with re.VERBOSE, one alternative per line, with an example.
+"""
 
 from __future__ import annotations
 
@@ -28,88 +32,187 @@ from worker.redact.strict.names import (
     strength_of,
 )  # fmt: skip
 
+_PARTS: Final = {
+    # the quotation mark of a name or a value, in JSON within JSON behind backslashes
+    "quote": r"""\\{0,7}["'`]""",
+    "string_quote": r"""\\{0,7}["']""",
+    # white space, raw or escaped
+    "blanks": r"(?:[ \t\r\n]|\\{1,7}[nrt]){0,40}+",
+    "comment": r"(?:\#[ \t][^\n]{0,100}\n[ \t]{0,40}|/\*[^*\n]{0,100}\*/[ \t]{0,4})",
+    # a quoted value, up to the closing quotation mark of the same kind
+    "quoted": r"""
+        (?P<escapes>\\{0,7}+) (?P<quote>["'`])
+        (?P<quoted> (?: (?! (?<!\\) (?P=escapes) (?P=quote) ) [^\r\n] ){1,1024}+ )
+    """,
+}
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Compile a verbose pattern; (?&name) stands for one of _PARTS, as in PCRE."""
+    return re.compile(re.sub(r"\(\?&(\w+)\)", lambda call: f"(?:{_PARTS[call[1]]})", text), re.VERBOSE)
+
+
+# -- names, signs and values
+
 _NAME_CHARACTERS: Final = string.digits + string.ascii_letters + "_.-"
-_STEM: Final = (
-    r"(?:pass|assword|psk(?![a-z])|pwd|psw|pw(?![a-z])|secret|sess|sig(?:nature|(?![a-z]))|sid(?![a-z])|token|key|cred|cv[vc](?![a-z])"
-    r"|auth(?!orization)|jwt|otp|pin(?:code|(?![a-z]))|bindpw|requirepass|mnemonic|hmac|recovery)"
-)
+
 ANY_STEM: Final = (
     "pass|pw|psk|assword|secret|token|key|cred|auth|sig|sess|sid|jwt|otp|pin|psw|cvv|cvc|mnemonic|hmac|recovery"
 )
 """Each text with a name contains one of these, ignoring case."""
-_QUOTE: Final = r"\\{0,7}[\"'`]"
-_BLANKS: Final = r"(?:[ \t\r\n]|\\{1,7}[nrt]){0,40}+"
-_TYPE: Final = r"(?:&'?static str|&str|string\??|str|secretstr|optional\[str\]|str \| none|varchar)"
-_COMMENT: Final = r"(?:#[ \t][^\n]{0,100}\n[ \t]{0,40}|/\*[^*\n]{0,100}\*/[ \t]{0,4})"
-_ASSIGN: Final = (  # "name": value   name=value   ["name"] = value   name: str = value   name%3Dvalue
-    rf"(?:{_QUOTE}|\*{{1,2}})?\]{{0,2}}(?:[ ][\[(][^\])\n]{{0,40}}[\])](?=[ ]?:))?"
-    r"(?:[ \t]{1,4}string(?=[ \t]{1,4}=))?[ \t]{0,40}+"
-    rf"(?::=|=>|(?:\|\||\?\??|\+|&&)?=|={{2,3}}+|:(?!:)|%3[ad])(?:[ \t]{{0,40}}{_TYPE}[ \t]{{0,4}}=)?"
-    rf"(?:\*{{1,2}}(?=[ \t]))?[ \t]{{0,40}}{_COMMENT}?(?:!!str[ ]|[|>][-+]?\n[ ]{{1,20}})?"
-)
-_MEMBERS: Final = (  # name: NAME, value: value   name="NAME" value="value"   "NAME" { default = "value"
-    rf"(?:{_QUOTE})?+[ \t]{{0,4}}+[,;{{]?+(?:[ \t\r\n]|\\{{1,7}}[nrt]|-[ \t]){{0,40}}+{_COMMENT}?+"
-    rf"(?:type[ \t]{{0,8}}=[ \t]{{0,4}}[a-z]{{1,10}}{_BLANKS}|sensitive[ \t]{{0,8}}=[ \t]{{0,4}}[a-z]{{4,5}}{_BLANKS}"
-    rf"|description[ \t]{{0,8}}=[ \t]{{0,4}}\\{{0,7}}\"[^\"\n]{{0,100}}\"{_BLANKS}){{0,3}}"
-    r"(?:(?:\\{0,7}[\"'])?type(?:\\{0,7}[\"'])?[ \t]{0,4}[:=][ \t]{0,4}(?:\\{0,7}[\"'])?[a-z]{1,20}"
-    r"(?:\\{0,7}[\"'])?,?[ \t\r\n]{0,20})?"
-    r"(?:\\{0,7}[\"'])?(?:(?:parameter|secret|env|header)?_?value|default|plaintext|text|content)"
-    r"(?:\\{0,7}[\"'])?[ \t]{0,8}[:=][ \t]{0,8}"
-)
-_NESTED: Final = rf"(?:{_QUOTE})?+[ \t]{{0,8}}+(?:=>|[:=])[ \t]{{0,8}}+\{{(?![{{%])"
-_LIST: Final = (  # "--name", "value"   "name": ["value"]
-    rf"(?:{_QUOTE}(?:\]{_QUOTE})?)?+[ \t]{{0,4}}+"
-    rf"(?:,|:[ \t]{{0,4}}+\[)[ \t\r\n]{{0,40}}+(?=[rbfu]?{_QUOTE})"
-)
-_TYPED: Final = (  # NAME").send_keys("value"
-    r"[^\w\n]{0,8}\s{0,12}(?:[\w.]{1,30}\.)?(?:send_?(?:line|keys)?|fill|type)[\s(-]{1,4}(?=[\"'])"
-)
-# <name a="b">value   <x name="name">value
-_TAG: Final = r"[\"']?(?:[ \t][a-z:]{1,20}=[^<>\n]{0,100})?>|</key>\s{0,20}<string>"
-_PROSE: Final = (  # NAME is: value   NAME is "value"   NAME for x: value
-    r"[\"'`]?[ \t](?:(?:for|of|is generated for)(?:[ \t][^\s:]{1,60}+){1,5}+(?=:[ \t])"
-    r"|(?:is|was)(?:[ \t][a-z]{2,12}){1,3}(?=:[ \t])"
-    r"|(?:is|was|are|will be|set to)(?=:|[ \t])):?[ \t]{1,4}"
-)
-_LOOSE: Final = (  # NAME value   | NAME | value   --name value
-    r"(?:\\{0,7}[\"'`*]{1,2})?(?:[ \t]{1,40}(?:\|[ \t]{0,40})?|\|[ \t]{0,40})(?=[^\s|=:])"
-)
-_BEFORE_VALUE: Final = (
-    r"(?!\\{0,7}[\"'`]?\[redacted:)(?=[rbfun]{0,2}\\{0,7}[\"'`]"
-    r"|(?!\W?(?:key|sig|sid|jwt|otp|pin|auth|cred|pass|sess|token|secret|hmac)=)[^\s\"'`<>]{4}|(?<=>)[^<>\s][^<>]{3})"
-)
-_NAME: Final = re.compile(
-    rf"{_STEM}[a-z0-9_.-]{{0,48}}+(?=[\s\"'`\\*\]:=%,;{{<>|?+&-])"
-    r"(?![\"'`]?[ \t]?[:=][ \t]?[\"'`]?\[redacted:)"
+
+_NAME: Final = _pattern(
+    r"""
+    (?:
+        pass                            # password, DB_PASS, requirepass
+      | assword                         # expect("assword:"), which fits both cases of the P
+      | psk(?![a-z])                    # WIFI_PSK
+      | pwd                             # userPwd
+      | psw                             # admin_psw
+      | pw(?![a-z])                     # root_pw, bindpw
+      | secret                          # client_secret
+      | sess                            # session_id
+      | sig(?:nature|(?![a-z]))         # signature, sig, but not signal
+      | sid(?![a-z])                    # connect.sid, but not side
+      | token                           # access_token
+      | key                             # api_key
+      | cred                            # credentials
+      | cv[vc](?![a-z])                 # cvv, cvc
+      | auth(?!orization)               # oauth; requests.py reads Authorization
+      | jwt | otp
+      | pin(?:code|(?![a-z]))           # pin, pincode, but not ping
+      | mnemonic | hmac | recovery
+    )
+    [a-z0-9_.-]{0,48}+                  # the rest of the name
+    (?= [\s"'`\\*\]:=%,;{<>|?+&-] )     # a sign may follow,
+    (?! ["'`]?[ \t]?[:=][ \t]?["'`]?\[redacted: )   # but no marker
+    """
 )
 """A name from its stem on, in lower case, if what follows may assign a value to it and is not a marker."""
-_SIGN: Final = re.compile(
-    rf"(?P<nested>{_NESTED})|(?:(?P<assign>{_ASSIGN})|(?P<value>{_MEMBERS})|(?P<tag>{_TAG})|(?P<list>{_LIST}|{_TYPED})|(?P<prose>{_PROSE})"
-    rf"|(?P<loose>{_LOOSE})){_BEFORE_VALUE}"
+
+_SIGN: Final = _pattern(
+    r"""
+    # "passwords": { ... }, but no template: {{ name }}, {% name %}
+    (?P<nested> (?&quote)?+ [ \t]{0,8}+ (?:=>|[:=]) [ \t]{0,8}+ \{(?![{%]) )
+    | (?:
+        (?P<assign>
+            (?: (?&quote) | \*{1,2} )?                              # "name": value   **name**: value
+            \]{0,2}                                                 # env["name"] = value
+            (?: [ ][\[(][^\])\n]{0,40}[\])](?=[ ]?:) )?             # name (base58): value
+            (?: [ \t]{1,4}string(?=[ \t]{1,4}=) )?                  # var name string = value
+            [ \t]{0,40}+
+            (?:
+                := | =>                                             # name := value   name => value
+              | (?: \|\| | \?\?? | \+ | && )?=                      # name = value   name ||= value
+              | ={2,3}+                                             # name == value
+              | :(?!:)                                              # name: value, but not name::value
+              | %3[ad]                                              # name%3Dvalue
+            )
+            (?:                                                     # name: str = value
+                [ \t]{0,40}
+                (?: &'?static[ ]str | &str | string\?? | str | secretstr | optional\[str\] | str[ ]\|[ ]none | varchar )
+                [ \t]{0,4}=
+            )?
+            (?: \*{1,2}(?=[ \t]) )?                                 # **name:** value
+            [ \t]{0,40} (?&comment)?                                # name: # comment, and the value in the next line
+            (?: !!str[ ] | [|>][-+]?\n[ ]{1,20} )?                  # name: !!str value   name: |-, and the value
+        )
+      | (?P<value>                                                  # name: NAME, value: value
+            (?&quote)?+ [ \t]{0,4}+ [,;{]?+
+            (?: [ \t\r\n] | \\{1,7}[nrt] | -[ \t] ){0,40}+ (?&comment)?+
+            (?:                                                     # variable "name" { type = string, default = value
+                type[ \t]{0,8}=[ \t]{0,4} [a-z]{1,10} (?&blanks)
+              | sensitive[ \t]{0,8}=[ \t]{0,4} [a-z]{4,5} (?&blanks)
+              | description[ \t]{0,8}=[ \t]{0,4} \\{0,7}"[^"\n]{0,100}" (?&blanks)
+            ){0,3}
+            (?:                                                     # "name": "NAME", "type": "x", "value": value
+                (?&string_quote)?type(?&string_quote)?[ \t]{0,4}[:=][ \t]{0,4}
+                (?&string_quote)?[a-z]{1,20}(?&string_quote)?,?[ \t\r\n]{0,20}
+            )?
+            (?&string_quote)?
+            (?: (?:parameter|secret|env|header)?_?value | default | plaintext | text | content )
+            (?&string_quote)? [ \t]{0,8}[:=][ \t]{0,8}
+        )
+      | (?P<tag>
+            ["']? (?: [ \t][a-z:]{1,20}=[^<>\n]{0,100} )? >         # <name a="b">value   <x name="name">value
+          | </key>\s{0,20}<string>                                  # <key>name</key><string>value
+        )
+      | (?P<list>
+            (?: (?&quote) (?: \] (?&quote) )? )?+ [ \t]{0,4}+
+            (?: , | :[ \t]{0,4}+\[ )                                # "--name", "value"   "name": ["value"]
+            [ \t\r\n]{0,40}+ (?=[rbfu]?(?&quote))
+          | [^\w\n]{0,8} \s{0,12} (?:[\w.]{1,30}\.)?                # NAME").send_keys("value"
+            (?: send_?(?:line|keys)? | fill | type ) [\s(-]{1,4} (?=["'])
+        )
+      | (?P<prose>
+            ["'`]? [ \t]
+            (?:
+                (?: for | of | is[ ]generated[ ]for )               # name for the user x: value
+                (?: [ \t][^\s:]{1,60}+ ){1,5}+ (?=:[ \t])
+              | (?:is|was) (?: [ \t][a-z]{2,12} ){1,3} (?=:[ \t])   # name is as follows: value
+              | (?: is | was | are | will[ ]be | set[ ]to ) (?= : | [ \t] )     # name is value
+            )
+            :? [ \t]{1,4}
+        )
+      | (?P<loose>
+            (?: \\{0,7}["'`*]{1,2} )?
+            (?: [ \t]{1,40} (?: \|[ \t]{0,40} )?                    # --name value   name | value
+              | \|[ \t]{0,40}                                       # name|value
+            )
+            (?= [^\s|=:] )
+        )
+    )
+    (?! \\{0,7}["'`]?\[redacted: )                                  # no marker, but
+    (?= [rbfun]{0,2} \\{0,7}["'`]                                   # a quoted value,
+      | (?! \W? (?:key|sig|sid|jwt|otp|pin|auth|cred|pass|sess|token|secret|hmac)= ) [^\s"'`<>]{4}  # a bare one
+      | (?<=>) [^<>\s][^<>]{3}                                      # or the text of a tag
+    )
+    """
 )
 """The text between a name and its value, in lower case."""
-_VALUE: Final = re.compile(
-    r"[rbfuRBFUN]{0,2}(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])"
-    r"(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,4096}+)"
-    r"|(?P<bare>[^\s\"'`<>,;&|\\(){}\[\]]{1,4096}+)"
+
+_VALUE: Final = _pattern(
+    r"""
+    [rbfuRBFUN]{0,2} (?P<escapes>\\{0,7}+) (?P<quote>["'`])         # of r"x", b"x", N'x'
+    (?P<quoted> (?: (?! (?<!\\) (?P=escapes) (?P=quote) ) [^\r\n] ){1,4096}+ )
+  | (?P<bare> [^\s"'`<>,;&|\\(){}\[\]]{1,4096}+ )
+    """
 )
-_WEAK_VALUE: Final = re.compile(
-    r"[rbf]?(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])(?P<quoted>[A-Za-z0-9+/_.~%=:!$|-]{16,4096}+)(?P=escapes)(?P=quote)"
-    r"|(?P<bare>[A-Za-z0-9+/_.~%-]{16,4096}+={0,2}+)"
+_WEAK_VALUE: Final = _pattern(
+    r"""
+    [rbf]? (?P<escapes>\\{0,7}+) (?P<quote>["'`])
+    (?P<quoted> [A-Za-z0-9+/_.~%=:!$|-]{16,4096}+ ) (?P=escapes) (?P=quote)
+  | (?P<bare> [A-Za-z0-9+/_.~%-]{16,4096}+ ={0,2}+ )
+    """
 )
 """A value without characters that may form a name and a separator, so that no text is read twice."""
 
 _TAGGED_VALUE: Final = re.compile(r"(?P<quoted>[^<>\r\n]{1,300}+)(?=</)|(?P<bare>[^\s<>]{1,300}+)")
 _ENV_VALUE: Final = re.compile(r"[^\s\"'`\\]{1,4096}+")
 _REST_OF_LINE: Final = re.compile(r"[^\r\n\"'\\]{1,300}")
+_PROSE_LINE: Final = re.compile(PROSE)
+_SHORT_NUMBER: Final = re.compile(r"[0-9.,]{1,12}+(?![^\s,;}\]])")
 
 _ENV_NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*")
-
+_SPACED: Final = ("api ", "access ", "secret ", "private ", "signing ", "encryption ", "master ", "license ")
+_LOOSE_BEGINS: Final = re.compile(r"(?:\n|[Ee][Nn][Vv] |\| )\Z")
+"""The text before a word that makes it a name even if only blanks follow."""
+_VALUE_OF_TEXT: Final = re.compile("text|content")
 
 _NAMED_MARKERS: Final = ("password", "private_key", "api_key", "basic_auth", "bearer_token")
 
 
-def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
+class _Assignment(NamedTuple):
+    """A name in front of a value."""
+
+    how: str  # group of _SIGN; "mentioned": a loose name within a line
+    sign: str  # text of that group
+    name: str
+    strength: int
+    before: str  # the character before the name
+
+
+def assigned_secrets(text: str, lowered: str) -> Iterator[Found]:
     """Yield the places of values whose names make them secrets. `lowered`: the text in lower case."""
     if "[redacted:" in lowered:
         for name in _NAMED_MARKERS:  # they are not names of secrets
@@ -122,7 +225,7 @@ def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
         place = stem.end()
         names -= 1
         if names < 0:
-            yield stem.start(), len(text)
+            yield Found(stem.start(), len(text), "password")
             return
         sign = _SIGN.match(lowered, place)
         to = None if sign is None else _assignment(text, stem.start(), sign, spaced=spaced)
@@ -139,24 +242,27 @@ def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
             continue
         left -= 1
         if left < 0:
-            yield sign.end(), len(text)
+            yield Found(sign.end(), len(text), "password")
             return
         found = _secret(text, to, value)
         if found is not None:
             yield found
-            place = found[1]
+            place = found.end
         else:
             headers.append(stem.start())
         if "[" in to.sign and to.how == "list":
             for more in _items(text, to, value):
                 yield more
-                place = more[1]
+                place = more.end
     if "\n" in text:
         yield from _below(text, headers)
 
 
 def _assignment(text: str, start: int, sign: re.Match[str], *, spaced: bool) -> _Assignment | None:
-    """Return the assignment; None: not a secret's name. `start`: of its stem, `spaced`: "API key" may be there."""
+    """Return the assignment; None: not a secret's name.
+
+    `start`: where the stem of the name begins; `spaced`: the text may contain a name of two words, such as "API key".
+    """
     how, end = sign.lastgroup or "", sign.start()
     begin = start
     if start and text[start - 1] in _NAME_CHARACTERS:
@@ -179,85 +285,7 @@ def _assignment(text: str, start: int, sign: re.Match[str], *, spaced: bool) -> 
     return _Assignment(how, sign.group(), name, strength, text[begin - 1 : begin])
 
 
-_SPACED: Final = ("api ", "access ", "secret ", "private ", "signing ", "encryption ", "master ", "license ")
-_LOOSE_BEGINS: Final = re.compile(r"(?:\n|[Ee][Nn][Vv] |\| )\Z")
-"""The text before a word that makes it a name even if only blanks follow."""
-
-
-_NEXT_ITEM: Final = re.compile(
-    r"\\{0,7}[\"'`][ \t]{0,4}+,[ \t\r\n]{0,40}+(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])"
-    r"(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,1024}+)"
-)
-
-
-def _items(text: str, to: _Assignment, value: re.Match[str]) -> Iterator[tuple[int, int]]:
-    """Yield the further items of a list of secrets: "tokens": ["a", "b"]."""
-    item: re.Match[str] | None = value
-    while item and (item := _NEXT_ITEM.match(text, item.end("quoted"))):
-        if _accepted(item["quoted"], to, quoted=True):
-            yield item.span("quoted")
-
-
-_MEMBER: Final = re.compile(
-    r"[\s,;]{0,60}+(?:\\{0,7}[\"'])?+(?P<name>[A-Za-z0-9_.@/-]{1,80}+)"
-    r"(?:\\{0,7}[\"'])?+[ \t]{0,8}+(?:=>|[:=])[ \t]{0,8}+"
-    r"(?:(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,1024}+)"
-    r"(?P=escapes)(?P=quote)|(?P<bare>[^\s\"'`,;{}\[\]]{1,200}+))"
-)
-_MOST_MEMBERS: Final = 50
-
-
-def _nested(text: str, to: _Assignment, place: int) -> Iterator[tuple[int, int]]:
-    """Yield the secrets in an object: "passwords": {"admin": "a1b2c3"}, "DB_PASSWORD": {"value": "x"}."""
-    if to.strength == IF_RANDOM:
-        return
-    for _ in range(_MOST_MEMBERS):
-        member = _MEMBER.match(text, place)
-        if member is None:
-            return
-        place = member.end()
-        group = "quoted" if member["quoted"] is not None else "bare"
-        value = member[group]
-        sure = group == "quoted" and member["name"].lower() in VALUE_MEMBERS and not harmless(value)
-        if sure or (likely(value, to.strength) and " " not in value):
-            yield member.span(group)
-
-
-_VALUE_FIRST: Final = re.compile(  # "value": "x", "name": "NAME"
-    rf"(?:value|text)(?:{_QUOTE})?[ \t]{{0,4}}+[:=][ \t]{{0,4}}+"
-    r"(?:(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,1024}+)"
-    r"(?P=escapes)(?P=quote)|(?P<bare>[^\s\"'`=:,;{}\[\]<>]{1,200}+))"
-    rf"[ \t]{{0,4}}+[,;]?+(?:[ \t\r\n]|\\{{1,7}}[nrt]){{0,40}}+(?:{_QUOTE})?+"
-    r"(?:name|key|header|variable|field|env|param)"
-    rf"(?:{_QUOTE})?+[ \t]{{0,4}}+[:=][ \t]{{0,4}}+(?:{_QUOTE})?+(?P<name>[a-z0-9_.-]{{2,64}}+)"
-)
-
-
-def _values_before_names(text: str, lowered: str) -> Iterator[tuple[int, int]]:
-    if "value" not in lowered and "text" not in lowered:
-        return
-    for match in _VALUE_FIRST.finditer(lowered):
-        span = match.span("quoted" if match["quoted"] is not None else "bare")
-        strength = strength_of(text[slice(*match.span("name"))])
-        value = text[slice(*span)]
-        if strength > IF_RANDOM and (likely(value, strength) if match[0].startswith("text") else not harmless(value)):
-            yield span
-
-
-class _Assignment(NamedTuple):
-    """A name in front of a value."""
-
-    how: str  # group of _ASSIGNED
-    sign: str  # text of that group
-    name: str
-    strength: int
-    before: str  # text before the name
-
-
-_SHORT_NUMBER: Final = re.compile(r"[0-9.,]{1,12}+(?![^\s,;}\]])")
-
-
-def _secret(text: str, to: _Assignment, value: re.Match[str]) -> tuple[int, int] | None:
+def _secret(text: str, to: _Assignment, value: re.Match[str]) -> Found | None:
     """Return the place of a value if it is a secret."""
     quoted = value["quoted"] is not None
     start, end = value.span("quoted" if quoted else "bare")
@@ -269,7 +297,7 @@ def _secret(text: str, to: _Assignment, value: re.Match[str]) -> tuple[int, int]
     content = text[start:end]
     if content[0] in ",)" and quoted:  # print("token:", token)
         return None
-    return (start, end) if _accepted(content, to, quoted=quoted) else None
+    return Found(start, end, "password") if _accepted(content, to, quoted=quoted) else None
 
 
 def _bare_end(text: str, to: _Assignment, start: int, end: int) -> int | None:
@@ -295,12 +323,7 @@ def _bare_end(text: str, to: _Assignment, start: int, end: int) -> int | None:
     end = start + len(text[start:end].rstrip(".:"))
     if end == start:  # only punctuation: `password=:{name}`
         return None
-    if to.how == "assign" and _is_name(text[start:end]):
-        return None
-    return end
-
-
-_PROSE_LINE: Final = re.compile(PROSE)
+    return None if to.how == "assign" and _is_name(text[start:end]) else end
 
 
 def _is_name(content: str) -> bool:
@@ -318,11 +341,11 @@ def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
     if to.how == "tag":
         sure = to.before in ("<", ":") or to.sign.startswith("</")
         return not harmless(content) if sure else looks_secret(content)
+    if to.how in ("loose", "mentioned") and (is_clear(content) or (to.strength == TOKEN and is_long_word(content))):
+        return True
     if to.how == "mentioned":
-        return is_clear(content) or (to.strength == TOKEN and is_long_word(content))
+        return False
     if to.how == "loose":
-        if is_clear(content) or (to.strength == TOKEN and is_long_word(content)):
-            return True
         if not to.name.startswith("-"):
             compound = "_" in to.name or "|" in to.sign or _ENV_NAME.fullmatch(to.name) is not None
             return compound and likely(content, to.strength)
@@ -330,9 +353,9 @@ def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
             return False
         return quoted or to.strength == PASSWORD or not content.isalpha()
     if to.how == "prose":
-        said = quoted or ":" in to.sign
-        return " " not in content and len(content) > 7 and (is_mixed(content) if said else is_clear(content))
-    if to.how == "value" and _TEXT.search(to.sign):
+        explicit = quoted or ":" in to.sign
+        return " " not in content and len(content) > 7 and (is_mixed(content) if explicit else is_clear(content))
+    if to.how == "value" and _VALUE_OF_TEXT.search(to.sign):
         return " " not in content and likely(content, to.strength)
     if to.how == "list":
         return (to.name.startswith("-") and not harmless(content)) or likely(content, to.strength)
@@ -344,17 +367,81 @@ def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
     return not (lower and to.name.lower() in ("pw", "pwd", "pass"))
 
 
-_TEXT: Final = re.compile("text|content")
+# -- several values, and values that do not follow their names
+
+_NEXT_ITEM: Final = _pattern(r"(?&quote) [ \t]{0,4}+ , [ \t\r\n]{0,40}+ (?&quoted)")
+
+
+def _items(text: str, to: _Assignment, value: re.Match[str]) -> Iterator[Found]:
+    """Yield the further items of a list of secrets: "tokens": ["a", "b"]."""
+    item: re.Match[str] | None = value
+    while item and (item := _NEXT_ITEM.match(text, item.end("quoted"))):
+        if _accepted(item["quoted"], to, quoted=True):
+            yield Found(*item.span("quoted"), "password")
+
+
+_MEMBER: Final = _pattern(
+    r"""
+    [\s,;]{0,60}+ (?&string_quote)?+ (?P<name>[A-Za-z0-9_.@/-]{1,80}+) (?&string_quote)?+
+    [ \t]{0,8}+ (?: => | [:=] ) [ \t]{0,8}+                         # "name": value   name => value
+    (?: (?&quoted) (?P=escapes) (?P=quote) | (?P<bare> [^\s"'`,;{}\[\]]{1,200}+ ) )
+    """
+)
+_MOST_MEMBERS: Final = 50
+
+
+def _nested(text: str, to: _Assignment, place: int) -> Iterator[Found]:
+    """Yield the secrets in an object: "passwords": {"admin": "a1b2c3"}, "DB_PASSWORD": {"value": "x"}."""
+    if to.strength == IF_RANDOM:
+        return
+    for _ in range(_MOST_MEMBERS):
+        member = _MEMBER.match(text, place)
+        if member is None:
+            return
+        place = member.end()
+        group = "quoted" if member["quoted"] is not None else "bare"
+        value = member[group]
+        sure = group == "quoted" and member["name"].lower() in VALUE_MEMBERS and not harmless(value)
+        if sure or (likely(value, to.strength) and " " not in value):
+            yield Found(*member.span(group), "password")
+
+
+_VALUE_FIRST: Final = _pattern(
+    r"""
+    (?: value | text ) (?&quote)? [ \t]{0,4}+ [:=] [ \t]{0,4}+
+    (?: (?&quoted) (?P=escapes) (?P=quote) | (?P<bare> [^\s"'`=:,;{}\[\]<>]{1,200}+ ) )
+    [ \t]{0,4}+ [,;]?+ (?&blanks) (?&quote)?+
+    (?: name | key | header | variable | field | env | param )
+    (?&quote)?+ [ \t]{0,4}+ [:=] [ \t]{0,4}+ (?&quote)?+ (?P<name>[a-z0-9_.-]{2,64}+)
+    """
+)
+
+
+def _values_before_names(text: str, lowered: str) -> Iterator[Found]:
+    """Yield the secrets whose names follow: "value": "x", "name": "DB_PASSWORD"."""
+    if "value" not in lowered and "text" not in lowered:
+        return
+    for match in _VALUE_FIRST.finditer(lowered):
+        span = match.span("quoted" if match["quoted"] is not None else "bare")
+        strength = strength_of(text[slice(*match.span("name"))])
+        value = text[slice(*span)]
+        if strength > IF_RANDOM and (likely(value, strength) if match[0].startswith("text") else not harmless(value)):
+            yield Found(*span, "password")
+
 
 _CELL: Final = re.compile(r"[^|,;\t]+")
+_CELL_END: Final = re.compile(r"[|,;\t]")
 _COLUMN_NAME: Final = re.compile(r"[\s\"'`*]{0,40}[A-Za-z][A-Za-z0-9_ .-]{0,40}[\s\"'`*]{0,40}")
 _RULE_OF_TABLE: Final = re.compile(r"[-+|:=\s]*")
 _AROUND_CELL: Final = " \"'`*\r"
 _LONGEST_HEADER: Final = 400
 
 
-def _below(text: str, headers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the places of values below the name of a secret: | user | password |   id,token   name<tab>key."""
+def _below(text: str, headers: list[int]) -> Iterator[Found]:
+    """Yield the values in the columns of tables whose headers name secrets, as in Markdown, CSV and tab-separated text.
+
+    `headers`: the places of names without a value.
+    """
     place = 0
     for header in headers:
         if header < place:
@@ -373,7 +460,7 @@ def _below(text: str, headers: list[int]) -> Iterator[tuple[int, int]]:
                 value = cell[0].strip(_AROUND_CELL)
                 if strength > IF_RANDOM and " " not in value and likely(value, strength):
                     first = begin + cell.start() + cell[0].index(value)
-                    yield first, first + len(value)
+                    yield Found(first, first + len(value), "password")
 
 
 def _line_end(text: str, place: int) -> int:
@@ -384,36 +471,43 @@ def _line_end(text: str, place: int) -> int:
 def _columns(line: str) -> list[int]:
     """Return the strengths of a table's columns; empty: the line is not a header with the name of a secret."""
     names = _CELL.findall(line)
-    if not _CELL_ENDS.search(line) or not all(map(_COLUMN_NAME.fullmatch, names)):
+    if not _CELL_END.search(line) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return []
     strengths = [strength_of(name.strip(_AROUND_CELL)) for name in names]
     return strengths if max(strengths) > IF_RANDOM else []
 
 
-_CELL_ENDS: Final = re.compile(r"[|,;\t]")
-
-
-def _assigned(text: str, lowered: str) -> Iterator[Found]:
-    for start, end in assigned_secrets(text, lowered):
-        yield Found(start, end, "password")
-
-
 # -- special forms that give the name and the value
 
-_INSERT: Final = re.compile(
-    r"(?:insert|replace)\s{1,8}(?:ignore\s{1,8})?into\s{1,8}[\w.`\"\[\]]{1,100}+\s{0,8}"
-    r"\((?P<columns>[^()]{1,1000}+)\)\s{0,8}"
-    r"values\s{0,8}(?=\()"
+_INSERT: Final = _pattern(
+    r"""
+    (?: insert | replace ) \s{1,8} (?: ignore\s{1,8} )? into\s{1,8}
+    [\w.`"\[\]]{1,100}+ \s{0,8} \( (?P<columns> [^()]{1,1000}+ ) \) \s{0,8}     # the table and its columns
+    values\s{0,8} (?=\()
+    """
 )
-_ROW: Final = re.compile(
-    r"\s{0,8},?\s{0,8}\((?P<row>(?:[^()'\"]++|'(?:[^'\\\n]|''|\\.)*+'|\"[^\"\n]*+\"|\([^()]{0,100}\))*+)\)"
+_ROW: Final = _pattern(
+    r"""
+    \s{0,8} ,? \s{0,8}
+    \( (?P<row> (?:
+        [^()'"]++
+      | '(?: [^'\\\n] | \\. )*+'                                    # 'it\'s'   'it''s', as two
+      | "[^"\n]*+"
+      | \([^()]{0,100}\)                                            # now()
+    )*+ ) \)
+    """
 )
-_ITEM: Final = re.compile(
-    r"\s*+(?:'(?P<one>(?:[^'\\]|''|\\.)*+)'|\"(?P<two>[^\"]*+)\"|(?:[^,'\"(]|\([^()]*+\))++)\s*+(?:,|$)"
+_ITEM: Final = _pattern(
+    r"""
+    \s*+
+    (?: '(?P<one> (?: [^'\\] | '' | \\. )*+ )' | "(?P<two> [^"]*+ )" | (?: [^,'"(] | \([^()]*+\) )++ )
+    \s*+ (?:,|$)
+    """
 )
 
 
 def _inserts(text: str, lowered: str) -> Iterator[Found]:
+    """Yield the values of secret columns: insert into users (name, password) values ('a', 'x')."""
     for match in _INSERT.finditer(lowered):
         columns = [column.strip(" \n\t`\"[]'") for column in text[slice(*match.span("columns"))].split(",")]
         wanted = {number for number, column in enumerate(columns) if strength_of(column) > IF_RANDOM}
@@ -429,12 +523,16 @@ def _inserts(text: str, lowered: str) -> Iterator[Found]:
 _SECRET_KIND: Final = re.compile(r"kind:[ ]{0,4}[\"']?Secret\b")
 _SECRET_DATA: Final = re.compile(r"\n[ ]{0,8}(?:stringData|data):[ ]{0,8}\n")
 _MOST_HEAD: Final = 3000
-_YAML_LINE: Final = re.compile(
-    r"[ ]{1,20}[\w.-]{1,80}:[ ]{1,4}[\"']?(?P<secret>[^\s\"'|>][^\n\"']{2,4000}+)[\"']?(?:\n|$)"
+_YAML_LINE: Final = _pattern(
+    r"""
+    [ ]{1,20} [\w.-]{1,80}: [ ]{1,4}
+    ["']? (?P<secret> [^\s"'|>][^\n"']{2,4000}+ ) ["']? (?:\n|$)
+    """
 )
 
 
 def _kubernetes(text: str, _lowered: str) -> Iterator[Found]:
+    """Yield the values of a Secret of Kubernetes, whatever their names are."""
     done = 0
     for kind in _SECRET_KIND.finditer(text):
         if kind.start() < done:
@@ -451,10 +549,17 @@ def _kubernetes(text: str, _lowered: str) -> Iterator[Found]:
 
 
 ASSIGNED: Final = (
-    Rule(ANY_STEM, _assigned),
+    Rule(ANY_STEM, assigned_secrets),
     Rule(r"into\s", _inserts),
     Rule("kind:", _kubernetes),
-    rule("password", "name=|key=",
-        r"(?=[nk])(?:name|key)=[\"'](?=[\w.-]{0,60}(?i:passw|secret|token|pwd|apikey|api_key))[\w.-]{1,80}[\"'][^<>\n]{0,80}>"
-        r"(?P<secret>[^<>\s]{3,300})</", is_value),
-)  # fmt: skip
+    rule(
+        "password",
+        "name=|key=",
+        r"""(?x)
+        (?=[nk]) (?:name|key)=["']                                  # <input name="db_password" type="x">value</input>
+        (?= [\w.-]{0,60}(?i: passw | secret | token | pwd | apikey | api_key ) ) [\w.-]{1,80}
+        ["'] [^<>\n]{0,80} > (?P<secret> [^<>\s]{3,300} ) </
+        """,
+        is_value,
+    ),
+)
