@@ -14,9 +14,9 @@ from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, Reasoning
 from worker.redact.markers import Found, put_markers
 from worker.redact.own import OwnPattern, replace_own
 from worker.redact.reference import PASSWORD_MARKER, found_by_reference, redact_as_reference
-from worker.redact.strict.find import find_secrets
+from worker.redact.strict import find_secrets
 from worker.redact.strict.fold import fold
-from worker.redact.strict.members import is_named_secret, is_secret_after, is_secret_member
+from worker.redact.strict.names import is_named_secret, is_secret_after, is_secret_member
 
 RULES: Final = ("reference", "strict")
 """The sets of rules: the SDK's, and those plus rules for other secrets in transcripts (strict/)."""

@@ -1,7 +1,7 @@
 """Places of secrets in a text: how a rule finds them, how many are examined, and the markers that replace them.
 
-A rule has a pattern for one form of secrets, and a hint. One automaton looks for all hints at once (strict/find.py), so
-a rule costs nothing in a text without its hint. Time is linear in the length of the text: every repeat in a pattern is
+A rule has a pattern for one form of secrets, and a hint. One automaton looks for all hints at once (strict/), so a
+rule costs nothing in a text without its hint. Time is linear in the length of the text: every repeat in a pattern is
 bounded or never backtracks, lookahead after a match is bounded, and so is the number of secrets of one rule.
 """
 

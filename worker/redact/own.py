@@ -3,7 +3,7 @@
 They run on RE2, which never backtracks: at worst it takes one step for each character and each instruction of a
 pattern's program, so all programs together are limited (MOST_INSTRUCTIONS). For each match that it returns, RE2 may
 read to the end of the line, so many matches on one long line could take quadratic time: after MOST_ON_A_LINE of them,
-or `_most_steps`, the rest of the line becomes one marker.
+or after _STEPS, the rest of the line becomes one marker.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ MOST_INSTRUCTIONS: Final = 4000
 """Limit for the programs of all patterns. RE2 takes up to 6 ns per instruction and byte of text: 25 s for 1 MiB."""
 
 MOST_ON_A_LINE: Final = 200
+_STEPS: Final = 1 << 23
+_STEPS_A_CHARACTER: Final = 2048
+"""Limit of the bytes read again after matches, times instructions, for all patterns: 12 s for 1 MiB."""
 
 _NAME: Final = re.compile("[a-z][a-z0-9_]{0,63}")
 
@@ -53,8 +56,8 @@ def own_pattern(name: str, pattern: str, replacement: str | None = None) -> OwnP
     try:
         compiled = re2.compile(f"(?m:{pattern})".encode(), options)
     except re2.error as error:
-        said = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else str(error)
-        raise ValueError(f"{said}; the syntax is RE2's, without back-references and lookarounds") from None
+        reason = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else str(error)
+        raise ValueError(f"{reason}; the syntax is RE2's, without back-references and lookarounds") from None
     if "\\C" in pattern:
         raise ValueError(r"\C would cut characters into bytes; use . instead")
     if compiled.search(b"") or any(match.start() == match.end() for match in compiled.finditer(b"a 1-\xc3\xa9")):
@@ -67,7 +70,7 @@ def own_pattern(name: str, pattern: str, replacement: str | None = None) -> OwnP
 
 def replace_own(patterns: tuple[OwnPattern, ...], text: str, counts: dict[str, int]) -> str:
     """Return the text after replacement by each pattern in turn; existing markers are kept."""
-    steps = _most_steps(len(text))
+    steps = _STEPS + _STEPS_A_CHARACTER * len(text)
     for pattern in patterns:
         raw = text.encode("utf-8", "surrogatepass")
         places, steps = _byte_places(pattern, raw, steps)
@@ -75,11 +78,6 @@ def replace_own(patterns: tuple[OwnPattern, ...], text: str, counts: dict[str, i
             found = [Found(*place, pattern.name) for place in _in_characters(places, raw, text)]
             text = put_markers(text, found, counts, pattern.replacement)
     return text
-
-
-def _most_steps(length: int) -> int:
-    """Return the limit of bytes read again after matches, times instructions, for all patterns: 12 s for 1 MiB."""
-    return (1 << 23) + 2048 * length
 
 
 def _in_characters(places: list[tuple[int, int]], raw: bytes, text: str) -> Iterator[tuple[int, int]]:

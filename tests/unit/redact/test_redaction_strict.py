@@ -13,7 +13,7 @@ from worker.core.findings import LEVELS, STRICT_TYPES
 from worker.redact.documents import Rules, redact_document, redact_text
 from worker.redact.markers import most_secrets
 from worker.redact.own import MOST_ON_A_LINE, own_pattern
-from worker.redact.strict.find import _RULES, _hints
+from worker.redact.strict import _RULES, _hints
 from worker.redact.strict.fold import fold
 
 
@@ -353,10 +353,10 @@ def test_a_call_behind_a_type_stays(call: str) -> None:
     assert "hunter2x" not in strict("password: str = hunter2x")
 
 
-TOLD = read_jsonl("redaction_told.jsonl")
+PROSE = read_jsonl("redaction_prose.jsonl")
 
 
-@pytest.mark.parametrize("case", TOLD, ids=lambda case: case["text"][:40])
+@pytest.mark.parametrize("case", PROSE, ids=lambda case: case["text"][:40])
 def test_what_a_text_tells_of_goes_and_a_text_that_tells_of_nothing_stays(case: dict[str, Any]) -> None:
     cleaned = redact_text(case["text"], "aggregated", "strict")[0]
     assert not [secret for secret in case["secrets"] if secret in cleaned]

@@ -1,4 +1,4 @@
-"""Which names belong to secrets, and which values look like secrets."""
+"""Which names belong to secrets, which values look like secrets, and which members of a document are secrets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 import re
 from collections import Counter
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
+
+from worker.redact.strict.fold import fold
 
 
 def words_of(words: str) -> frozenset[str]:
@@ -179,7 +181,7 @@ def is_random(value: str) -> bool:
 
 
 def likely(value: str, strength: int) -> bool:
-    """Return whether a value is a secret if the text hardly says that it belongs to the name."""
+    """Return whether a value is a secret although the text barely connects it with the name."""
     if looks_secret(value):
         return True
     return (
@@ -198,7 +200,7 @@ def is_mixed(value: str) -> bool:
 
 
 def is_clear(value: str) -> bool:
-    """Return whether a value is a key anywhere after such a name: long, with letters of both cases and digits."""
+    """Return whether a value is a key wherever it follows a name: long, with letters of both cases and digits."""
     return (
         len(value) >= 20
         and sum(map(str.isdigit, value)) >= 3
@@ -209,7 +211,7 @@ def is_clear(value: str) -> bool:
 
 
 def is_long_word(value: str) -> bool:
-    """Return whether a value is a key after "secret key" and the like: letters of one case and digits, like base32."""
+    """Return whether a value is a key wherever it follows "secret key" or the like: long, letters and digits."""
     return len(value) >= 24 and value.isalnum() and sum(map(str.isdigit, value)) >= 2 and is_random(value)
 
 
@@ -221,7 +223,7 @@ _NUMBER_AND_UNIT: Final = re.compile(r"[0-9]+(?:[-.]?[a-z]+|[-.][0-9]+)*|[a-z]+(
 
 
 def may_be(value: str, *, quoted: bool) -> bool:
-    """Return whether a text in the place of a value is a password."""
+    """Return whether a text where a value may be is a password."""
     if " " in value:
         words = value.split()
         return (
@@ -245,7 +247,7 @@ _WORD_AND_NUMBER: Final = re.compile(
 
 
 def must_be(value: str) -> bool:
-    """Return whether a word can only be a password: both cases, or letters and signs, with digits."""
+    """Return whether a word can only be a password: digits, and letters of both cases or letters and signs."""
     if not 8 <= len(value) <= 64 or not looks_secret(value) or _KNOWN.search(value) or "/" in value or "@" in value[1:]:
         return False
     return (
@@ -256,7 +258,7 @@ def must_be(value: str) -> bool:
 
 
 def is_typed(value: str) -> bool:
-    """Return whether a text typed where only a password belongs is one."""
+    """Return whether a text is a password, given that only a password belongs there."""
     return looks_secret(value) or may_be(value, quoted=False) or _HYPHENATED.fullmatch(value) is not None
 
 
@@ -282,3 +284,45 @@ _LABEL: Final = re.compile(
 )
 
 VALUE_MEMBERS: Final = frozenset(("value", "val", "content", "default", "data", "text"))
+
+
+# -- members of a document whose whole values are secrets
+
+
+def is_secret_member(name: str, value: Any, *, named: bool) -> bool:
+    """Return whether the whole value of a member is a secret. `named`: `is_named_secret` of its object."""
+    strength = strength_of(fold(name).text.strip().strip("-.:"))
+    if named and name.lower() in VALUE_MEMBERS:
+        strength = max(strength, TOKEN)
+    if strength == NO:
+        return False
+    if isinstance(value, str):
+        value = fold(value).text.strip()
+        return is_random(value) and " " not in value if strength == IF_RANDOM else not harmless(value)
+    if isinstance(value, dict | list):
+        # only numbers: this is usage (`"tokens": {"prompt": 5}`)
+        parts = value.values() if isinstance(value, dict) else value
+        return strength > IF_RANDOM and any(isinstance(part, str | dict | list) for part in parts)
+    return strength == PASSWORD and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_named_secret(source: dict[str, Any]) -> bool:
+    """Return whether an object has a secret's name and value as members: {"name": "DB_PASSWORD", "value": "x"}."""
+    if len(source) > 8:
+        return False
+    return any(
+        isinstance(value, str)
+        and len(value) <= 100
+        and ((name.lower() in _NAME_MEMBERS and strength_of(value) > IF_RANDOM) or labels_secret(name, value))
+        for name, value in source.items()
+    )
+
+
+_NAME_MEMBERS: Final = frozenset(("name", "key", "header", "variable", "field", "env", "param", "parameter", "option"))
+
+
+def is_secret_after(before: str, value: str) -> bool:
+    """Return whether an array item is a secret because of the item before it: ["--password", "x"]."""
+    if len(before) > 100 or strength_of(before.strip("-:")) <= IF_RANDOM:
+        return False
+    return not harmless(value) and not value.startswith("-") if before.startswith("--") else looks_secret(value)

@@ -92,11 +92,6 @@ def _parts(text: str, _lowered: str) -> Iterator[Found]:
             yield Found(*match.span("secret"), "password")
 
 
-def _login(secret: str) -> bool:
-    read = decoded(secret)
-    return read is not None and len(read) >= 3
-
-
 _SIGNED: Final = re.compile(
     r"(?:[?&;]|%3F|%26|\\u0026)(?:amp;)?(?P<name>(?i:x-(?:amz|goog|oss|cos|obs|ms)-(?:signature|credential"
     r"|security-token)|signature|sig|policy|key-pair-id|awsaccesskeyid|googleaccessid|ossaccesskeyid"
@@ -152,7 +147,7 @@ REQUESTS: Final = (
     Rule("form-data;", _parts),
     rule("password", "auth |authenticate ",
         r"(?:\bAUTH|\bAUTHENTICATE)[ ](?:PLAIN|LOGIN|XOAUTH2|CRAM-MD5|OAUTHBEARER)\s{1,4}(?:\+\s{1,4})?"
-        r"(?P<secret>[A-Za-z0-9+/]{8,2000}+={0,2}+)", _login),
+        r"(?P<secret>[A-Za-z0-9+/]{8,2000}+={0,2}+)", lambda secret: len(decoded(secret) or b"") >= 3),
     # the answers to "Username:" and "Password:"
     rule("password", "334 (?:UGFzc3dvcmQ6|VXNlcm5hbWU6)",
         r"334 (?:UGFzc3dvcmQ6|VXNlcm5hbWU6)[\s\"',]{1,12}(?:C: ?|> ?)?(?P<secret>[A-Za-z0-9+/]{4,2000}+={0,2}+)"),

@@ -74,7 +74,7 @@ _GAP_END: Final = re.compile(r"[.;\n]")
 _STRONG_GAP: Final = re.compile(r"[:=>\u2192|<]|(?<=[ ])-(?=[ ])")
 
 
-def _told(text: str, lowered: str) -> Iterator[Found]:
+def _after_words(text: str, lowered: str) -> Iterator[Found]:
     left, done = most_names(len(text)), 0
     for word in (_ASCII_WORD if lowered.isascii() else _WORD).finditer(lowered):
         left -= 1
@@ -90,13 +90,13 @@ def _told(text: str, lowered: str) -> Iterator[Found]:
                 continue
             end = ending.end()
         ending_verb = not english and not text[end - 1].isascii() and end > word.end()
-        found = _value_told(text, end, verb=ending_verb, english=english)
+        found = _value_after(text, end, verb=ending_verb, english=english)
         if found is not None:
             done = found[1]
             yield Found(*found, "password")
 
 
-def _value_told(text: str, place: int, *, verb: bool, english: bool) -> tuple[int, int] | None:
+def _value_after(text: str, place: int, *, verb: bool, english: bool) -> tuple[int, int] | None:
     """Return the place of the value after a word for a secret, which ends at `place`."""
     if not _CANDIDATE.search(text, place, place + 120):
         return None
@@ -125,8 +125,8 @@ def _value_told(text: str, place: int, *, verb: bool, english: bool) -> tuple[in
             return start, end
         if english and number == 0 and value.lower() in _OTHER_THINGS:
             return None
-        said = text[start:end].lower()
-        verb = said in _VERBS or (verb and said in _FILLERS)
+        word = text[start:end].lower()
+        verb = word in _VERBS or (verb and word in _FILLERS)
         if _NO_WORD.search(value):
             return None
         place = match.end()
@@ -153,7 +153,7 @@ _BEFORE: Final = re.compile(r"(?:\A|(?<=[\s\"'`(]))(?P<secret>[^\s\"'`()<>,;:]{6
 _CODE: Final = re.compile("(?:[A-Z]-)?[0-9]{4,8}")
 
 
-def _told_before(text: str, _lowered: str) -> Iterator[Found]:
+def _before_words(text: str, _lowered: str) -> Iterator[Found]:
     for match in _REVERSED.finditer(text):
         begin = max(0, match.start() - 66)
         words = text[begin : match.start()].rsplit(None, 1)
@@ -217,9 +217,9 @@ def _seeds(text: str, lowered: str) -> Iterator[Found]:
             place = found.start() + words.end()
 
 
-TOLD: Final = (
-    Rule(_HINT, _told),
-    Rule("password|passphrase|passcode|verification code|pin", _told_before),
+IN_PROSE: Final = (
+    Rule(_HINT, _after_words),
+    Rule("password|passphrase|passcode|verification code|pin", _before_words),
     Rule("passw|kennwort|passphrase|passcode|api[ _-]?key|mot de passe|contrase|senha|wachtwoord"
         "|senord|has(?:ł|Ł)o|heslo"
         "|secret key|арол|密码|密碼|パスワード|비밀번호|ifre", _fields),
