@@ -155,7 +155,7 @@ class Metrics:
         histogram = partial(Histogram, registry=registry)
         self.evaluation = histogram(
             "kp_evaluation_duration_seconds",
-            "Time to score one trace after the queue, with the wait for the embedder.",
+            "Time to score one trace, without queueing, with the wait for the embedder.",
             buckets=SECONDS,
         )
         self.stage = histogram(

@@ -110,7 +110,7 @@ def explain_trace(
         (settings.threshold, "KP_THRESHOLD") if own is None else (own, f"KP_PROFILES, {score.profile}")
     )
     if recorded is not None:
-        threshold, threshold_from = recorded.threshold, "of the document"
+        threshold, threshold_from = recorded.threshold, "the threshold stored with the trace"
     numbers = {
         "complexity": COMPLEXITY.numbers(counts),
         "novelty": f"1 - {nearest.similarity:.6g}" if nearest else f"{novelty:.6g} ({novelty_from})",
