@@ -15,7 +15,7 @@ from typing import Any, Final
 from worker.runs.conversation import ToolRun
 from worker.runs.fields import json_object, json_value
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
-from worker.runs.otlp.dialects import MAX_NAME, Dialect, dialects_of, first_text, is_missed, tool_name, values
+from worker.runs.otlp.dialects import MAX_NAME, Dialect, Each, dialects_of, first_text, is_missed, tool_name, values
 from worker.runs.otlp.spans import LogEvent, Span, SpanEvent
 from worker.runs.otlp.values import REDACTED, Flat, loaded, python_object, python_value
 
@@ -123,7 +123,7 @@ def _says(value: Any) -> bool:
 @cache
 def _speaking(rows: tuple[Dialect, ...]) -> tuple[Dialect, ...]:
     """Return the rows that say where messages stand."""
-    return tuple(row for row in rows if row.input or row.output)
+    return tuple(row for row in rows if row.input or row.output or row.in_events)
 
 
 def _form(span: Span) -> str:
@@ -136,11 +136,11 @@ def _form_of(rows: tuple[Dialect, ...]) -> str:
 
 
 def _said(span: Span, logs: Sequence[LogEvent], row: Dialect, known: Known | None) -> _Messages:
-    if row.input == "@events":
+    if row.in_events:
         return _events(span, logs)
     inputs = [message for value in row.values(span, "input") for message in messages_in(value, "user", known)]
     outputs = [message for value in row.values(span, "output") for message in messages_in(value, "assistant")]
-    if "+" in row.output:
+    if isinstance(row.output, Each):
         outputs = _with_each_call_once(outputs)
     if len(outputs) < 2:
         return inputs, outputs
@@ -722,7 +722,7 @@ def has_failed(span: Span) -> bool:
     if span.status == 2:
         return True
     raised = any(event.name == "exception" for event in span.events)
-    if raised and any(row.failed == "@exception" for row in dialects_of(span.scope)):
+    if raised and any(row.failed_by_exception for row in dialects_of(span.scope)):
         return True
     return any(each in (True, "true", "error", "ERROR", "failure") for each in values(span, "failed"))
 

@@ -1,7 +1,7 @@
-"""The dialects in which libraries write runs of agents into spans: a table, and what finds its way in it.
+"""The dialects in which libraries write runs of agents into spans: a table, and functions that look things up in it.
 
-A dialect is a row: which spans speak it, and where they say what. Each library has its own, and many spans speak two,
-so all rows of a span's scope are looked through in the table's order; the first that says something counts.
+A dialect is a row: which spans speak it, and where they say what. Each library has its own, and many spans speak two.
+So all rows that fit a span's scope are looked through in the table's order, and the first that says something counts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from worker.runs.fields import find_field
 from worker.runs.otlp.spans import Span
@@ -22,68 +22,147 @@ MAX_NAME: Final = 100
 Kind = Literal["model", "tool", "agent", "chain", "other"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Dialect:
-    """One row. A field that says where something stands is a text of places, apart by spaces: the first with it counts.
+# Places, given a span's attributes. What stands there is None if nothing does.
 
-    A place is an attribute. `a.*` are all attributes below `a.`, as lists and objects; `a#b.0` is what JSON in `a` has
-    under b, 0; `a~x` the first group of the expression x in `a`. `@events` are the messages in events of the span and
-    in log records, `@exception` says that the span has an exception. `+` between places joins them.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute. In the table its name alone stands for it."""
 
     name: str
-    """What it is called in metrics."""
+
+    def of(self, found: Mapping[str, Any]) -> Any:
+        """Return what stands there."""
+        value = found.get(self.name)
+        return None if value is None or value == "" or value == REDACTED else value
+
+
+class Json:
+    """A field in the JSON that an attribute holds: `Json("a", "b", 0)` is the first item of b."""
+
+    def __init__(self, name: str, *path: str | int) -> None:
+        self.name = name
+        self._path = tuple(map(str, path))
+
+    def of(self, found: Mapping[str, Any]) -> Any:
+        """Return what stands there."""
+        value = found.get(self.name)
+        inner = None if value is None else find_field(loaded(value), self._path)
+        return None if inner is None or inner[1] == "" else inner[1]
+
+
+class Regex:
+    """The first group of a regular expression that matches somewhere in an attribute."""
+
+    def __init__(self, name: str, pattern: str) -> None:
+        self.name = name
+        self._pattern = re.compile(pattern)
+
+    def of(self, found: Mapping[str, Any]) -> Any:
+        """Return what stands there."""
+        value = found.get(self.name)
+        match = self._pattern.search(value) if isinstance(value, str) else None
+        return match and match[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """All attributes whose names begin so, as a list of objects: OpenInference and OpenLLMetry flatten messages."""
+
+    name: str
+
+    def of(self, found: Mapping[str, Any]) -> Any:
+        """Return what stands there."""
+        return unflattened(found, self.name) or None
+
+
+Place: TypeAlias = Attribute | Json | Regex | Below
+
+
+class First:
+    """The first of these places where something stands."""
+
+    def __init__(self, *places: str | Place) -> None:
+        self.groups = (tuple(Attribute(each) if isinstance(each, str) else each for each in places),)
+
+
+class Each:
+    """What stands in each of these places, one after the other."""
+
+    def __init__(self, *places: str | Place | First) -> None:
+        self.groups = tuple(group for place in places for group in _groups_in(place))
+
+
+Source: TypeAlias = str | Place | First | Each
+
+
+def _groups_in(source: Source) -> tuple[tuple[Place, ...], ...]:
+    """Return a source as groups of places: of each group, the first place where something stands counts."""
+    return source.groups if isinstance(source, First | Each) else First(source).groups
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dialect:
+    """One row of the table."""
+
+    name: str
+    """Its name in metrics."""
     scopes: tuple[str, ...] = ()
     """The scopes whose spans may speak it: whole names, or beginnings that end with a dot or a slash. None: all."""
     kind: str = ""
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-    """The attribute that says what a span is, and what its values mean; `*x`: one that ends with x."""
+    """The attribute that says what a span is, and what its values mean; `*x` is any that ends with x."""
     spans: Mapping[str, Kind] = field(default_factory=dict)
-    """What spans of these names are, whatever their attributes say; `*x`: one that ends with x."""
+    """What spans of these names are, whatever their attributes say; `*x` is any that ends with x."""
     signs: Mapping[str, Kind] = field(default_factory=dict)
     """Attributes that only spans of a kind have (a name that ends with a dot: any below it)."""
 
-    input: str = ""
+    input: Source = ""
     """The messages for a model, the task of an agent, the arguments of a tool."""
-    output: str = ""
+    output: Source = ""
     """The answer of a model or an agent, the result of a tool."""
-    agent: str = ""
-    tool: str = ""
-    call_id: str = ""
-    arguments: str = ""
-    result: str = ""
-    """Of a tool, where it is not `input` and `output`."""
-    failed: str = ""
-    """What is true, "true", "error", "ERROR" or "failure" on a failed span, beside its status."""
-    task: str = ""
-    answer: str = ""
-    """The user's own words, and the final answer, where the messages of the model have prompts around them."""
+    in_events: bool = False
+    """Whether the messages are in events of the span, and in log records."""
+    agent: Source = ""
+    tool: Source = ""
+    call_id: Source = ""
+    arguments: Source = ""
+    result: Source = ""
+    """Of a tool, if it is not in `input` and `output`."""
+    failed: Source = ""
+    """What is true, "true", "error", "ERROR" or "failure" if a span failed, besides its status."""
+    failed_by_exception: bool = False
+    """Whether a span with an exception failed."""
+    task: Source = ""
+    answer: Source = ""
+    """The user's own words, and the final answer, if the messages of the model have prompts around them."""
     prompt: re.Pattern[str] | None = None
-    """Finds the user's own words in the prompt that is made of them."""
-    delegate: str = ""
-    """Of a tool that is another agent: the agent's name."""
-    workflow: str = ""
-    """The name of what an agent is part of: it counts where no agent, or several, are named."""
-    agent_id: str = ""
-    """What counts where there is no name: in several libraries each run has another one."""
-    error: str = ""
-    """Why a span failed, beside its status and its exception."""
+    """Finds the user's own words in the prompt made of them."""
+    delegate: Source = ""
+    """If a tool is another agent, that agent's name."""
+    workflow: Source = ""
+    """The name of what an agent is part of. It counts if no agent has a name, or several have."""
+    agent_id: Source = ""
+    """It counts if there is no name: in several libraries each run has another one."""
+    error: Source = ""
+    """Why a span failed, besides its status and its exception."""
     form: Literal["", "positions", "fields", "short"] = ""
     """What is peculiar to its messages: ids of calls are positions (content.without_positions), a text has fields
-    (content.without_fields), or what came before is there in short (content.without_short)."""
+    (content.without_fields), or earlier messages are abbreviated (content.without_short)."""
 
     repeats: tuple[str, ...] = ()
-    """Beginnings of attributes that say again what others say."""
+    """Beginnings of attributes that repeat what others say."""
 
     @cached_property
     def places(self) -> Mapping[str, tuple[tuple[Place, ...], ...]]:
-        """Return the places of each field: groups that are joined, each of alternatives."""
-        return {name: _parsed(text) for name in _PLACED if (text := getattr(self, name))}
+        """The places of each field, as `_groups_in` returns them."""
+        return {name: _groups_in(source) for name in _SOURCES if (source := getattr(self, name))}
 
     @cached_property
     def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         both = [place for name in ("input", "output") for group in self.places.get(name, ()) for place in group]
-        return tuple(each.name for each in both if not each.flat), tuple(each.name for each in both if each.flat)
+        flat = tuple(each.name for each in both if isinstance(each, Below))
+        return tuple(each.name for each in both if not isinstance(each, Below)), flat
 
     @cached_property
     def is_flat(self) -> bool:
@@ -91,60 +170,22 @@ class Dialect:
         return bool(self._names[1]) and not self._names[0]
 
     def is_spoken(self, found: Mapping[str, Any]) -> bool:
-        """Return whether anything of what goes in or comes out is among the attributes; events are taken for there."""
+        """Return whether the attributes may hold messages. Events are not looked for."""
         names, prefixes = self._names
         for name in names:
-            if name in found or name == "@events":
+            if name in found:
                 return True
-        return bool(prefixes) and any(key.startswith(prefixes) for key in found)
+        return self.in_events or (bool(prefixes) and any(key.startswith(prefixes) for key in found))
 
     def values(self, span: Span, name: str) -> list[Any]:
-        """Return what stands in the places of a field: of each group the first."""
+        """Return what stands in the places of a field."""
         return _found(span, self.places.get(name, ()))
 
 
-_PLACED: Final = (
+_SOURCES: Final = (
     "input", "output", "agent", "tool", "call_id", "arguments", "result", "failed", "task", "answer", "delegate",
     "workflow", "agent_id", "error",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An attribute, or all below it (`flat`), and the path into the JSON it holds, or what is searched in it."""
-
-    name: str
-    path: tuple[str, ...] = ()
-    flat: bool = False
-    pattern: re.Pattern[str] | None = None
-
-    def value(self, found: Mapping[str, Any]) -> Any:
-        """Return what stands there, None where nothing does."""
-        if self.flat:
-            return unflattened(found, self.name) or None
-        value = found.get(self.name)
-        if self.pattern is not None:
-            match = self.pattern.search(value) if isinstance(value, str) else None
-            return match and match[1]
-        if not self.path or value is None:
-            return None if value is None or value == "" or value == REDACTED else value
-        inner = find_field(loaded(value), self.path)
-        return None if inner is None or inner[1] == "" else inner[1]
-
-
-@cache
-def _parsed(text: str) -> tuple[tuple[Place, ...], ...]:
-    return tuple(tuple(_place(each) for each in group.split()) for group in text.split("+"))
-
-
-def _place(text: str) -> Place:
-    name, tilde, pattern = text.partition("~")
-    if tilde:
-        return Place(name, pattern=re.compile(pattern))
-    name, _, path = text.partition("#")
-    if name.endswith(".*"):
-        return Place(name[:-1], flat=True)
-    return Place(name, tuple(path.split(".")) if path else ())
 
 
 _CAPTURE: Final = (
@@ -191,9 +232,13 @@ def hint_of(scope: str) -> str:
     return ""
 
 
-def _of(**kinds: str) -> Mapping[str, Kind]:
-    """Return what values mean, by kind: those of each kind apart by `|`."""
-    return {value: kind for kind, values in kinds.items() for value in values.split("|")}  # type: ignore[misc]
+def _of(**kinds: str | tuple[str, ...]) -> Mapping[str, Kind]:
+    """Return what values mean, given the values of each kind."""
+    return {
+        value: kind  # type: ignore[misc]
+        for kind, values in kinds.items()
+        for value in ([values] if isinstance(values, str) else values)
+    }
 
 
 DIALECTS: Final = (
@@ -203,110 +248,123 @@ DIALECTS: Final = (
         scopes=("gcp.vertex.agent", "opentelemetry.instrumentation.google_genai"),
         spans=_of(model="call_llm", chain="invocation", other="execute_tool (merged)"),
         input="gcp.vertex.agent.llm_request", output="gcp.vertex.agent.llm_response",
-        arguments="gen_ai.tool.call.arguments gcp.vertex.agent.tool_call_args",
-        result="gen_ai.tool.call.result gcp.vertex.agent.tool_response", form="positions"),
+        arguments=First("gen_ai.tool.call.arguments", "gcp.vertex.agent.tool_call_args"),
+        result=First("gen_ai.tool.call.result", "gcp.vertex.agent.tool_response"), form="positions"),
     Dialect(name="vercel_ai", scopes=("ai",), kind="ai.operationId",
-        kinds=_of(model="ai.generatetext.dogenerate|ai.streamtext.dostream|ai.generateobject.dogenerate|"
-            "ai.streamobject.dostream", agent="ai.generatetext|ai.streamtext|ai.generateobject|ai.streamobject",
-            tool="ai.toolcall", other="*"), input="ai.prompt.messages ai.prompt",
-        output="ai.response.reasoning + ai.response.text ai.result.text ai.response.object ai.result.object"
-        " + ai.response.toolCalls ai.result.toolCalls",
+        kinds=_of(
+            model=("ai.generatetext.dogenerate", "ai.streamtext.dostream", "ai.generateobject.dogenerate",
+                   "ai.streamobject.dostream"),
+            agent=("ai.generatetext", "ai.streamtext", "ai.generateobject", "ai.streamobject"), tool="ai.toolcall",
+            other="*"),
+        input=First("ai.prompt.messages", "ai.prompt"),
+        output=Each("ai.response.reasoning",
+                    First("ai.response.text", "ai.result.text", "ai.response.object", "ai.result.object"),
+                    First("ai.response.toolCalls", "ai.result.toolCalls")),
         agent="ai.telemetry.functionId", tool="ai.toolCall.name", call_id="ai.toolCall.id",
         arguments="ai.toolCall.args", result="ai.toolCall.result"),
     Dialect(name="langfuse", kind="langfuse.observation.type",
         kinds=_of(model="generation", tool="tool", agent="agent", chain="chain", other="*"),
         input="langfuse.observation.input", output="langfuse.observation.output"),
     Dialect(name="mlflow", kind="mlflow.spanType",
-        kinds=_of(model="chat_model|llm", tool="tool", agent="agent", chain="chain", other="*"),
+        kinds=_of(model=("chat_model", "llm"), tool="tool", agent="agent", chain="chain", other="*"),
         input="mlflow.spanInputs", output="mlflow.spanOutputs"),
-    Dialect(name="haystack", scopes=("haystack",), spans=_of(model="haystack.agent.step.llm",
-            tool="haystack.agent.step.tool", agent="haystack.agent.run", chain="haystack.pipeline.run"),
+    Dialect(name="haystack", scopes=("haystack",),
+        spans=_of(model="haystack.agent.step.llm", tool="haystack.agent.step.tool", agent="haystack.agent.run",
+                  chain="haystack.pipeline.run"),
         kind="haystack.component.type", kinds=_of(agent="agent", model="*generator", other="*"),
-        input="haystack.agent.step.llm.input haystack.agent.input haystack.component.input",
-        output="haystack.agent.step.llm.output haystack.agent.output haystack.component.output",
+        input=First("haystack.agent.step.llm.input", "haystack.agent.input", "haystack.component.input"),
+        output=First("haystack.agent.step.llm.output", "haystack.agent.output", "haystack.component.output"),
         agent="haystack.component.name", tool="haystack.tool.name", arguments="haystack.agent.step.tool.input",
         result="haystack.agent.step.tool.output", failed="haystack.tool.error", repeats=("haystack.pipeline.",)),
     Dialect(name="haystack", scopes=("openinference.instrumentation.haystack",),
         spans=_of(agent="Agent.run", other="Pipeline.run")),
     Dialect(name="litellm", scopes=("litellm",), spans=_of(other="raw_gen_ai_request"),
-        input="gen_ai.input.messages", output="gen_ai.output.messages + gen_ai.completion.*", error="error.message",
-        repeats=("llm.",)),
-    Dialect(name="langsmith", scopes=("langsmith",), spans=_of(other="Agent workflow|Span"),  # the OpenAI Agents SDK
-        kind="langsmith.span.kind",
-        kinds=_of(model="llm", tool="tool", chain="chain", other="*"), input="gen_ai.prompt",
-        output="gen_ai.completion", failed="@exception"),
+        input="gen_ai.input.messages", output=Each("gen_ai.output.messages", Below("gen_ai.completion.")),
+        error="error.message", repeats=("llm.",)),
+    Dialect(name="langsmith", scopes=("langsmith",),
+        spans=_of(other=("Agent workflow", "Span")),  # the OpenAI Agents SDK
+        kind="langsmith.span.kind", kinds=_of(model="llm", tool="tool", chain="chain", other="*"),
+        input="gen_ai.prompt", output="gen_ai.completion", failed_by_exception=True),
     Dialect(name="mastra", scopes=("@mastra/",), kind="mastra.span.type",
-        kinds=_of(model="model_generation|model_step|llm_generation", agent="agent_run|workflow_run",
-            tool="tool_call|mcp_tool_call|provider_tool_call", other="*"),
-        input="gen_ai.input.messages gen_ai.prompt mastra.model_step.input mastra.agent_run.input",
-        output="gen_ai.output.messages gen_ai.completion mastra.model_step.output mastra.agent_run.output",
-        arguments="gen_ai.tool.call.arguments gen_ai.tool.input",
-        result="gen_ai.tool.call.result gen_ai.tool.output", agent="agent.id", error="error.message", form="short"),
+        kinds=_of(model=("model_generation", "model_step", "llm_generation"), agent=("agent_run", "workflow_run"),
+            tool=("tool_call", "mcp_tool_call", "provider_tool_call"), other="*"),
+        input=First("gen_ai.input.messages", "gen_ai.prompt", "mastra.model_step.input", "mastra.agent_run.input"),
+        output=First("gen_ai.output.messages", "gen_ai.completion", "mastra.model_step.output",
+                     "mastra.agent_run.output"),
+        arguments=First("gen_ai.tool.call.arguments", "gen_ai.tool.input"),
+        result=First("gen_ai.tool.call.result", "gen_ai.tool.output"), agent="agent.id", error="error.message",
+        form="short"),
     Dialect(name="logfire",  # the OpenAI Agents SDK
         scopes=("logfire.openai_agents",), spans=_of(agent="Agent run: {name!r}", tool="Function: {name}"),
-        input="raw_input", output="response#output",
-        agent=r"logfire.msg~Agent\srun:\s'([^']*)'",  # the attribute `name` may be scrubbed
-        tool="name", arguments="input", result="output", error="error#data.error error#message"),
-    Dialect(name="logfire", scopes=("logfire.",), input="gen_ai.input.messages request_data",
-        output="gen_ai.output.messages response_data"),
+        input="raw_input", output=Json("response", "output"),
+        agent=Regex("logfire.msg", r"Agent\srun:\s'([^']*)'"),  # the attribute `name` may be scrubbed
+        tool="name", arguments="input", result="output",
+        error=First(Json("error", "data", "error"), Json("error", "message"))),
+    Dialect(name="logfire", scopes=("logfire.",), input=First("gen_ai.input.messages", "request_data"),
+        output=First("gen_ai.output.messages", "response_data")),
     Dialect(name="openlit", scopes=("openlit.instrumentation.langgraph",), agent="gen_ai.workflow.name"),
     Dialect(name="openlit", scopes=("openlit",), signs=_of(other="gen_ai.output.messages")),
     Dialect(name="crewai", scopes=("openinference.instrumentation.crewai", "opentelemetry.instrumentation.crewai.",
             "openlit.instrumentation.crewai"),
-        agent="graph.node.id crewai.agent.role",
-        task="crew_tasks#0.description crewai.crew.tasks#0.description output.value#description",
-        answer="output.value#raw crewai.crew.result",
+        agent=First("graph.node.id", "crewai.agent.role"),
+        task=First(Json("crew_tasks", 0, "description"), Json("crewai.crew.tasks", 0, "description"),
+                   Json("output.value", "description")),
+        answer=First(Json("output.value", "raw"), "crewai.crew.result"),
         prompt=re.compile(r"Current Task: (.*?)\n\nThis is the expected criteria", re.DOTALL),
-        delegate="input.value#coworker"),
+        delegate=Json("input.value", "coworker")),
     Dialect(name="agno", scopes=("opentelemetry.instrumentation.agno",),
-        failed=r"traceloop.entity.output~\Astatus='(failure)'"),
+        failed=Regex("traceloop.entity.output", r"\Astatus='(failure)'")),
     Dialect(name="autogen",
         scopes=("openinference.instrumentation.autogen_agentchat", "openinference.instrumentation.autogen"),
-        input="llm.input_messages.*", output="output.value", agent="graph.node.id"),
+        input=Below("llm.input_messages."), output="output.value", agent="graph.node.id"),
     Dialect(name="smolagents",
         scopes=("openinference.instrumentation.smolagents", "opentelemetry.instrumentation.genai.smolagents"),
-        task="smolagents.task input.value#task", prompt=re.compile(r"\ANew task:\n(.*)", re.DOTALL)),
+        task=First("smolagents.task", Json("input.value", "task")), prompt=re.compile(r"\ANew task:\n(.*)", re.DOTALL)),
     Dialect(name="llama_index", scopes=("openinference.instrumentation.llama_index",),
-        spans=_of(other="*._prepare_chat_with_tools"), agent="input.value~current_agent_name='([^']*)'",
-        arguments="input.value#kwargs input.value", result="output.value#raw_output output.value",
-        failed="output.value#is_error"),
+        spans=_of(other="*._prepare_chat_with_tools"), agent=Regex("input.value", "current_agent_name='([^']*)'"),
+        arguments=First(Json("input.value", "kwargs"), "input.value"),
+        result=First(Json("output.value", "raw_output"), "output.value"), failed=Json("output.value", "is_error")),
     Dialect(name="llama_index", scopes=("opentelemetry.instrumentation.llamaindex",), kind="tool.name",
-        kinds=_of(tool="*"), tool="tool.name", call_id="traceloop.entity.output#tool_id", arguments="tool.arguments",
-        result="traceloop.entity.output#tool_output.raw_output", failed="traceloop.entity.output#tool_output.is_error"),
+        kinds=_of(tool="*"), tool="tool.name", call_id=Json("traceloop.entity.output", "tool_id"),
+        arguments="tool.arguments", result=Json("traceloop.entity.output", "tool_output", "raw_output"),
+        failed=Json("traceloop.entity.output", "tool_output", "is_error")),
     Dialect(name="llama_index", scopes=("opentelemetry.instrumentation.llamaindex",),
-        spans=_of(agent="run.task", chain="AgentWorkflow.task|*Agent.task"),
-        agent="traceloop.entity.output#current_agent_name",
-        input="traceloop.entity.input#messages", output="traceloop.entity.output#message"),
+        spans=_of(agent="run.task", chain=("AgentWorkflow.task", "*Agent.task")),
+        agent=Json("traceloop.entity.output", "current_agent_name"),
+        input=Json("traceloop.entity.input", "messages"), output=Json("traceloop.entity.output", "message")),
     Dialect(name="dspy",  # all its prompts are made of fields, and so are the answers
         scopes=("openinference.instrumentation.dspy", "opentelemetry.instrumentation.genai.dspy"),
-        spans=_of(other="finish.__call__"), answer="output.value#answer", form="fields"),
+        spans=_of(other="finish.__call__"), answer=Json("output.value", "answer"), form="fields"),
     Dialect(name="langgraph",  # an AGENT is a node of the graph, one for each turn; the run is the CHAIN above
         scopes=("openinference.instrumentation.langchain",), kind="openinference.span.kind",
-        kinds=_of(model="llm", tool="tool", chain="agent|chain")),
+        kinds=_of(model="llm", tool="tool", chain=("agent", "chain"))),
     # The conventions of OpenTelemetry, and those before and beside them
     Dialect(name="gen_ai", kind="gen_ai.operation.name",
-        kinds=_of(model="chat|chat.completions|generate_content|text_completion|text.completions",
-            tool="execute_tool", agent="invoke_agent|invoke_workflow",
-            other="create_agent|embeddings|plan|retrieval"), input="gen_ai.input.messages",
-        output="gen_ai.output.messages", agent="gen_ai.agent.name", agent_id="gen_ai.agent.id",
-        workflow="gen_ai.workflow.name", tool="gen_ai.tool.name", call_id="gen_ai.tool.call.id",
-        arguments="gen_ai.tool.call.arguments", result="gen_ai.tool.call.result"),
-    Dialect(name="openinference", kind="openinference.span.kind", kinds=_of(model="llm", tool="tool", agent="agent",
-            chain="chain", other="retriever|embedding|reranker|guardrail|evaluator|prompt|unknown"),
-        input="llm.input_messages.*", output="llm.output_messages.*", agent="agent.name", tool="tool.name",
-        call_id="tool_call.id tool.id"),
+        kinds=_of(model=("chat", "chat.completions", "generate_content", "text_completion", "text.completions"),
+            tool="execute_tool", agent=("invoke_agent", "invoke_workflow"),
+            other=("create_agent", "embeddings", "plan", "retrieval")),
+        input="gen_ai.input.messages", output="gen_ai.output.messages", agent="gen_ai.agent.name",
+        agent_id="gen_ai.agent.id", workflow="gen_ai.workflow.name", tool="gen_ai.tool.name",
+        call_id="gen_ai.tool.call.id", arguments="gen_ai.tool.call.arguments", result="gen_ai.tool.call.result"),
+    Dialect(name="openinference", kind="openinference.span.kind",
+        kinds=_of(model="llm", tool="tool", agent="agent", chain="chain",
+            other=("retriever", "embedding", "reranker", "guardrail", "evaluator", "prompt", "unknown")),
+        input=Below("llm.input_messages."), output=Below("llm.output_messages."), agent="agent.name", tool="tool.name",
+        call_id=First("tool_call.id", "tool.id")),
     Dialect(name="openllmetry", kind="traceloop.span.kind",
-        kinds=_of(tool="tool", agent="workflow|agent", other="task|unknown"), signs=_of(tool="gen_ai.tool.name",
-            model="llm.request.type|gen_ai.request.model|gen_ai.output.messages|gen_ai.completion.|gen_ai.prompt.|"
-            "llm.output_messages."), input="gen_ai.prompt.*", output="gen_ai.completion.*",
-        agent="agent_name + traceloop.association.properties.lc_agent_name",
-        workflow="traceloop.workflow.name + traceloop.entity.name", tool="traceloop.entity.name"),
-    Dialect(name="gen_ai_events", input="@events"),
+        kinds=_of(tool="tool", agent=("workflow", "agent"), other=("task", "unknown")),
+        signs=_of(tool="gen_ai.tool.name",
+            model=("llm.request.type", "gen_ai.request.model", "gen_ai.output.messages", "gen_ai.completion.",
+                   "gen_ai.prompt.", "llm.output_messages.")),
+        input=Below("gen_ai.prompt."), output=Below("gen_ai.completion."),
+        agent=Each("agent_name", "traceloop.association.properties.lc_agent_name"),
+        workflow=Each("traceloop.workflow.name", "traceloop.entity.name"), tool="traceloop.entity.name"),
+    Dialect(name="gen_ai_events", in_events=True),
     Dialect(name="openllmetry", input="traceloop.entity.input", output="traceloop.entity.output"),
     Dialect(name="pydantic_ai", input="pydantic_ai.all_messages", arguments="tool_arguments", result="tool_response"),
-    Dialect(name="pydantic_ai", output="final_result", agent=r"logfire.msg~\A(.*)\srun\Z"),
+    Dialect(name="pydantic_ai", output="final_result", agent=Regex("logfire.msg", r"\A(.*)\srun\Z")),
     Dialect(name="openinference_raw", input="input.value", output="output.value",
-        arguments="input.value tool.parameters"),
+        arguments=First("input.value", "tool.parameters")),
 )  # fmt: skip
 
 CONVENTIONS: Final = tuple(dict.fromkeys(row.name for row in DIALECTS))
@@ -381,7 +439,7 @@ def _found(span: Span, groups: tuple[tuple[Place, ...], ...]) -> list[Any]:
     found, values = span.attributes, []
     for group in groups:
         for place in group:
-            value = place.value(found)
+            value = place.of(found)
             if value is not None:
                 values.append(value)
                 break
@@ -449,8 +507,8 @@ def _is_missed(scope: str, key: str) -> bool:
 def _read_by(scope: str) -> tuple[frozenset[str], tuple[str, ...]]:
     rows = dialects_of(scope)
     places = [place for row in rows for groups in row.places.values() for group in groups for place in group]
-    keys = {place.name for place in places if not place.flat} | {row.kind for row in rows}
-    flat = [place.name for place in places if place.flat]
+    keys = {place.name for place in places if not isinstance(place, Below)} | {row.kind for row in rows}
+    flat = [place.name for place in places if isinstance(place, Below)]
     signs = [sign for row in rows for sign in row.signs]
     prefixes = (*flat, *(each for each in signs if each.endswith(".")), *(each for row in rows for each in row.repeats))
     return frozenset(keys | set(signs)) - {""}, prefixes
