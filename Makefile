@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check deploy-check collector-check snippet-check dist image image-test fuzz fuzz-redaction soak disasters upgrade-test bench lock clean
+.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check docs deploy-check collector-check snippet-check dist image image-test fuzz fuzz-redaction soak disasters upgrade-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ check: $(MODEL) ## Format, lint, types, layering
 	$(BIN)/ruff check worker tests deploy
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/unit/test_layering.py
+
+docs: $(READY) ## Write what the code says into the pages: settings, options and metrics, and the config file's schema
+	$(BIN)/python -m tests.support.generated
 
 deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engine (fetches its tools, names what it lacks)
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/image.sh

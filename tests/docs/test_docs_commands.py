@@ -1,7 +1,4 @@
-"""docs/commands.md: every command is there, with its options; exit codes are as told; completion works.
-
-`python -m tests.docs.test_docs_commands` writes the options to the page.
-"""
+"""docs/commands.md: every command is there; exit codes are as described; completion works."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -32,45 +28,10 @@ TEXT = (DOCS / "commands.md").read_text("utf-8")
 
 
 HEADINGS = re.findall(r"^### `kp-worker ([a-z-]+)`$", TEXT, re.MULTILINE)
-MANY = 10
-"""Commands with the same option, from which on the page does not name them."""
-OPTIONS = re.compile(r"(?<=<!-- options: python -m tests.docs.test_docs_commands -->\n).*", re.DOTALL)
-
-
-def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Yield each command with its words, those of groups too."""
-    top = click.Context(cli)
-    for name in sorted(cli.commands):
-        _, command, _ = cli.resolve_command(top, [name])
-        assert command is not None
-        inner = click.Context(command, top, name)
-        if isinstance(command, click.Group):
-            yield from ((f"{name} {each}", command.commands[each], inner) for each in sorted(command.commands))
-        else:
-            yield name, command, inner
-
-
-def options_list() -> str:
-    """Return the options of all commands as --help says them; those that several commands have, once."""
-    having = defaultdict[str, list[str]](list)
-    for name, command, context in commands():
-        for option in command.params:
-            if record := option.get_help_record(context):
-                written, meaning = (" ".join(part.split()) for part in record)
-                having[f"- `{written}`: {meaning}"].append(name)
-    groups = defaultdict[str, list[str]](list)
-    for line, names in having.items():
-        groups["Most commands" if len(names) > MANY else ", ".join(f"`{name}`" for name in names)].append(line)
-    return "\n\n".join(f"{names}:\n\n" + "\n".join(groups[names]) for names in sorted(groups)) + "\n"
 
 
 def test_every_command_has_a_section() -> None:
     assert sorted(HEADINGS) == sorted(cli.commands)
-
-
-def test_the_options_are_those_of_help() -> None:
-    """After a change: python -m tests.docs.test_docs_commands."""
-    assert OPTIONS.findall(TEXT) == [options_list()]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +63,7 @@ def test_bash_completes_commands_and_closed_lists(tmp_path: Path, typed: list[st
     assert result.stdout.split() == expected
 
 
-def test_the_exit_codes_that_are_told(tmp_path: Path) -> None:
+def test_the_exit_codes(tmp_path: Path) -> None:
     """Those that need no broker; test_topics and test_doctor hold the others."""
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_bytes(trace_bytes())
@@ -164,7 +125,3 @@ def test_every_command_with_options_that_is_printed_or_shown_is_one() -> None:
                 assert set(options) <= known | {"--help", "-h"}, f"{path.name}: {text[:200]}"
                 seen += 1
     assert seen > 60
-
-
-if __name__ == "__main__":
-    (DOCS / "commands.md").write_text(OPTIONS.sub(lambda _: options_list(), TEXT), "utf-8")

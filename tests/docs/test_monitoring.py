@@ -21,6 +21,7 @@ from tests.support.monitoring import (
     recorded,
     rule_queries,
 )
+from tests.support.surroundings import DOCS
 from worker.config import Settings
 
 QUERIES = rule_queries() + dashboard_queries()
@@ -120,3 +121,9 @@ def test_panels_do_not_overlap() -> None:
         ]
         assert len(set(cells)) == len(cells)
         assert all(x < 24 for x, _ in cells)
+
+
+def test_the_page_of_metrics_names_only_what_exists() -> None:
+    named = set(re.findall(r"`((?:kp|process|python)_\w+)", (DOCS / "metrics.md").read_text("utf-8")))
+    histograms = {name.removesuffix("_bucket") for name in exported_names() if name.endswith("_bucket")}
+    assert named <= exported_names() | histograms

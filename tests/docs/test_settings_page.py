@@ -1,7 +1,4 @@
-"""docs/settings.md and `config` in docs/commands.md: tables, config file and outputs are the code's.
-
-`python -m tests.docs.test_settings_page` writes the tables to the page.
-"""
+"""docs/settings.md and `config` in docs/commands.md: config file and outputs are the code's."""
 
 import re
 from pathlib import Path
@@ -11,48 +8,11 @@ from click.testing import CliRunner
 
 from tests.support.surroundings import DOCS
 from worker.cli import cli
-from worker.config import describe, load
+from worker.config import load
 from worker.core.scoring import PROFILES, Weights
 
 DOCUMENT = DOCS / "settings.md"
 COMMANDS = DOCUMENT.with_name("commands.md").read_text("utf-8")
-
-
-HEADINGS = {
-    "Kafka": r"bootstrap_|group_(instance_)?id|(source|accepted|rejected|dead_letter|changelog|forgotten|judged)_topic|"
-    r"create_topics|topic_|security_|sasl_|tls_|delivery|session_|transaction_|commit_",
-    "Scoring": r"threshold|profiles|cache_|event_time|stream_time|forget|verdict_key|confidence|output_|redact|screen",
-    "Model": r"embed|precision|model|max_tokens",
-    "Limits": r"max_(message|batch|steps|depth)|memory_|strict_context|dead_letter_breaker|latency_|stuck_|shutdown_",
-    "HTTP, logs and spans": r"http_|status_|tracing|log_",
-    "Contribute": r"registry_|contribute|refused_topic",
-    "Assemble": r"spans_|assemble_",
-}
-"""The headings of the page, and how the names of their settings begin."""
-TABLES = re.compile(r"(?<=<!-- settings: python -m tests.docs.test_settings_page -->\n)### .*?\n\n(?=## )", re.DOTALL)
-
-
-def heading(variable: str) -> str:
-    (found,) = [it for it, begin in HEADINGS.items() if re.match(begin, variable.removeprefix("KP_").lower())]
-    return found
-
-
-def tables() -> str:
-    """Return the tables of all settings, each under its heading, as they should be."""
-    parts = []
-    for title in HEADINGS:
-        parts += [f"### {title}", "", "| variable | default | meaning |", "|---|---|---|"]
-        for name, default, meaning in describe():
-            if heading(name) == title:
-                shown = f"`{default}`" if default else ""
-                parts.append(f"| `{name}` | {shown} | {meaning.replace('|', '/')} |")
-        parts.append("")
-    return "\n".join(parts) + "\n"
-
-
-def test_the_tables_of_settings_are_true() -> None:
-    """After a change: python -m tests.docs.test_settings_page."""
-    assert TABLES.findall(DOCUMENT.read_text("utf-8")) == [tables()]
 
 
 @pytest.fixture
@@ -94,7 +54,3 @@ def test_the_outputs_of_config_in_the_commands_page(tmp_path: Path, monkeypatch:
     Path("kp-worker.toml").write_text("threshold = 0.7\n[profiles.legal]\nthreshold = 0.6\n")
     output = CliRunner().invoke(cli, [*shown[0].split(), "--text"]).stdout
     assert output == shown[1]
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(TABLES.sub(lambda _: tables(), DOCUMENT.read_text("utf-8")), "utf-8")

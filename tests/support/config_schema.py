@@ -1,8 +1,7 @@
-"""The config file's JSON Schema: `python -m tests.support.config_schema > schemas/config.schema.json` writes it."""
+"""The config file's JSON Schema, which `make docs` writes to schemas/config.schema.json."""
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from worker.config.profiles import ProfileSetting
@@ -64,7 +63,3 @@ def _profile() -> dict[str, Any]:
         },
         "additionalProperties": False,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(config_schema(), indent=2))

@@ -362,12 +362,6 @@ def test_show_tells_value_and_origin_and_hides_secrets(file: Path) -> None:
 # -- the schema
 
 
-def test_the_schema_is_written_down() -> None:
-    assert json.loads(SCHEMA.read_text("utf-8")) == config_schema(), (
-        "python -m tests.support.config_schema > schemas/config.schema.json writes it as it should be"
-    )
-
-
 def test_the_schema_takes_what_the_worker_takes() -> None:
     Draft202012Validator.check_schema(config_schema())
     validator = Draft202012Validator(config_schema())

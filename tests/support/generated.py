@@ -1,0 +1,136 @@
+"""What the code writes into the pages: the tables of settings, options and metrics, and the config file's JSON Schema.
+
+`make docs` runs this module, which writes it between the markers of the pages; tests/docs/test_generated.py compares.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+from prometheus_client import CollectorRegistry
+
+from tests.support.config_schema import config_schema
+from tests.support.monitoring import SUFFIXES
+from tests.support.surroundings import DOCS, SCHEMAS
+from worker.cli import cli
+from worker.config import describe
+from worker.observe.assemble_metrics import AssembleMetrics
+from worker.observe.contribute_metrics import ContributeMetrics
+from worker.observe.metrics import Histogram, Metrics
+
+PAGES = [DOCS / "settings.md", DOCS / "commands.md", DOCS / "metrics.md"]
+SCHEMA = SCHEMAS / "config.schema.json"
+
+# -- settings
+
+HEADINGS = {
+    "Kafka": r"bootstrap_|group_(instance_)?id|(source|accepted|rejected|dead_letter|changelog|forgotten|judged)_topic|"
+    r"create_topics|topic_|security_|sasl_|tls_|delivery|session_|transaction_|commit_",
+    "Scoring": r"threshold|profiles|cache_|event_time|stream_time|forget|verdict_key|confidence|output_|redact|screen",
+    "Model": r"embed|precision|model|max_tokens",
+    "Limits": r"max_(message|batch|steps|depth)|memory_|strict_context|dead_letter_breaker|latency_|stuck_|shutdown_",
+    "HTTP, logs and spans": r"http_|status_|tracing|log_",
+    "Contribute": r"registry_|contribute|refused_topic",
+    "Assemble": r"spans_|assemble_",
+}
+"""The headings of the page, and how the names of their settings begin."""
+
+
+def settings() -> str:
+    """Return the tables of all settings, each under its heading."""
+    rows = defaultdict[str, list[str]](list)
+    for name, default, meaning in describe():
+        (heading,) = [it for it, begin in HEADINGS.items() if re.match(begin, name.removeprefix("KP_").lower())]
+        rows[heading].append(f"| `{name}` | {f'`{default}`' if default else ''} | {meaning.replace('|', '/')} |")
+    head = "| variable | default | meaning |\n|---|---|---|"
+    return "\n\n".join("\n".join([f"### {title}\n\n{head}", *rows[title]]) for title in HEADINGS)
+
+
+# -- options
+
+MANY = 10
+"""Commands with the same option, from which on the page does not name them."""
+
+
+def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Yield each command with its words, those of groups too."""
+    top = click.Context(cli)
+    for name in sorted(cli.commands):
+        _, command, _ = cli.resolve_command(top, [name])
+        assert command is not None
+        inner = click.Context(command, top, name)
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {each}", command.commands[each], inner) for each in sorted(command.commands))
+        else:
+            yield name, command, inner
+
+
+def options() -> str:
+    """Return the options of all commands as --help describes them; those that several commands have, once."""
+    having = defaultdict[str, list[str]](list)
+    for name, command, context in commands():
+        for option in command.params:
+            if record := option.get_help_record(context):
+                written, meaning = (" ".join(part.split()) for part in record)
+                having[f"- `{written}`: {meaning}"].append(name)
+    groups = defaultdict[str, list[str]](list)
+    for line, names in having.items():
+        groups["Most commands" if len(names) > MANY else ", ".join(f"`{name}`" for name in names)].append(line)
+    return "\n\n".join(f"{names}:\n\n" + "\n".join(groups[names]) for names in sorted(groups))
+
+
+# -- metrics
+
+INFO_LABELS = {
+    "kp_build_info": "version, group, embedder",
+    "kp_contribute_build_info": "version, group",
+    "kp_assemble_build_info": "version, group",
+}
+
+
+def metrics(kind: type[Metrics | ContributeMetrics | AssembleMetrics]) -> str:
+    """Return the table of a process's metrics."""
+    made = kind(CollectorRegistry())
+    rows = ["| metric | type | meaning |", "|---|---|---|"]
+    for metric in vars(made).values():
+        if not hasattr(metric, "collect") or metric is made.registry:
+            continue
+        (family,) = metric.collect()
+        name = family.name + ("" if family.type == "histogram" else SUFFIXES[family.type][0])
+        if isinstance(metric, Histogram):
+            labels = metric._label or ""
+        else:
+            labels = INFO_LABELS.get(name) or ", ".join(metric._labelnames)
+        shown = f"{name}{{{labels}}}" if labels else name
+        rows.append(f"| `{shown}` | {family.type} | {family.documentation} |")
+    return "\n".join(rows)
+
+
+# -- pages
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "options": options,
+    "metrics": lambda: metrics(Metrics),
+    "metrics of contribute": lambda: metrics(ContributeMetrics),
+    "metrics of assemble": lambda: metrics(AssembleMetrics),
+}
+MARKED = re.compile(r"(?<=<!-- make docs: )(.*?)( -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
+
+
+def generated() -> dict[Path, str]:
+    """Return the files with what the code writes, as they should be."""
+    return {
+        **{page: MARKED.sub(lambda at: f"{at[1]}{at[2]}{BLOCKS[at[1]]()}{at[3]}", page.read_text()) for page in PAGES},
+        SCHEMA: json.dumps(config_schema(), indent=2) + "\n",
+    }
+
+
+if __name__ == "__main__":
+    for path, text in generated().items():
+        path.write_text(text)
