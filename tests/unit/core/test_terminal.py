@@ -35,7 +35,6 @@ from worker.commands.redrive.counts import examples_table
 from worker.commands.shared.scored_rows import TailRecord, rows
 from worker.commands.topics.compare import TopicRow, TopicsReport, print_report
 from worker.core.terminal import clean, clean_json, clean_json_bytes
-from worker.lab.demo.registry import REDACTED_ID, Contributed, registry_text
 from worker.observe.logs import BareFormatter, JsonFormatter, TextFormatter
 
 VISIBLE = r"\x1b[2J"
@@ -83,12 +82,7 @@ def demo() -> str:
     for document in documents:
         document["scoring"]["nearest"] = {"id": documents[0]["id"], "similarity": 0.5}
     scored = [TailRecord(None, document, None) for document in documents]  # type: ignore[arg-type]
-    secret = [documents[0] | {"id": REDACTED_ID, "steps": [{"content": EVIL}] * 3}]
-    documents[0]["steps"] = secret[0]["steps"]
-    return rendered(
-        rows(scored, 200, header=True, only_dead_letters=False),
-        registry_text(Contributed(units=[document | {"id": REDACTED_ID} for document in documents[:1]]), secret),
-    )
+    return rendered(rows(scored, 200, header=True, only_dead_letters=False))
 
 
 def doctor() -> str:

@@ -13,11 +13,10 @@ from worker.commands.shared.options import read_settings, settings_options
 @click.command(cls=Command)
 @click.option("--keep-running", is_flag=True, help="Keep everything running until Ctrl-C.")
 @click.option("--http-port", type=int, metavar="N", help="Port of the worker's metrics [a free one].")
-@click.option("--registry", is_flag=True, help="Also post accepted traces, redacted, to a stand-in for the registry.")
 @click.option("--otlp", is_flag=True, help="Also assemble and score runs from made-up OpenTelemetry spans.")
 @click.option("--verdicts", is_flag=True, help="Also judge the runs of two agents, one of which claims too much.")
 @settings_options
-def demo(keep_running: bool, http_port: int | None, registry: bool, otlp: bool, verdicts: bool) -> None:
+def demo(keep_running: bool, http_port: int | None, otlp: bool, verdicts: bool) -> None:
     """Show the whole worker: embedded Kafka, sample traces, real scores, explained.
 
     Only the settings of scoring and the model apply: the demo has its own broker, topics and port.
@@ -28,4 +27,4 @@ def demo(keep_running: bool, http_port: int | None, registry: bool, otlp: bool, 
     settings = read_settings()
     from worker.lab.demo.show import Parts, run_demo
 
-    sys.exit(run_demo(settings, http_port, Parts(registry, otlp, verdicts, keep_running)))
+    sys.exit(run_demo(settings, http_port, Parts(otlp, verdicts, keep_running)))

@@ -91,11 +91,11 @@ class DemoProcess:
         if code is not None:
             raise DemoError(f"{self.name} ended with exit code {code}.\n{self.tail()}")
 
-    def wait_ready(self, say: Callable[[str], None], path: str = "/readyz") -> None:
-        """Return when a GET of `path` is answered with 200."""
+    def wait_ready(self, say: Callable[[str], None]) -> None:
+        """Return when /readyz is answered with 200."""
         deadline = time.monotonic() + READY_SECONDS
         while True:
-            status, body = self.get(path)
+            status, body = self.get("/readyz")
             if status == 200:
                 return
             self.check()
@@ -144,16 +144,15 @@ class Stage:
         variables: Mapping[str, str],
         *,
         port: int | None = None,
-        path: str = "/readyz",
         says: str = "ready, metrics at {url}/metrics",
     ) -> Iterator[DemoProcess]:
-        """Start a process on the demo's broker, print `says` once `path` is answered, and kill it at the end."""
+        """Start a process on the demo's broker, print `says` once it is ready, and kill it at the end."""
         port = port or free_ports(1)[0]
         own = {"BOOTSTRAP_SERVERS": self.bootstrap, "CREATE_TOPICS": "true", "HTTP_HOST": HOST, "HTTP_PORT": str(port)}
         settings = {PREFIX + key: value for key, value in {**variables, **own}.items()}
         with DemoProcess(name, arguments, settings, port, self.directory) as process:
             with step(self.console, label) as say:
-                process.wait_ready(say, path)
+                process.wait_ready(say)
                 say(says.format(url=process.url))
             yield process
 

@@ -29,7 +29,6 @@ from worker.lab.demo.console import interruptible, print_error, print_lines, run
 from worker.lab.demo.flow import ACCEPTED, DEAD_LETTER, REJECTED, SOURCE, DemoOutcome, Document, run_flow
 from worker.lab.demo.otlp import running_assemble, show_spans
 from worker.lab.demo.process import DemoError, DemoProcess, Stage, figures, worker_variables
-from worker.lab.demo.registry import DemoRegistry, registry_text, running_registry, secret_sample
 from worker.lab.demo.verdicts import running_judged, show_verdicts
 
 STORY: Final = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
@@ -39,7 +38,6 @@ STORY: Final = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
 class Parts(NamedTuple):
     """The optional parts of the demo."""
 
-    registry: bool
     otlp: bool
     verdicts: bool
     keep_running: bool  # until Ctrl-C
@@ -76,33 +74,25 @@ def run_demo(settings: Settings, http_port: int | None, parts: Parts) -> int:
 
 def _show(stage: Stage, worker: DemoProcess, settings: Settings, parts: Parts) -> None:
     """Send the samples through everything and show the results."""
-    console, records, network = stage.console, samples(), None
+    console, assemble = stage.console, None
     with contextlib.ExitStack() as stack:
-        if parts.registry:
-            network = stack.enter_context(running_registry(stage))
-            records.append(secret_sample())
         with Live(console=console, transient=True, refresh_per_second=10) as live:
-            flow = run_flow(stage.bootstrap, records, worker, lambda outcome: live.update(_counts(outcome)))
+            flow = run_flow(stage.bootstrap, samples(), worker, lambda outcome: live.update(_counts(outcome)))
             outcome = asyncio.run(flow)
         _print_outcome(console, outcome, worker, settings)
         if problem := outcome.imbalance():
             raise DemoError(f"{problem}.\n{worker.tail()}")
-        started = []
         if parts.otlp:
             assemble = stack.enter_context(running_assemble(stage))
             show_spans(stage, assemble)
-            started.append(assemble)
         if parts.verdicts:
             judged, key = stack.enter_context(running_judged(stage))
             show_verdicts(stage, judged, key)
             judged.stop()
-        if network is not None:
-            _print_contributed(console, network, outcome)
-            started += [network.contribute, network.stand_in]
         if parts.keep_running:
-            _stay(stage, worker, network)
-        for process in started:
-            process.stop()
+            _stay(stage, worker)
+        if assemble is not None:
+            assemble.stop()
 
 
 def _counts(outcome: DemoOutcome) -> Text:
@@ -165,27 +155,9 @@ def story(documents: Sequence[Document]) -> Text | None:
     return Text("\n").join(lines)
 
 
-def _print_contributed(console: Console, registry: DemoRegistry, outcome: DemoOutcome) -> None:
-    accepted = [document for document in outcome.scored if document["scoring"]["decision"] == "accepted"]
-    skipped = "skipped: not for the network, or not aggregated (KP_CONTRIBUTE_VISIBILITY, KP_CONTRIBUTE_PRIVACY)"
-    console.print(
-        Text("To the registry (a stand-in): accepted traces, redacted", "bold"),
-        Text(skipped, "dim"),
-        registry_text(registry.wait(len(accepted)), accepted),
-        "",
-        sep="\n",
-    )
-
-
-def _stay(stage: Stage, worker: DemoProcess, registry: DemoRegistry | None) -> None:
+def _stay(stage: Stage, worker: DemoProcess) -> None:
     """Print all addresses and wait for Ctrl-C. Raises DemoError if a process stops by itself."""
     address = stage.bootstrap
-    lines: list[str] = []
-    if registry is not None:
-        lines = [
-            f"registry curl -s {registry.stand_in.url}/_stand-in/units   key {registry.key}",
-            f"contrib. {registry.contribute.url}/metrics   log {registry.contribute.log}",
-        ]
     with contextlib.suppress(KeyboardInterrupt):
         stage.console.print(Text("Still running", "bold"))
         print_lines(
@@ -197,11 +169,8 @@ def _stay(stage: Stage, worker: DemoProcess, registry: DemoRegistry | None) -> N
             f"         {program()} tail -b {address} --dead-letters",
             f"send     {program()} publish samples -b {address}",
             f"log      {worker.log}",
-            *lines,
             "stop     Ctrl-C",
         )
         while True:
             worker.check()
-            if registry is not None:
-                registry.check()
             time.sleep(0.2)
