@@ -89,39 +89,36 @@ class Conversation:
     _since: set[str] = field(default_factory=set)  # texts of the user since the agent's last turn
 
     def add(self, inputs: Sequence[Message], outputs: Sequence[Message], start_ns: int = 0, end_ns: int = 0) -> None:
-        """Add the new parts of a model call: the end of its input, and its output. Times in ns since 1970."""
+        """Add the new parts of a model call: the end of its input, and its output. Times in ns since 1970.
+
+        First the messages of the input are matched with turns. What follows the last match is new, and is appended.
+        """
         places = self._places(inputs)
-        if self.turns and not any(message.parts for message in outputs) and not _goes_on(inputs, places):
+        matched = [index for index, place in enumerate(places) if place is not None]
+        if self.turns and not any(message.parts for message in outputs) and not matched and not _has_result(inputs):
             return  # a failed call outside the run, such as one for a summary of it
-        last = max((index for index, place in enumerate(places) if place is not None), default=-1)
-        after = max((place for place in places if place is not None), default=-1)
+        known = matched[-1] + 1 if matched else 0  # number of messages that are history
         count = len(self.turns)
         turn: _Turn | None = None
-        reasons: list[str] = []
-        results: Counter[str] = Counter()  # by tool name: results without an id since the agent's last message
-        told: Iterator[Message] = iter(())  # the results from here on with ids, if they have none
-        before = ""
-        for index, (message, place) in enumerate(zip(inputs, places, strict=True)):
-            if message.role == "assistant":
-                results.clear()
-            if message.role == "assistant" and index <= last:
-                reasons += [part.text for part in message.parts if isinstance(part, Reasoning)]
-                if place is not None:
+        reasons: list[str] = []  # of messages of the history, for the turn that comes after them
+        for said, told in _exchanges(inputs):
+            for index in said:
+                message, place = inputs[index], places[index]
+                if index >= known:
+                    turn = self._add_said(message, turn if index > max(known, said.start) else None, start_ns)
+                else:
+                    reasons += [part.text for part in message.parts if isinstance(part, Reasoning)]
+                    if place is None:
+                        continue
                     turn = self.turns[place]
                     self._add_ids(turn, message)
-                    self._add_reasons(turn, reasons)
-                    reasons = []
-            elif message.role == "assistant":
-                part_of = turn if before == "assistant" and index - 1 > last else None
-                turn = self._add_said(message, part_of, reasons, start_ns)
+                self._add_reasons(turn, reasons)
                 reasons = []
-            else:
-                if before == "assistant" and turn is not None and len(turn.calls) > 1:
-                    told = _with_ids(turn, (inputs[at] for at in range(index, len(inputs))))
-                told_message = next(told, message)
-                self._add_told(told_message, turn, results, start_ns, known=index <= last, goes_on=last >= 0)
-            before = message.role
-        if len(self.turns) > count or not self._is_repeated(outputs, after):
+            results: Counter[str] = Counter()  # by tool name: those without an id
+            for index, message in zip(told, _with_ids(turn, said, [inputs[index] for index in told]), strict=True):
+                self._add_told(message, turn, results, start_ns, known=index < known, goes_on=bool(matched))
+        last = max((place for place in places if place is not None), default=-1)
+        if len(self.turns) > count or not self._is_repeated(outputs, last):
             self._add_turn(outputs, end_ns)
 
     def _places(self, inputs: Sequence[Message]) -> list[int | None]:
@@ -185,12 +182,11 @@ class Conversation:
         self._reasons.update(new)
         turn.reasons += new
 
-    def _add_said(self, message: Message, turn: _Turn | None, reasons: list[str], time_ns: int) -> _Turn:
+    def _add_said(self, message: Message, turn: _Turn | None, time_ns: int) -> _Turn:
         """Add a message of the agent whose own call is missing: to `turn`, if the turn arrives in parts."""
         if turn is None or (turn.calls and _says(message)):
             turn = _Turn(time_ns)
             self.turns.append(turn)
-        self._add_reasons(turn, reasons)
         self._fill(turn, message, len(self.turns) - 1)
         return turn
 
@@ -344,17 +340,33 @@ class Conversation:
                     transcript.add_result(result.text, call.call.call_id, call.call.name, is_error=result.is_error)
 
 
-def _with_ids(turn: _Turn, behind: Iterable[Message]) -> Iterator[Message]:
-    """Yield the results behind a turn with the ids of its calls, in their order.
+def _exchanges(messages: Sequence[Message]) -> Iterator[tuple[range, range]]:
+    """Yield the positions of messages of the agent in a row, and of the other messages that follow them."""
+    at = 0
+    while at < len(messages):
+        said = told = at
+        while told < len(messages) and messages[told].role == "assistant":
+            told += 1
+        at = told
+        while at < len(messages) and messages[at].role != "assistant":
+            at += 1
+        yield range(said, told), range(told, at)
 
-    Only if each message has one result, without id or name, and there is one for each call.
+
+def _with_ids(turn: _Turn | None, said: range, told: list[Message]) -> list[Message]:
+    """Return what an agent was told after a turn of several calls; results get the ids of the calls, in their order.
+
+    They do so only if each message has one result, without id or name, and there is one for each call.
     """
-    told = list(takewhile(lambda each: each.role == "tool", behind))
-    parts = [message.parts[0] for message in told if len(message.parts) == 1]
-    results = [part for part in parts if isinstance(part, ToolResult) and not part.call_id and not part.name]
-    if len(results) == len(told) == len(turn.calls):
-        for result, call in zip(results, turn.calls, strict=True):
-            yield Message("tool", (replace(result, call_id=call.call.call_id),))
+    if turn is None or not said or len(turn.calls) < 2:
+        return told
+    results = list(takewhile(lambda each: each.role == "tool", told))
+    parts = [message.parts[0] for message in results if len(message.parts) == 1]
+    bare = [part for part in parts if isinstance(part, ToolResult) and not part.call_id and not part.name]
+    if not len(bare) == len(results) == len(turn.calls):
+        return told
+    named = (replace(part, call_id=call.call.call_id) for part, call in zip(bare, turn.calls, strict=True))
+    return [*(Message("tool", (part,)) for part in named), *told[len(results) :]]
 
 
 def _append(numbers: list[int], number: int) -> None:
@@ -362,11 +374,8 @@ def _append(numbers: list[int], number: int) -> None:
         numbers.append(number)
 
 
-def _goes_on(inputs: Sequence[Message], places: Sequence[int | None]) -> bool:
-    """Return whether a call continues the run: it repeats one of its turns, or has a result."""
-    return any(place is not None for place in places) or any(
-        isinstance(part, ToolResult) for message in inputs for part in message.parts
-    )
+def _has_result(messages: Sequence[Message]) -> bool:
+    return any(isinstance(part, ToolResult) for message in messages for part in message.parts)
 
 
 def _keys(message: Message) -> list[str]:
