@@ -47,7 +47,7 @@ def test_the_commands_of_the_page_run() -> None:
 
 def test_the_outputs_of_config_in_the_commands_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    section = COMMANDS.split("### `kp-worker config`")[1].split("\n### ")[0]
+    section = COMMANDS.split("## `kp-worker config`")[1].split("\n## ")[0]
     wrong, shown = re.findall(r"```console\n\$ kp-worker (.*?)\n(.*?)```", section, re.DOTALL)
     Path("kp-worker.toml").write_text("treshold = 1\n[profiles.code]\nthreshold = 2\n")
     assert CliRunner().invoke(cli, wrong[0].split()).stderr == wrong[1]
