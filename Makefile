@@ -114,7 +114,7 @@ assemble-figures: $(READY) ## Speed and memory of assemble, and the ratio to par
 upgrade-test: $(READY) ## Rolling upgrade from the first release to this worker under load, and back (ARGS="--seconds 60 --kafka 3.9", ARGS=--verdicts; needs the whole git history)
 	$(BIN)/python -m tests.runs.upgrade $(ARGS)
 
-bench: $(MODEL) ## Speed against peers, as ratios of one run (about 55 min; peers: pip install -e '.[bench]')
+bench: $(MODEL) ## Speed against peers, as ratios of one run (less than an hour; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.runs.benchmarks $(ARGS)
 
 EXTRAS = --extra fast --extra broker --extra report --extra tracing --extra otlp --extra dev
