@@ -323,7 +323,7 @@ def run(secure: SecureKafka, trial: Trial, user: str, directory: Path) -> Outcom
 
 
 def exit_code(missing: Acl, name: str) -> int:
-    """Return what the table of docs/security.md says."""
+    """Return the code that a missing permission gives: 2 where the start finds out, otherwise 1."""
     if missing.operation == "DescribeConfigs":
         return 0
     at_start = missing.operation in ("Create", "Alter") or missing.name in (name, *(f"{name}.{o}" for o in OUTPUTS))
