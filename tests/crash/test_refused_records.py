@@ -13,8 +13,6 @@ from tests.support.refused_records import STRICT, program, results, run, scoring
 from tests.support.stage import Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-pytestmark = pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
-
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["kill", "raise"])

@@ -26,7 +26,6 @@ from tests.support.schemas import VALIDATORS
 from tests.support.stage import Stage, Workers
 from worker.cli import cli
 from worker.commands.forget import request as forget_command
-from worker.commands.shared import session
 from worker.core import changelog
 from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.passes import MARKER_KEY
@@ -175,21 +174,12 @@ def test_without_the_setting_or_with_another_key_it_is_a_dead_letter(kafka: Embe
     assert sum(key.startswith(FORGOTTEN_PREFIX) for key, _ in live(stage)) == 2
 
 
-async def no_id(*_: Any) -> None:
-    """Find no id, as a broker before Kafka 2.8."""
-
-
-def test_wrong_usage_is_told(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage_is_told(kafka: EmbeddedKafka) -> None:
     stage = stage_of(kafka)
     for options in ((), ("--agent", "a", "--trace", "b"), ("--trace", "")):
         assert forget(stage, *options).exit_code == 2
     assert forget(stage, "--trace", "a", KP_FORGET_KEY="too short").exit_code == 2
-    monkeypatch.setattr(session, "topic_id", no_id)
-    unbound = forget(stage, "--trace", "a")
-    assert unbound.exit_code == 2
-    assert f"the brokers report no id of topic {stage.name}" in unbound.stderr
     assert controls(stage) == []
-    monkeypatch.undo()
     unanswered = forget(stage, "--trace", "a", "--wait")
     assert unanswered.exit_code == 2  # no worker ever created the topic of receipts
     assert stage.env["KP_FORGOTTEN_TOPIC"] in unanswered.stderr

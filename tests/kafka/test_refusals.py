@@ -22,10 +22,7 @@ from worker.kafka.writing.publisher import AtLeastOncePublisher, Commit, Exactly
 from worker.kafka.writing.rows import OutputTopic
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms"),
-]
+pytestmark = pytest.mark.timeout(300)
 
 CONFIG = {"message.timestamp.after.max.ms": "60000"}
 LATER = 1_200_000

@@ -15,10 +15,7 @@ from tests.support.refused_records import STRICT, Kind, good, program, results, 
 from tests.support.stage import OUTPUTS, Stage, Workers, origin
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms"),
-]
+pytestmark = pytest.mark.timeout(300)
 
 
 def reason(name: str) -> str:

@@ -22,7 +22,6 @@ from tests.support.kafka_fixtures import (
     wait_committed,
     wait_until,
 )
-from tests.support.kafka_versions import since
 from tests.support.secure_kafka import (
     KEY_PASSWORD,
     PASSWORD,
@@ -160,8 +159,7 @@ def test_each_login_creates_topics_and_scores_exactly_once(secure: SecureKafka, 
     worker.terminate()
     assert worker.wait() == 0, worker.log()
     assert origins(secure, name) == sorted(places)
-    if since("3.6"):  # an older Kafka lacks a setting, and the worker says so
-        assert "WARNING worker" not in worker.log(), "the documented ACLs are enough for silence"
+    assert "WARNING worker" not in worker.log(), "the documented ACLs are enough for silence"
 
 
 # -- refusals

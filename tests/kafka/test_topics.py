@@ -32,7 +32,6 @@ from worker.kafka.cluster.topic_plan import (
     BEFORE,
     CHANGELOG_CONFIG,
     CODECS,
-    DIFFERENCE,
     LARGEST_RECORD_BYTES,
     NO_LIMIT,
     Observed,
@@ -55,7 +54,6 @@ def planned(stage: Stage) -> list[TopicPlan]:
     return plan(stage.settings(), Observed({}, [], {}, {}))
 
 
-@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="3")
     for _ in range(2):
@@ -81,7 +79,6 @@ def test_the_topic_of_verdicts_is_listed_and_created_beside_the_changelog(kafka:
     assert f"{stage.name}.judged" not in untouched(kafka, KP_EMBEDDER=embedder).topics("--json").output
 
 
-@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_the_topic_of_redrive_is_listed_and_a_worker_starts_without_it(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="1")
     create_topics(kafka.bootstrap_servers, {wanted.name: (1, wanted.configs) for wanted in planned(stage)})
@@ -106,8 +103,7 @@ def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: Emb
     create_topics(kafka.bootstrap_servers, wanted)
     rows = stage.lines()
     assert [row["commands"] for row in rows[:6]] == [[]] * 6
-    # Kafka before 3.6 cannot limit how far ahead a record may be dated.
-    assert [row["level"] for row in rows[6:]] == ["warn"] * (not since("3.6"))
+    assert rows[6:] == []
     assert stage.topics().exit_code == 0
 
 
@@ -183,7 +179,6 @@ def problems_of(stage: Stage) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka)
     source, accepted, rejected, letters, changelog = stage.settings().topics.values()
@@ -263,7 +258,6 @@ def test_what_producers_may_send_is_a_check_of_its_own(monkeypatch: pytest.Monke
     assert list(codec_problems()) == []
 
 
-@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_CREATE_TOPICS="true")
     settings = stage.settings()
@@ -284,7 +278,6 @@ def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: Embedde
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 0, now + 20_000)])
 
 
-@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_outputs_are_created_for_a_source_that_takes_more(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka)
     create_topics(kafka.bootstrap_servers, {stage.name: (1, {AFTER: str(2**63 - 1)})})
@@ -324,35 +317,6 @@ def test_when_the_source_lets_one_record_expire_too_much(settings: dict[str, Any
         found = Observed({source: described(source)}, [], configs, {})
         told = [problem for problem in problems(chosen, found) if AFTER in problem.message]
         assert [problem.level for problem in told] == ["warn"] * expected
-
-
-def test_a_broker_before_3_6_is_asked_for_nothing_that_it_does_not_know() -> None:
-    chosen = load()
-    shown = {DIFFERENCE: str(NO_LIMIT), "message.timestamp.type": "CreateTime"}
-    names = list(chosen.topics.values())
-    found = Observed({name: described(name) for name in names}, [], dict.fromkeys(names, shown), {})
-    assert not [topic for topic in plan(chosen, found) if AFTER in topic.configs]
-    (told,) = [problem for problem in problems(chosen, found) if "one such record" in problem.message]
-    assert f"dated any time ahead ({DIFFERENCE})" in told.message
-    assert AFTER not in told.remedy
-    none = Observed({}, [], {}, {}, {f"log.{DIFFERENCE}": str(NO_LIMIT)})
-    assert not [topic for topic in plan(chosen, none) if AFTER in topic.configs]
-    assert [topic for topic in plan(chosen, Observed({}, [], {}, {})) if AFTER in topic.configs]
-
-
-def test_a_topic_without_an_id_is_told_where_control_records_need_one() -> None:
-    forgetting, judging = load(forget=True, forget_key="x" * 32), load(verdict_key_file="judges.key")
-    for settings, topic_id, warned in (
-        (forgetting, None, "no request to forget is honoured"),
-        (forgetting, "PYVotLT1SNm5KiIC15QXiA", None),
-        (judging, None, "no verdict counts"),
-        (judging, "PYVotLT1SNm5KiIC15QXiA", None),
-        (load(), None, None),
-    ):
-        found = Observed({settings.source_topic: described(settings.source_topic, topic_id)}, [], {}, {})
-        told = [problem for problem in problems(settings, found) if "report no id" in problem.message]
-        assert [problem.level for problem in told] == ["warn"] * (warned is not None)
-        assert all(str(warned) in problem.message for problem in told)
 
 
 def test_the_changelog_takes_the_largest_track_record() -> None:

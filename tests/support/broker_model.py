@@ -15,10 +15,9 @@ from io import BytesIO
 from typing import Any
 
 from aiokafka import TopicPartition
-from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.types import CompactString, Int16, TaggedFields, UnsignedVarInt32
 
-from worker.kafka.aiokafka_private import Brokers, RecordBatch, UnansweredError, UnsentError, UnsupportedError
+from worker.kafka.aiokafka_private import Brokers, RecordBatch, UnansweredError, UnsentError
 
 UNKNOWN_TOPIC, NOT_ATTEMPTED = 3, 55
 NONE, OUT_OF_ORDER, DUPLICATE, INVALID_EPOCH, INVALID_STATE, INVALID_MAPPING, CONCURRENT, FENCED, ABORTABLE = (
@@ -103,9 +102,9 @@ class Transaction:
 class BrokerModel:
     """The broker. `logs` by partition; `offsets` and their `metadata` by group and partition.
 
-    `transactions`: the finalised transaction.version, 0 or 2. `release`: before (3, 6) Kafka appends records of a
-    transaction that the coordinator does not know; before (4, 0) a late offset takes away a pending one, and there are
-    no transactions V2. `deleted`: topics that it does not have; it then takes no other partition of the request either.
+    `transactions`: the finalised transaction.version, 0 or 2. `release`: before (4, 0) a late offset takes away a
+    pending one, and there are no transactions V2. `deleted`: topics that it does not have; it then takes no other
+    partition of the request either.
     """
 
     def __init__(self, *, transactions: int, release: tuple[int, int] = (4, 1), last_epoch: int = LAST_EPOCH) -> None:
@@ -303,8 +302,6 @@ class BrokerModel:
         """Return whether a record or offset belongs to the open transaction (V2: becomes part of it)."""
         if adds:
             return self._add(name, producer_id, epoch, {part})
-        if self.release < (3, 6):
-            return NONE
         known = self._ids.get(name)
         if known is None or known.producer_id != producer_id:
             return INVALID_MAPPING
@@ -456,10 +453,7 @@ class Network:
         self._tick()
         if self._chance(self.odds.unsent):
             raise UnsentError("no connection")
-        try:
-            frame = request.prepare(self.broker.versions())
-        except (IncompatibleBrokerVersion, NotImplementedError) as error:
-            raise UnsupportedError(str(error)) from error
+        frame = request.prepare(self.broker.versions())
         if self._chance(self.odds.held):
             if self.odds.fences or type(frame).API_KEY != 22:
                 self._held.append(frame)

@@ -89,7 +89,7 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
 
     topic, most = session.settings.source_topic, session.settings.max_message_bytes
     (target,) = await session.existing(topic)
-    identity = await session.topic_id(topic, "verdicts")
+    identity = await session.topic_id(topic)
 
     def count(sent: asyncio.Future[object]) -> None:
         counts["written"] += not sent.cancelled() and sent.exception() is None

@@ -183,10 +183,7 @@ def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued
 
 
 def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> Verdict:
-    """Return the verdict in a control record. Raises InvalidTrace if it must not count.
-
-    `topic_id`: the id of the record's topic; None if the broker has no topic ids.
-    """
+    """Return the verdict in a control record. `topic_id`: its topic's. Raises InvalidTrace if it must not count."""
     body = record.value or b""
     if not judges:
         raise bad_control("verdicts do not count here: set KP_VERDICT_KEY_FILE, the same for all workers of the group")
@@ -200,8 +197,6 @@ def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> 
     check_signature(record.headers, body, keys, f"the key of judge {verdict.judge} in KP_VERDICT_KEY_FILE")
     if (verdict.topic, verdict.partition) != (record.topic, record.partition):
         raise bad_control("the verdict was signed for another topic or partition")
-    if topic_id is None:
-        raise bad_control("the brokers report no id of the topic (Kafka has ids since 2.8), so no verdict counts on it")
     if verdict.topic_id != topic_id:
         raise bad_control(
             f"the verdict was signed for another topic of this name, with the id {verdict.topic_id}. This one has the "

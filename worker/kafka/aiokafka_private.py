@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Coroutine, Generator, Iterable, Mapping
+from typing import Any, Final
 from weakref import WeakSet
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, conn
@@ -29,9 +29,8 @@ from aiokafka.errors import (
     for_code,
 )
 from aiokafka.protocol.admin import DescribeGroupsRequest
-from aiokafka.protocol.api import Request, RequestStruct
+from aiokafka.protocol.api import Request
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.structs import ConsumerRecord
 
 log = logging.getLogger(__name__)
@@ -39,12 +38,8 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS: Final = 5.0
 """How long a client may take to end its tasks and connections (normally a few ms); aiokafka itself has no limit."""
 
-AnyRequest = TypeVar("AnyRequest", bound=type[Request[Any]])
-
 RecordBatch: Final = DefaultRecordBatch
 """aiokafka's parser of a batch (magic 2); the public API only parses whole fetches."""
-
-LegacyBatch: Final = LegacyRecordBatch  # the same for magic 0 and 1
 
 
 # -- requests
@@ -56,16 +51,6 @@ async def send_request(admin: AIOKafkaAdminClient, request: Request[Any], node: 
     The public methods cannot send a request of ours, drop some arguments, or overlook an error of the whole response.
     """
     return await admin._send_request(request, node)
-
-
-def with_versions(*versions: type[RequestStruct]) -> Callable[[AnyRequest], AnyRequest]:
-    """Let a subclass of an aiokafka request be sent in further versions (`Request._CLASSES`)."""
-
-    def extend(request: AnyRequest) -> AnyRequest:
-        request._CLASSES = (*request._CLASSES, *versions)
-        return request
-
-    return extend
 
 
 def has_version(request: type[Request[Any]], least: int, most: int) -> bool:
@@ -186,10 +171,6 @@ class UnansweredError(Exception):
     """A request was sent but not answered: it may still reach the broker."""
 
 
-class UnsupportedError(Exception):
-    """The broker supports none of the versions in which we can send a request."""
-
-
 class Brokers:
     """A producer's connections, one to each broker (`AIOKafkaClient`).
 
@@ -211,13 +192,13 @@ class Brokers:
             await closed(self._client.close())
 
     async def send(self, node: int, request: Any) -> Any:
-        """Send a request to a broker. Raises UnsentError, UnansweredError, UnsupportedError."""
+        """Send a request to a broker. Raises UnsentError, UnansweredError, IncompatibleBrokerVersion."""
         if not await self._client.ready(node):
             raise UnsentError(f"broker {node} cannot be reached")
         try:
             return await self._client.send(node, request)
-        except (IncompatibleBrokerVersion, NotImplementedError) as error:
-            raise UnsupportedError(str(error)) from error
+        except IncompatibleBrokerVersion:
+            raise
         except NodeNotReadyError as error:
             raise UnsentError(f"broker {node} cannot be reached") from error
         except KafkaError as error:

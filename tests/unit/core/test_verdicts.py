@@ -129,7 +129,7 @@ def test_a_verdict_counts_in_its_partition_of_its_topic_alone() -> None:
     assert "another topic or partition" in refused(record(partition=4))
     assert "another topic or partition" in refused(record(topic="other"))
     assert "recreated" in refused(record(), "zzzzzzzzzzzzzzzzzzzzzz")
-    assert "no id" in refused(record(), None)
+    assert "recreated" in refused(record(), None)
 
 
 def test_a_request_to_forget_is_no_verdict() -> None:

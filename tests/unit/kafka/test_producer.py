@@ -141,7 +141,6 @@ BROKERS = {
     "V2": {"transactions": 2},
     "V1": {"transactions": 0},
     "V1 before 4.0": {"transactions": 0, "release": (3, 9)},
-    "V1 before 3.6": {"transactions": 0, "release": (3, 5)},
     "V1 and V2 by turns": {"transactions": 0},
     "V1, few epochs": {"transactions": 0, "last_epoch": 7},
     "V2, few epochs": {"transactions": 2, "last_epoch": 7},
@@ -226,7 +225,7 @@ async def _no_new_epoch(producer: Producer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["V1", "V1 before 4.0", "V1 before 3.6"])
+@pytest.mark.parametrize("kind", ["V1", "V1 before 4.0"])
 def test_the_model_finds_what_happens_without_a_new_epoch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torn, lost and doubled records: as with aiokafka's producer, which goes on in the same epoch."""
     monkeypatch.setattr(Producer, "_renew", _no_new_epoch)

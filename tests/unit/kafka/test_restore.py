@@ -24,13 +24,10 @@ COMMITTED = Committed(99, OURS, 2, 10)
         (OffsetAndMetadata(30, SAID), OURS, Position(30, 99, 0, 30, COMMITTED, OURS, metadata=SAID)),
         (OffsetAndMetadata(25, SAID), OURS, Position(30, 99, 5, 25, COMMITTED, OURS, metadata=SAID)),
         (OffsetAndMetadata(25, "a tool"), OURS, Position(30, None, 5, 25, None, OURS, metadata="a tool")),
-        (OffsetAndMetadata(40, SAID), None, Position(40, 99, 0, 40, COMMITTED, None, metadata=SAID)),
         (OffsetAndMetadata(40, SAID), OTHER, Position(30, None, 0, 40, None, OTHER, recreated=True)),
     ],
 )  # fmt: skip
-def test_a_partition_whose_oldest_record_is_30(
-    found: OffsetAndMetadata | None, now: str | None, expected: Position
-) -> None:
+def test_a_partition_whose_oldest_record_is_30(found: OffsetAndMetadata | None, now: str, expected: Position) -> None:
     assert _position(found, 30, now) == expected
 
 

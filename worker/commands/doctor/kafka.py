@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
-    IncompatibleBrokerVersion,
     KafkaError,
     TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartitionError,
@@ -31,9 +30,9 @@ from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault
 from worker.kafka.cluster.describe import (
     TopicDescription,
+    apis_of,
     describe_group,
     describe_topics,
-    lacking_apis,
     transactions_of,
 )
 from worker.kafka.cluster.errors import error_text
@@ -102,12 +101,7 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
         return
     for finding in _topics(settings, found):
         yield finding
-    try:
-        names = [*settings.topics.values(), GROUPS, TRANSACTION_LOG]
-        described = await describe_topics(admin, names, operations=True)
-    except IncompatibleBrokerVersion:
-        yield warn("permissions", "the broker is older than Kafka 2.3 and does not report it", "see docs/security.md")
-        return
+    described = await describe_topics(admin, [*settings.topics.values(), GROUPS, TRANSACTION_LOG], operations=True)
     for finding in _permissions(settings, found, described):
         yield finding
     missing = {name for name, topic in described.items() if topic.error is UnknownTopicOrPartitionError}
@@ -118,12 +112,16 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
 
 
 async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
-    lacking, needed = await lacking_apis(admin, transactions=settings.delivery == "exactly_once")
+    lacking, needed, old = await apis_of(admin, transactions=settings.delivery == "exactly_once")
     if lacking:
         return fail(
             "API versions",
             f"no version in common with the broker: {', '.join(lacking)}",
-            "use another Kafka version; 4.3 is tested",
+            "use another Kafka version; 3.9 to 4.3 are tested",
+        )
+    if old:
+        return warn(
+            "API versions", "the broker is older than Kafka 3.9", "upgrade it: kp-worker is tested on 3.9 and later"
         )
     return ok("API versions", f"a version in common for each of {needed} requests")
 

@@ -138,7 +138,7 @@ async def _write(session: Session, source: Topic, key: bytes, request: _Request)
     id.
     """
     topic = source.name
-    request.topic_id = identity = await session.topic_id(topic, "requests to forget")
+    request.topic_id = identity = await session.topic_id(topic)
     tps = source.tps
     _, ends = await topic_offsets(session.client, tps)
     issued_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

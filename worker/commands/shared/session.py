@@ -111,16 +111,10 @@ class Session:
             )
         return [found[name] for name in names]
 
-    async def topic_id(self, topic: str, signed: str) -> str:
-        """Return the id of a topic; `signed` names the records that are signed for it. Raises ConfigError."""
+    async def topic_id(self, topic: str) -> str:
+        """Return the id of a topic, for which control records are signed. Raises KafkaError."""
         async with self.admin() as admin:
-            found = await topic_id(admin, topic)
-        if found is None:
-            raise ConfigError(
-                f"the brokers report no id of topic {topic}: {signed} are signed for it, and Kafka has ids since "
-                "version 2.8"
-            )
-        return found
+            return await topic_id(admin, topic)
 
     async def newest(self, topic: Topic, count: int) -> AsyncIterator[ConsumerRecord]:
         """Yield the records at the last `count` offsets of each partition; unreadable ones come as faults."""

@@ -27,25 +27,19 @@ from aiokafka.protocol.transaction import (
     EndTxnRequest,
     TxnOffsetCommitRequest,
 )
-from aiokafka.protocol.types import (
-    Array,
-    Boolean,
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Schema,
-    String,
-    TaggedFields,
-)
+from aiokafka.protocol.types import Array, Boolean, CompactArray, Int16, Int32, Schema, String
 
-from worker.kafka.aiokafka_private import has_version, send_request, with_versions
+from worker.kafka.aiokafka_private import has_version, send_request
 from worker.kafka.cluster.connections import admin_client
 from worker.kafka.writing.protocol import (
+    TEXT,
     FeaturesRequest,
+    FetchOffsets,
+    Fields,
     InitProducerId,
     InOneVersion,
     ProduceV1,
+    fields_array,
     may_hang_at_last_epoch,
     transaction_protocol,
 )
@@ -70,89 +64,57 @@ class Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
         return value
 
 
-_TAGS: Final = ("tags", TaggedFields)
-_FLAGS: Final = (
-    ("allow_auto_topic_creation", Boolean),
-    ("include_cluster_authorized_operations", Boolean),
-    ("include_topic_authorized_operations", Boolean),
-)
-
-
-def _answer(*, with_ids: bool) -> Schema:
-    """Return the format of the response; the version with ids is a flexible one (compact types, tags)."""
-    array, string = (CompactArray, CompactString) if with_ids else (Array, String)
-    topic_id, tags = ([("topic_id", Uuid)], [_TAGS]) if with_ids else ([], [])
-    partitions = array(
-        ("error_code", Int16),
-        ("partition", Int32),
-        ("leader", Int32),
-        ("leader_epoch", Int32),
-        ("replicas", array(Int32)),
-        ("isr", array(Int32)),
-        ("offline_replicas", array(Int32)),
-        *tags,
-    )
-    topics = array(
-        ("error_code", Int16),
-        ("topic", string()),
-        *topic_id,
-        ("is_internal", Boolean),
-        ("partitions", partitions),
-        ("authorized_operations", Int32),
-        *tags,
-    )
-    brokers = array(("node_id", Int32), ("host", string()), ("port", Int32), ("rack", string()), *tags)
-    return Schema(
-        ("throttle_time_ms", Int32),
-        ("brokers", brokers),
-        ("cluster_id", string()),
-        ("controller_id", Int32),
-        ("topics", topics),
-        ("authorized_operations", Int32),
-        *tags,
-    )
-
-
-class MetadataResponse_v8(Response):  # type: ignore[misc]
-    API_KEY, API_VERSION, SCHEMA = 3, 8, _answer(with_ids=False)
-
-
 class MetadataResponse_v10(Response):  # type: ignore[misc]
-    API_KEY, API_VERSION, SCHEMA = 3, 10, _answer(with_ids=True)
-
-
-class MetadataRequest_v8(RequestStruct):  # type: ignore[misc]
-    API_KEY, API_VERSION, RESPONSE_TYPE = 3, 8, MetadataResponse_v8
-    SCHEMA = Schema(("topics", Array(String())), *_FLAGS)
+    API_KEY, API_VERSION = 3, 10
+    SCHEMA = Fields(
+        ("throttle_time_ms", Int32),
+        ("brokers", fields_array(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT))),
+        ("cluster_id", TEXT),
+        ("controller_id", Int32),
+        (
+            "topics",
+            fields_array(
+                ("error_code", Int16),
+                ("topic", TEXT),
+                ("topic_id", Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    fields_array(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline_replicas", CompactArray(Int32)),
+                    ),
+                ),
+                ("authorized_operations", Int32),
+            ),
+        ),
+        ("authorized_operations", Int32),
+    )
 
 
 class MetadataRequest_v10(RequestStruct):  # type: ignore[misc]
     API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 3, 10, MetadataResponse_v10, True
-    SCHEMA = Schema(("topics", CompactArray(("topic_id", Uuid), ("name", CompactString()), _TAGS)), *_FLAGS, _TAGS)
+    SCHEMA = Fields(
+        ("topics", fields_array(("topic_id", Uuid), ("name", TEXT))),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+    )
 
 
-@with_versions(MetadataRequest_v8, MetadataRequest_v10)
-class DescribeTopicsRequest(MetadataRequest):  # type: ignore[misc]
-    """Request topics by name, in the highest version that the broker supports. Creates none."""
+class DescribeTopicsRequest(InOneVersion[MetadataRequest_v10]):
+    """Request topics by name. Creates none."""
+
+    API_KEY = 3
 
     def __init__(self, topics: Sequence[str], operations: bool = False) -> None:
-        # Without the flag a broker with auto.create.topics.enable would create missing topics.
-        super().__init__(list(topics), allow_auto_topic_creation=False)
-        self._names = list(topics)
-        self._operations = operations
-
-    def build(self, request_struct_class: type[Any]) -> Any:
-        """Return the request in one version. Raises IncompatibleBrokerVersion."""
-        if request_struct_class is MetadataRequest_v10:
-            names: list[Any] = [(NO_ID, name, {}) for name in self._names]
-            return MetadataRequest_v10(names, False, False, self._operations, {})
-        if request_struct_class is MetadataRequest_v8:
-            return MetadataRequest_v8(self._names, False, False, self._operations)
-        if self._operations:
-            raise IncompatibleBrokerVersion(
-                "the broker is older than Kafka 2.3 and does not report permitted operations"
-            )
-        return super().build(request_struct_class)
+        # Without the first flag a broker with auto.create.topics.enable would create missing topics.
+        super().__init__([(NO_ID, name) for name in topics], False, False, operations)
 
 
 OPERATIONS: Final[Mapping[int, str]] = {
@@ -174,24 +136,21 @@ class TopicDescription:
     partitions: int  # number of partitions
     replicas: int  # fewest of any partition
     leaderless: int  # number of partitions without a leader
-    topic_id: str | None = None  # as Kafka's tools print it (22 characters); None if the broker has no topic ids
+    topic_id: str | None = None  # as Kafka's tools print it (22 characters); None if the topic is missing or denied
     operations: frozenset[str] | None = None  # this login's permissions; None: not requested, or not reported
 
 
 async def describe_topics(
     admin: AIOKafkaAdminClient, names: Sequence[str], *, operations: bool = False
 ) -> dict[str, TopicDescription]:
-    """Return the topics by name, including missing and denied ones. Creates none.
-
-    Raises KafkaError, and IncompatibleBrokerVersion if `operations` are requested from a broker before Kafka 2.3.
-    """
+    """Return the topics by name, including missing and denied ones. Creates none. Raises KafkaError."""
     response = await send_request(admin, DescribeTopicsRequest(names, operations))
     return {topic["topic"]: _topic(topic) for topic in response.to_object()["topics"]}
 
 
 def _topic(answer: Mapping[str, Any]) -> TopicDescription:
     parts = answer["partitions"]
-    identity = answer.get("topic_id", NO_ID)
+    identity = answer["topic_id"]
     error = for_code(answer["error_code"])
     return TopicDescription(
         name=answer["topic"],
@@ -200,15 +159,15 @@ def _topic(answer: Mapping[str, Any]) -> TopicDescription:
         replicas=min((len(part["replicas"]) for part in parts), default=0),
         leaderless=sum(part["leader"] < 0 for part in parts),
         topic_id=None if identity == NO_ID else base64.urlsafe_b64encode(identity).decode().rstrip("="),
-        operations=_names(answer.get("authorized_operations", NOT_TOLD)),
+        operations=_names(answer["authorized_operations"]),
     )
 
 
-async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
-    """Return a topic's id; None before Kafka 2.8. Raises KafkaError, also if the topic is missing."""
+async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str:
+    """Return a topic's id. Raises KafkaError, also if the topic is missing."""
     topic = (await describe_topics(admin, [name]))[name]
-    if topic.topic_id is None and topic.error is not None:
-        raise topic.error(f"topic {name}")
+    if topic.topic_id is None:
+        raise (topic.error or IncompatibleBrokerVersion)(f"topic {name}")
     return topic.topic_id
 
 
@@ -230,15 +189,6 @@ async def topic_configs(
             else:
                 configs[name] = {entry[0]: entry[1] for entry in entries}
     return configs, unreadable
-
-
-async def broker_configs(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
-    """Return one broker's settings; none if this login may not read them. Raises KafkaError."""
-    broker = (await admin.describe_cluster())["brokers"][0]["node_id"]
-    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.BROKER, str(broker))]):
-        for _, _, _, _, entries in response.resources:
-            return {entry[0]: entry[1] for entry in entries}
-    return {}
 
 
 async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
@@ -280,9 +230,9 @@ def _names(bits: int) -> frozenset[str] | None:
 
 
 SENT_ALWAYS: Final[tuple[type[Request[Any]], ...]] = (
-    MetadataRequest, ProduceV1, FetchRequest, OffsetRequest, OffsetCommitRequest, OffsetFetchRequest,
-    FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest,
-    DescribeConfigsRequest, InitProducerId,
+    MetadataRequest, DescribeTopicsRequest, ProduceV1, FetchRequest, OffsetRequest, OffsetCommitRequest,
+    OffsetFetchRequest, FetchOffsets, FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest,
+    LeaveGroupRequest, DescribeConfigsRequest, InitProducerId,
 )  # fmt: skip
 """Requests that the worker's clients always send."""
 
@@ -292,13 +242,25 @@ SENT_IN_TRANSACTIONS: Final[tuple[type[Request[Any]], ...]] = (
 """Requests that they send only with KP_DELIVERY=exactly_once."""
 
 
-async def lacking_apis(admin: AIOKafkaAdminClient, *, transactions: bool) -> tuple[list[str], int]:
-    """Return the names of requests that have no version in common with the broker, and the number needed."""
+FETCH_3_9: Final = 17  # the newest version of Fetch in Kafka 3.9; a broker does not tell its release
+
+
+class Apis(NamedTuple):
+    """What a broker offers of the requests that the worker's clients send."""
+
+    lacking: list[str]  # requests that have no version in common with the broker
+    needed: int
+    old: bool  # whether the broker is older than Kafka 3.9
+
+
+async def apis_of(admin: AIOKafkaAdminClient, *, transactions: bool) -> Apis:
+    """Return what one of the brokers offers."""
     needed = SENT_ALWAYS + (SENT_IN_TRANSACTIONS if transactions else ())
     answer = await send_request(admin, ApiVersionRequest())
     versions = {key: (least, most) for key, least, most in answer.api_versions}
     lacking = [request for request in needed if not has_version(request, *versions.get(request.API_KEY, (0, -1)))]
-    return [request.__name__.removesuffix("Request").removesuffix("V1") for request in lacking], len(needed)
+    names = [request.__name__.removesuffix("Request").removesuffix("V1") for request in lacking]
+    return Apis(names, len(needed), versions.get(FetchRequest.API_KEY, (0, -1))[1] < FETCH_3_9)
 
 
 class Transactions(NamedTuple):
@@ -310,8 +272,5 @@ class Transactions(NamedTuple):
 
 async def transactions_of(admin: AIOKafkaAdminClient) -> Transactions:
     """Return the cluster's transaction protocol, as one of its brokers reports it."""
-    try:
-        response = await send_request(admin, FeaturesRequest())
-    except NotImplementedError:  # before Kafka 2.4
-        return Transactions(1, may_hang=False)
+    response = await send_request(admin, FeaturesRequest())
     return Transactions(transaction_protocol(response), may_hang_at_last_epoch(response))

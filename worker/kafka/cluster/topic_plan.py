@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from aiokafka import codec
@@ -13,16 +13,13 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from worker.config import ConfigError, Settings
 from worker.core.terminal import number_of
-from worker.kafka.cluster.describe import TopicDescription, broker_configs, describe_topics, topic_configs
+from worker.kafka.cluster.describe import TopicDescription, describe_topics, topic_configs
 from worker.kafka.writing.rows import OutputTopic
 
 DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's default max.message.bytes, assumed if the worker may not read a topic's settings."""
 
 AFTER: Final = "message.timestamp.after.max.ms"
-"""Since Kafka 3.6. Before that, DIFFERENCE limits both how far ahead and how far back records may be dated."""
-
-DIFFERENCE: Final = "message.timestamp.difference.max.ms"
 BEFORE: Final = "message.timestamp.before.max.ms"
 
 NO_LIMIT: Final = 2**63 - 1  # the value that Kafka reports for a topic without a limit
@@ -40,18 +37,10 @@ class Observed:
     denied: Sequence[str]  # topics to which this login has no access
     configs: Mapping[str, Mapping[str, str]]  # settings by topic
     unreadable: Mapping[str, str]  # the broker's message, by topic whose settings cannot be read
-    defaults: Mapping[str, str] = field(default_factory=dict)  # a broker's settings, if no topic's are known
 
     def config(self, topic: str, name: str, default: str) -> str:
         """Return a topic's setting; `default` if unknown."""
         return self.configs.get(topic, {}).get(name, default)
-
-    @property
-    def has_after(self) -> bool:
-        """Whether the broker has the setting AFTER, as far as the topics' settings or its own show."""
-        if f"log.{DIFFERENCE}" in self.defaults and f"log.{AFTER}" not in self.defaults:
-            return False
-        return not any(DIFFERENCE in shown and AFTER not in shown for shown in self.configs.values())
 
     def max_bytes(self, topic: str) -> int:
         """Return the largest record that a topic accepts; Kafka's default if unknown."""
@@ -87,16 +76,7 @@ async def look_at(admin: AIOKafkaAdminClient, names: Sequence[str], settings_of:
     denied = [name for name, topic in described.items() if topic.error is TopicAuthorizationFailedError]
     topics = {name: topic for name in names if (topic := described.get(name)) is not None and topic.error is None}
     configs, unreadable = await _configs(admin, [name for name in settings_of if name in topics])
-    return Observed(topics, denied, configs, unreadable, {} if configs else await _defaults(admin))
-
-
-async def _defaults(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
-    try:
-        return await broker_configs(admin)
-    except KafkaError as error:
-        if error.retriable:
-            raise
-        return {}
+    return Observed(topics, denied, configs, unreadable)
 
 
 async def _configs(
@@ -162,8 +142,7 @@ def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Topi
     outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest)), **times}
     # A dead letter contains the source's record: no record of the source may be too large for it.
     dead_letters = {"max.message.bytes": str(found.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD), **times}
-    bounded = found.has_after and not found.stamps(settings.source_topic)
-    source_configs = {AFTER: str(SOURCE_AFTER_MS)} if bounded else {}
+    source_configs = {} if found.stamps(settings.source_topic) else {AFTER: str(SOURCE_AFTER_MS)}
     configs: dict[str, Mapping[str, str]] = {
         settings.source_topic: source_configs,
         settings.accepted_topic: outputs,
@@ -223,7 +202,6 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
         *_missing_topics(settings, found),
         *_changelog_problems(settings, found),
         *_small_changelog_for_control(settings, found),
-        *_no_id_for_control(settings, found),
         *_compression_problems(found),
         *_unreadable_settings(found),
         *_small_outputs(settings, found, extra_bytes),
@@ -363,23 +341,18 @@ def _refused_timestamps(source: str, output: str, found: Observed) -> Iterator[P
 def _stream_time_problems(settings: Settings, found: Observed) -> Iterator[Problem]:
     """Warn if one record, dated as far ahead as the source accepts, would expire much of a cache."""
     source, ttl = settings.source_topic, settings.cache_ttl_ms
-    limit = AFTER if found.has_after else DIFFERENCE
-    ahead, step = found.milliseconds(source, limit), settings.stream_time_max_step_ms
+    ahead, step = found.milliseconds(source, AFTER), settings.stream_time_max_step_ms
     if ttl is None or settings.embedder == "none" or ahead is None or found.stamps(source):
         return
     harmless = max(SOURCE_AFTER_MS, int(ttl * HARMLESS_SHARE))
     if min(ahead, math.inf if step is None else step) <= harmless:
         return
     effect = "empties a partition's cache" if ahead >= ttl else "expires much of a partition's cache"
-    step_setting = "KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)"
-    remedy = f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or {step_setting}"
-    if not found.has_after:
-        remedy = f"set {step_setting}; Kafka before 3.6 cannot limit the future alone"
     yield Problem(
         "warn",
         f"topic {source} accepts records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} "
-        f"ahead ({limit}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
-        remedy,
+        f"ahead ({AFTER}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
+        f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)",
     )
 
 
@@ -425,25 +398,6 @@ def _small_changelog_for_control(settings: Settings, found: Observed) -> Iterato
                 f"topic {name} has max.message.bytes={limit}, too small for {what}",
                 f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}, or {instead}",
             )
-
-
-def _no_id_for_control(settings: Settings, found: Observed) -> Iterator[Problem]:
-    """Yield a warning for each kind of control record if the source topic has no id for which to sign it."""
-    source = found.topics.get(settings.source_topic)
-    if source is None or source.topic_id is not None:
-        return
-    kinds = []
-    if settings.forget:
-        kinds.append(("no request to forget is honoured", "KP_FORGET=false"))
-    if settings.verdict_key_file is not None:
-        kinds.append(("no verdict counts", "no KP_VERDICT_KEY_FILE"))
-    for effect, instead in kinds:
-        yield Problem(
-            "warn",
-            f"the brokers report no id of topic {settings.source_topic} (Kafka has ids since 2.8): {effect}, because "
-            "one of an earlier topic of this name could be sent again",
-            f"upgrade the brokers, or set {instead}",
-        )
 
 
 def _needed(settings: Settings, topic: str) -> str:

@@ -115,9 +115,7 @@ class TopicWatch:
             return  # access denied, or no leader: reported elsewhere
         del self._missing[now.name]
         first = self._first.setdefault(now.name, now)
-        if first.topic_id is None:  # a broker before Kafka 2.8; the next one may be newer
-            self._first[now.name] = now
-        if None in (now.topic_id, first.topic_id) or now.topic_id == first.topic_id:
+        if now.topic_id == first.topic_id:
             return
         said = f"{self._said(now.name)} was deleted and created again (topic id {now.topic_id}, was {first.topic_id})"
         if now.name == self._cache:

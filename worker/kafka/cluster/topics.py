@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.errors import (
-    InvalidConfigurationError,
     InvalidPartitionsError,
     KafkaError,
     TopicAlreadyExistsError,
@@ -23,7 +22,6 @@ from worker.core.records import ACCEPTED, DEAD_LETTER, FORGOTTEN, JUDGED, REJECT
 from worker.core.terminal import number_of
 from worker.kafka.cluster.connections import prepare_patiently
 from worker.kafka.cluster.topic_plan import (
-    AFTER,
     MissingTopicsError,
     Observed,
     TopicPlan,
@@ -157,11 +155,6 @@ async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPl
         return  # another worker was faster
     for error in response.topic_errors:
         code, message = error[1], error[2] or "" if len(error) > 2 else ""
-        if for_code(code) is InvalidConfigurationError and AFTER in wanted.configs and AFTER in message:
-            log.warning("topic %s is created without %s, which Kafka has since version 3.6", wanted.name, AFTER)
-            configs = {name: value for name, value in wanted.configs.items() if name != AFTER}
-            await create(admin, settings, replace(wanted, configs=configs))
-            return
         if code and for_code(code) is not TopicAlreadyExistsError:
             advice = " (grant the ACL Create on it)" if for_code(code) is TopicAuthorizationFailedError else ""
             raise ConfigError(f"topic {wanted.name} could not be created: {for_code(code).__name__}: {message}{advice}")

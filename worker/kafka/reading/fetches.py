@@ -21,7 +21,7 @@ from aiokafka.structs import ConsumerRecord
 
 from worker.core.records import RECORD_OVERHEAD, Fault, SourceRecord, memory_size
 from worker.core.trace import Reason
-from worker.kafka.aiokafka_private import FetchResult, LegacyBatch, PartitionRecords, RecordBatch, read_fetches_with
+from worker.kafka.aiokafka_private import FetchResult, PartitionRecords, RecordBatch, read_fetches_with
 from worker.kafka.reading.budget import Budget, NoRoom
 from worker.kafka.reading.compression import NAMES, CorruptError, TooLargeError, decompress
 from worker.kafka.reading.record_batch import HEADER, MAX_HEADERS, Head, Parsed, count_headers, parse, varint
@@ -36,12 +36,11 @@ CRC_ATTEMPTS: Final = 3
 
 LOG_OVERHEAD: Final = 12  # bytes of a batch before those that its length counts: its offset and the length
 MAGIC: Final = 16  # offset of the byte with the version of the batch's format
-LEAST_BYTES: Final = 26  # the smallest batch: a message of magic 0 without key and value
 
 WALKED_BYTES: Final = 1 << 20
 """A record can have (about) more headers than allowed only in a larger batch: there they are counted before parsing."""
 
-_CODEC, _CONTROL = 0x07, 0x20
+_CODEC, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
 _ABORT: Final = b"\0\0\0\0"
 
 
@@ -122,7 +121,7 @@ def fault_in(record: ConsumerRecord) -> Fault | None:
 
 def source_record(record: ConsumerRecord) -> SourceRecord:
     """Return a consumer's record as ours, without its size."""
-    timestamp = record.timestamp if record.timestamp is not None and record.timestamp >= 0 else None
+    timestamp = record.timestamp if record.timestamp >= 0 else None
     return SourceRecord(
         record.topic, record.partition, record.offset, timestamp, record.key, record.value, record.headers, 0,
         fault_in(record),
@@ -148,9 +147,9 @@ class FetchedBatch:
         self.slow = False
         self.base_offset = head.base_offset
         self.next_offset = head.last_offset + 1
-        self.producer_id = inner.producer_id
-        self.is_transactional = inner.is_transactional
-        self.is_control_batch = inner.is_control_batch
+        self.producer_id = head.producer_id
+        self.is_transactional = bool(head.attributes & _TRANSACTIONAL)
+        self.is_control_batch = bool(head.attributes & _CONTROL)
 
     def replace(self, reason: Reason, message: str) -> None:
         """Replace the batch, or its rest from the position on, by one record with a fault."""
@@ -186,8 +185,6 @@ class FetchedBatch:
         if self.records is not None:
             return iter(self.records)
         if self.slow:
-            if self.head.magic < 2:
-                return iter(self.inner)
             return parse(self.head, self.data, self.owner.next_fetch_offset)
         if len(self.data) > WALKED_BYTES:
             return self._walk()
@@ -211,10 +208,8 @@ def open_batch(reading: Reading, owner: PartitionReader, data: memoryview, rest:
 
     `rest`: the bytes after it in the response. Raises NoRoom, and then changes nothing.
     """
-    return _of_magic_2(reading, owner, data, rest) if data[MAGIC] >= 2 else _legacy(reading, owner, data)
-
-
-def _of_magic_2(reading: Reading, owner: PartitionReader, data: memoryview, rest: memoryview) -> FetchedBatch | None:
+    if data[MAGIC] < 2:
+        return _of_old_format(reading, owner, data)
     inner = RecordBatch(data)
     head = Head._make(HEADER.unpack_from(data))
     batch = FetchedBatch(owner, head, inner, data, reading)
@@ -274,31 +269,15 @@ def _decompressed(batch: FetchedBatch, codec: int, limit: int) -> memoryview:
     return unpacked
 
 
-def _legacy(reading: Reading, owner: PartitionReader, data: memoryview) -> FetchedBatch:
-    """Return a batch of magic 0 or 1 (before Kafka 0.11): aiokafka's, after a check of the size that it unpacks to."""
-    magic = data[MAGIC]
-    inner = LegacyBatch(data, magic)
-    first = last = inner.next_offset - 1
-    head = Head(first, 0, 0, magic, 0, 0, last - first, -1, -1, -1, -1, -1, 1)
-    batch = FetchedBatch(owner, head, inner, data, reading)
-    batch.slow = True  # there is no other parser
-    codec = data[MAGIC + 1] & _CODEC
-    limit = reading.max_batch_bytes
-    try:
-        if not inner.validate_crc():
-            batch.replace(Reason.UNREADABLE, "the message's checksum (CRC) is wrong")
-        elif codec:
-            at = MAGIC + (10 if magic else 2)
-            (key,) = struct.unpack_from(">i", data, at)
-            payload = data[at + 8 + max(0, key) :]
-            if not (codec == 3 and magic == 0):  # lz4 frames of magic 0 have a wrong checksum; aiokafka corrects it
-                decompress(payload, codec, limit)
-            batch.records = list(inner)
-            batch.base_offset = min(record.offset for record in batch.records)  # its own offset is that of the last
-    except TooLargeError:
-        batch.replace(Reason.BATCH_TOO_LARGE, f"the message set unpacks to more than {limit} bytes")
-    except Exception as error:
-        batch.replace(Reason.UNREADABLE, f"the message set cannot be read: {type(error).__name__}")
+def _of_old_format(reading: Reading, owner: PartitionReader, data: memoryview) -> FetchedBatch:
+    """Return the one record that stands for a message, or a compressed set of them, of format 0 or 1 (magic)."""
+    (last,) = struct.unpack_from(">q", data)  # of a set, the offset of its last message
+    head = Head(last, 0, 0, data[MAGIC], 0, 0, 0, -1, -1, -1, -1, -1, 1)
+    batch = FetchedBatch(owner, head, None, data, reading)
+    batch.base_offset = min(last, owner.next_fetch_offset)
+    batch.replace(
+        Reason.UNREADABLE, f"message format {data[MAGIC]}, of producers before Kafka 0.11, is not read any more"
+    )
     return batch
 
 
@@ -402,7 +381,7 @@ class Batches:
         if end is None:
             return None
         size = end - self._position
-        if size < LEAST_BYTES or (self._data[self._position + MAGIC] >= 2 and size < HEADER.size):
+        if size <= MAGIC or (self._data[self._position + MAGIC] >= 2 and size < HEADER.size):
             if self._reading.fetch_again(owner.tp, self._position):
                 return None
             raise UnreadableError(

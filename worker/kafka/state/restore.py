@@ -55,7 +55,7 @@ class Position:
     lost: int = 0  # records between the committed offset and the oldest one on the topic
     committed_offset: int | None = None
     committed: Committed | None = None  # the metadata with the offset, if it is ours
-    topic_id: str | None = None  # of the source topic as it is now; None if the broker has no topic ids
+    topic_id: str | None = None  # of the source topic as it is now
     recreated: bool = False  # the offset was committed for another topic of this name
     metadata: str = ""  # as it was committed, whoever wrote it
 
@@ -102,14 +102,14 @@ async def read_positions(
     return positions
 
 
-def _recreated(found: OffsetAndMetadata, now: str | None) -> bool:
+def _recreated(found: OffsetAndMetadata, now: str) -> bool:
     """Return whether an offset was committed for another topic of the same name; `now`: the topic's current id."""
     committed = committed_from(found.metadata)
     before = None if committed is None else committed.topic_id
-    return before is not None and now is not None and before != now
+    return before is not None and before != now
 
 
-def _position(found: OffsetAndMetadata | None, oldest: int, now: str | None) -> Position:
+def _position(found: OffsetAndMetadata | None, oldest: int, now: str) -> Position:
     if found is None:
         return Position(oldest, None, topic_id=now)
     if _recreated(found, now):
@@ -156,7 +156,7 @@ async def topic_offsets(
 
 async def _committed(
     client: Mapping[str, Any], group: str, tps: Sequence[TopicPartition]
-) -> tuple[dict[TopicPartition, OffsetAndMetadata], str | None]:
+) -> tuple[dict[TopicPartition, OffsetAndMetadata], str]:
     """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
 
     aiokafka's own methods ignore an error of the whole response and report that nothing is committed; a worker would

@@ -29,7 +29,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced, for_code
 
 from worker.core.records import encoded_size
-from worker.kafka.aiokafka_private import BatchBuilder, Brokers, UnansweredError, UnsentError, UnsupportedError
+from worker.kafka.aiokafka_private import BatchBuilder, Brokers, UnansweredError, UnsentError
 from worker.kafka.writing import protocol as requests
 from worker.kafka.writing.protocol import NO_PRODUCER, Offsets, ProducerEpoch
 from worker.kafka.writing.rows import REFUSALS, PartitionRows, RefusedBatch, Row, TopicRefusedError
@@ -185,7 +185,6 @@ class Producer:
         self._coordinators: dict[int, int] = {}  # brokers, by kind
         self._late = False  # a request of this epoch was not answered, and may still reach a broker
         self._used = False  # V1: an answered request of this epoch's transaction may arrive once more
-        self._renews = True  # the brokers give a new epoch to whoever has the last one (since Kafka 2.7)
         self._reads_back = False  # a late TxnOffsetCommit of an earlier epoch may have taken an offset away
         # Of the open transaction:
         self._open = False
@@ -213,10 +212,7 @@ class Producer:
         await self._cluster.stop()
 
     async def _protocol(self) -> int:
-        try:
-            response = await self._ask("ApiVersions", requests.FeaturesRequest(), None)
-        except UnsupportedError:  # before Kafka 2.4
-            return 1
+        response = await self._ask("ApiVersions", requests.FeaturesRequest(), None)
         self._reads_back = requests.has_late_offsets(response)
         return requests.transaction_protocol(response)
 
@@ -351,7 +347,7 @@ class Producer:
             else:
                 await self._end_epoch(what, requests.EndV2(self._id, self._producer, commit), commit)
         self._open, self._ending = False, None
-        self._used = self.transactions == 1 and self._known and self._renews
+        self._used = self.transactions == 1 and self._known
         if self._late:
             await self._renew()
 
@@ -379,12 +375,7 @@ class Producer:
             raise ProducerFenced(f"{self._id}: {why}, and the partition now belongs to another worker")
         before = self._producer
         unanswered = self._late
-        try:
-            await self._initialise(before)
-        except UnsupportedError as error:
-            if unanswered:
-                raise PublishError(f"{self._id}: {why}; brokers before Kafka 2.7 give no new epoch") from error
-            self._used = self._renews = False
+        await self._initialise(before)
         if unanswered:
             log.info("%s: %s; epoch %d follows %d", self._id, why, self._producer.epoch, before.epoch)
 
@@ -450,7 +441,7 @@ class Producer:
     def _settle(
         self, partition: TopicPartition, progress: _Progress, code: int, rest: Sequence[Any]
     ) -> _Trouble | None:
-        """Note what became of a partition's next batch. `rest`: offset, time, log start, from v8 on the messages."""
+        """Note what became of a partition's next batch. `rest`: offset, time, log start, messages."""
         batch = progress.batches[0]
         where = f"topic {partition.topic}, partition {partition.partition}"
         if code in REFUSALS:
@@ -527,7 +518,7 @@ class Producer:
         """Send a request once. Without an answer, whatever the reason, it may still reach the broker."""
         try:
             return await self._cluster.send(node, request)
-        except (UnsentError, UnsupportedError):
+        except UnsentError:
             raise
         except BaseException:
             self._late |= not isinstance(request, requests.FetchOffsets)  # it changes nothing
@@ -579,7 +570,7 @@ def _error(response: Any) -> tuple[int, str | None]:
 
 
 def _refusal(partition: TopicPartition, code: int, rest: Sequence[Any]) -> TopicRefusedError:
-    records, words = (rest[3], rest[4]) if len(rest) >= 5 else ((), "")
+    records, words = rest[3:]
     about = {index: message or "" for index, message in records}
     told = next(iter(about.values()), "") or words or ""
     return TopicRefusedError(partition.topic, partition.partition, code, told, about)

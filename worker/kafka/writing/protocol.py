@@ -13,13 +13,11 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
-from aiokafka.protocol.commit import OffsetFetchRequest_v1, OffsetFetchRequest_v2, OffsetFetchRequest_v3
-from aiokafka.protocol.produce import ProduceRequest, ProduceRequest_v8
+from aiokafka.protocol.produce import ProduceRequest_v8
 from aiokafka.protocol.transaction import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    InitProducerIdRequest_v0,
     TxnOffsetCommitRequest,
 )
 from aiokafka.protocol.types import (
@@ -35,8 +33,6 @@ from aiokafka.protocol.types import (
     UnsignedVarInt32,
 )
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
-
-from worker.kafka.aiokafka_private import with_versions
 
 UNSTABLE_OFFSET_COMMIT: Final = 88
 
@@ -233,9 +229,18 @@ class InOneVersion(Request[Version]):  # type: ignore[misc]
         """Return the request."""
         return cast("Version", request_struct_class(*self.values))
 
+    def prepare(self, versions: dict[int, tuple[int, int]]) -> Version:
+        """Return the request for a broker with these versions. Raises IncompatibleBrokerVersion."""
+        try:
+            return cast("Version", super().prepare(versions))
+        except NotImplementedError as error:
+            raise IncompatibleBrokerVersion(
+                f"the broker does not understand {type(self).__name__}: kp-worker needs Kafka 3.9 or later"
+            ) from error
+
 
 class FeaturesRequest(InOneVersion[ApiVersionsRequest_v3]):
-    """Ask for the cluster's finalised features (Kafka 2.7 or later)."""
+    """Ask for the cluster's finalised features."""
 
     API_KEY = 18
 
@@ -283,7 +288,7 @@ def _features(response: ApiVersionsResponse_v3, tag: int) -> dict[str, tuple[int
     return features
 
 
-class InitProducerId(Request[InitProducerIdRequest_v0 | InitProducerIdRequest_v4]):  # type: ignore[misc]
+class InitProducerId(InOneVersion[InitProducerIdRequest_v4]):
     """Ask for a producer id, which fences whoever has the transactional id; or with one, for its next epoch.
 
     With one, the broker answers PRODUCER_FENCED if another producer has initialised the transactional id since, and has
@@ -293,21 +298,13 @@ class InitProducerId(Request[InitProducerIdRequest_v0 | InitProducerIdRequest_v4
     API_KEY = 22
 
     def __init__(self, transactional_id: str | None, timeout_ms: int, producer: ProducerEpoch = NO_PRODUCER) -> None:
-        self._values = (transactional_id, timeout_ms)
-        self._producer = producer
-
-    def build(self, request_struct_class: type[Any]) -> Any:
-        """Return the request. Raises IncompatibleBrokerVersion for a next epoch before Kafka 2.7."""
-        if request_struct_class is InitProducerIdRequest_v4:
-            return InitProducerIdRequest_v4(*self._values, *self._producer)
-        if self._producer != NO_PRODUCER:
-            raise IncompatibleBrokerVersion("a next epoch needs InitProducerId v4")
-        return InitProducerIdRequest_v0(*self._values)
+        super().__init__(transactional_id, timeout_ms, *producer)
 
 
-@with_versions(ProduceRequest_v8)
-class ProduceV1(ProduceRequest):  # type: ignore[misc]
+class ProduceV1(InOneVersion[ProduceRequest_v8]):
     """Append batches; in a transaction, to partitions that are part of it."""
+
+    API_KEY = 0
 
     def __init__(self, transactional_id: str | None, timeout_ms: int, batches: Mapping[TopicPartition, bytes]) -> None:
         super().__init__(transactional_id, ALL_REPLICAS, timeout_ms, list(by_topic(batches.items()).items()))
@@ -357,33 +354,24 @@ class CommitOffsetsV2(InOneVersion[TxnOffsetCommitRequest_v5]):
         super().__init__(transactional_id, group, *producer, -1, "", None, topics)
 
 
-OffsetFetchRequests = OffsetFetchRequest_v1 | OffsetFetchRequest_v2 | OffsetFetchRequest_v3 | OffsetFetchRequest_v7
-
-
-class FetchOffsets(Request[OffsetFetchRequests]):  # type: ignore[misc]
+class FetchOffsets(InOneVersion[OffsetFetchRequest_v7]):
     """Ask for a group's committed offsets.
 
-    `stable`: Kafka 2.5 or later answers UNSTABLE_OFFSET_COMMIT for an offset that a transaction is about to commit.
+    `stable`: the broker answers UNSTABLE_OFFSET_COMMIT for an offset that a transaction is about to commit.
     """
 
     API_KEY = 9
 
     def __init__(self, group: str, partitions: Iterable[TopicPartition], *, stable: bool) -> None:
         topics = by_topic((partition, None) for partition in partitions)
-        self._values = group, [(topic, [number for number, _ in numbers]) for topic, numbers in topics.items()]
-        self._stable = stable
-
-    def build(self, request_struct_class: type[Any]) -> Any:
-        """Return the request."""
-        if request_struct_class is OffsetFetchRequest_v7:
-            return OffsetFetchRequest_v7(*self._values, self._stable)
-        return request_struct_class(*self._values)
+        numbers = [(topic, [number for number, _ in each]) for topic, each in topics.items()]
+        super().__init__(group, numbers, stable)
 
 
 def fetched_offsets(response: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return the offsets in the response to FetchOffsets; partitions without one are left out. Raises KafkaError."""
     rows = [(topic, row) for topic, rows in response.topics for row in rows]
-    for code in (getattr(response, "error_code", 0), *(code for _, (*_, code) in rows)):
+    for code in (response.error_code, *(code for _, (*_, code) in rows)):
         if code == UNSTABLE_OFFSET_COMMIT:
             raise UnstableOffsetError
         if code:

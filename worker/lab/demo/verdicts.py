@@ -120,7 +120,7 @@ async def _rounds(bootstrap: str, worker: DemoProcess, key: bytes) -> list[dict[
             for agent, (_, rate) in AGENTS.items():
                 for run, document in enumerate(mine[agent]):
                     line = document | {"success": run < round(rate * RUNS), "judge": JUDGE}
-                    verdict = make_verdict(line, topic=TOPIC, topic_id=identity or "", issued_at=datetime.now(UTC))
+                    verdict = make_verdict(line, topic=TOPIC, topic_id=identity, issued_at=datetime.now(UTC))
                     it = sign_verdict(verdict, key)
                     await producer.send_and_wait(TOPIC, it.value, it.key, it.partition, headers=it.headers)
     return rounds
