@@ -13,7 +13,7 @@ from tests.support.crash_worker import hash_vector
 from tests.support.embedding_service import MODEL, Answer, EmbeddingService
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, wait_until
 from tests.support.stage import Workers
-from worker.embed.http_embedder import PROBES
+from worker.embed.http_embedder import MOST_REFUSED, PROBES
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PARTITIONS = 4
@@ -112,13 +112,13 @@ def test_a_rebalance_during_an_outage_does_not_wait_for_its_end(group: Group, se
     group.check()
 
 
-def test_a_gateway_that_refuses_every_text_makes_no_dead_letters_and_a_bad_text_makes_one(
+def test_a_gateway_that_refuses_texts_holds_them_and_a_bad_text_becomes_a_dead_letter(
     group: Group, service: EmbeddingService
 ) -> None:
     worker = group.start().wait_ready()
-    service.fault = lambda texts: None if texts == list(PROBES) else (400, b"no", {})
+    service.fault = lambda texts: None if set(texts) <= set(PROBES) else (400, b"no", {})
     group.produce()
-    worker.wait_words("fails on one text after another")
+    worker.wait_words("the service answers 400")
     worker.wait_metric("kp_embedder_down", 1)
     assert worker.get("/readyz")[0] == 503
     assert worker.get("/healthz")[0] == 200
@@ -138,6 +138,16 @@ def test_a_gateway_that_refuses_every_text_makes_no_dead_letters_and_a_bad_text_
     group.produce()
     group.wait_settled(worker)
     assert worker.metric("kp_dead_letters_total", reason="embedding_failed") == 1
+
+    service.fault = lambda texts: None if texts[:4] == list(PROBES) else (413, b"no", {})
+    group.produce()
+    worker.wait_words("one text after another is refused")
+    worker.wait_metric("kp_embedder_down", 1)
+    assert worker.get("/readyz")[0] == 503
+    assert worker.get("/healthz")[0] == 200
+    service.fault = lambda texts: None
+    group.wait_settled(worker)
+    assert worker.log().count("refuses a text") == 1 + MOST_REFUSED  # each may be of several equal traces
     end(worker)
 
 

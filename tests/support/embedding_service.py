@@ -33,10 +33,10 @@ def vector(text: str, dimensions: int = DIMENSIONS, salt: str = "") -> list[floa
     return [float(it) for it in found / np.linalg.norm(found)] if dimensions < DIMENSIONS else found.tolist()
 
 
-def answer(vectors: list[Any], model: str = MODEL) -> bytes:
+def answer(vectors: list[Any]) -> bytes:
     """Return the body of a good answer."""
     data = [{"object": "embedding", "index": index, "embedding": it} for index, it in enumerate(vectors)]
-    return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": {"prompt_tokens": 1}})
+    return msgspec.json.encode({"object": "list", "data": data, "model": MODEL, "usage": {"prompt_tokens": 1}})
 
 
 class EmbeddingService:
@@ -50,7 +50,6 @@ class EmbeddingService:
     def __init__(self, *, token: str | None = None) -> None:
         self.seconds = 0.0
         self.salt = ""
-        self.model = MODEL
         self.dimensions = DIMENSIONS
         self.fault: Callable[[list[str]], Answer | None] = lambda texts: None
         self.asked: list[list[str]] = []
@@ -132,7 +131,7 @@ class EmbeddingService:
                     return web.Response()
                 return web.Response(status=status, body=body, headers=headers)
             vectors = [vector(text, self.dimensions, self.salt) for text in texts]
-            return web.Response(body=answer(vectors, self.model), content_type="application/json")
+            return web.Response(body=answer(vectors), content_type="application/json")
         finally:
             self._now -= 1
 

@@ -6,7 +6,7 @@ import base64
 import re
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,10 +25,10 @@ NUMBER_BYTES: Final = 32  # maximum size of one number in an answer, with its co
 FRAME_BYTES: Final = 1 << 16  # maximum size of an answer apart from its vectors
 TOLD: Final = 200  # characters of an error response that a message repeats
 
-REFUSALS: Final = frozenset({400, 413, 422})
-"""The service rejects the request: a text, their number, or their size."""
+REFUSALS: Final = frozenset({400, 403, 413, 422})
+"""The service, or a filter in front of it, rejects the request: a text, their number, or their size."""
 
-UNRELATED: Final = frozenset({401, 403, 404, 405, 410, 429, 503})
+UNRELATED: Final = frozenset({401, 404, 405, 410, 429, 503})
 """Statuses that say nothing about the texts: they concern the token, the address or the load."""
 
 
@@ -52,16 +52,9 @@ class ServiceError(Exception):
         self.pause_seconds = pause_seconds
         self.answer = answer
 
-    def about_probes(self) -> str:
+    def with_answer(self) -> str:
         """Return the message with the answer, for requests whose texts are not secret."""
         return f"{self}: {self.answer}" if self.answer else str(self)
-
-
-class Answer(NamedTuple):
-    """The answer to a request for embeddings."""
-
-    vectors: list[Vector]  # unit vectors in the order of the texts, each of shape (dimensions,)
-    model: str  # the model that the service names; "": none
 
 
 class _Item(msgspec.Struct):
@@ -71,17 +64,16 @@ class _Item(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     data: list[_Item]
-    model: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Answer)
 
 
-def read_answer(body: bytes, texts: int, dimensions: int | None = None) -> Answer:
-    """Read an answer with one vector for each text. Raises ValueError that says what is wrong with it.
+def read_answer(body: bytes, texts: int, dimensions: int | None = None) -> list[Vector]:
+    """Return the unit vectors of an answer, in the order of the texts. Raises ValueError that says what is wrong.
 
-    Vectors are lists or base64 of <f4, of any length; with an `index` they may be in any order. `dimensions` None: any
-    number.
+    The answer has lists or base64 of <f4, of any length; with an `index` they may be in any order. `dimensions` None:
+    any number.
     """
     try:
         found = _decoder.decode(body)
@@ -106,7 +98,7 @@ def read_answer(body: bytes, texts: int, dimensions: int | None = None) -> Answe
         if not vector.any():
             raise ValueError("an embedding has only zeros")
         vectors.append(vector)
-    return Answer(vectors, found.model or "")
+    return vectors
 
 
 def _vector(embedding: list[float] | str) -> Vector:
@@ -153,22 +145,22 @@ class EmbeddingService:
         """Close the connections."""
         await self._session.close()
 
-    async def embed(self, texts: Sequence[str], dimensions: int | None) -> Answer:
+    async def embed(self, texts: Sequence[str], dimensions: int | None) -> list[Vector]:
         """Return the vectors of the texts, from one request. Raises ServiceError."""
         started = time.monotonic()
         try:
-            answer = await self._embed(texts, dimensions)
+            vectors = await self._embed(texts, dimensions)
         except ServiceError:
             self.failures += 1
             raise
         else:
             self.requests += 1
             self.texts += len(texts)
-            return answer
+            return vectors
         finally:
             self.seconds += time.monotonic() - started
 
-    async def _embed(self, texts: Sequence[str], dimensions: int | None) -> Answer:
+    async def _embed(self, texts: Sequence[str], dimensions: int | None) -> list[Vector]:
         try:
             token = "" if self._token is None else self._token.read()
         except TokenError as error:
@@ -217,7 +209,7 @@ def _refusal(status: int, retry_after: str, answer: str) -> ServiceError:
     redirect = 300 <= status < 400
     words = {
         401: "the service denies the token (401); check KP_EMBEDDER_TOKEN_FILE",
-        403: "the service denies access (403); check KP_EMBEDDER_TOKEN_FILE",
+        403: "the service denies access (403); check KP_EMBEDDER_TOKEN_FILE, and filters in front of it",
         404: "the service has no such address or model (404); check KP_EMBEDDER_URL and KP_MODEL",
         429: "the service asks for fewer requests (429)",
     }.get(status, f"the service answers {status}")

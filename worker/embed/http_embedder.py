@@ -1,20 +1,19 @@
 """KP_EMBEDDER=http: a model behind a service with OpenAI's POST /v1/embeddings.
 
-Texts that arrive while all request slots are in use share the next request. After a failure, nothing is sent until the
-service embeds the probes, a few fixed texts, to the same vectors as before. So an outage only delays texts, and a text
-fails alone only if the service works otherwise.
+Texts that arrive while all request slots are in use share the next request. Texts that fail together are sent again in
+halves. After a failure the service is checked: it must embed the probes, a few fixed texts, to the same vectors as
+before, and a text that is new to it, because a gateway may know the probes. While it does not, all texts wait.
 
-A gateway may answer the probes from its cache and reject everything else. So before a text fails alone, the service
-must embed a text that is new to it, and of many texts that fail in a row only the first few fail alone. The others are
-held and retried from time to time, until the service embeds one of the callers' texts.
+A text that fails alone while the check passes is refused, and becomes a dead letter. Where one text after another is
+refused, something else is to blame: after the first few, the others are held until the service embeds a caller's text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import itertools
 import logging
-import math
 import random
 import threading
 import time
@@ -46,13 +45,12 @@ Result = TypeVar("Result")
 MOST_TEXTS: Final = 32
 """Maximum texts per request: the default limit of TEI (--max-client-batch-size), and Infinity's batch."""
 
-TRIES: Final = 5  # failures in a row after which a single text is to blame, if the service embeds the probes after each
+TRIES: Final = 5  # failures in a row after which a single text is refused, if the check passes after each
 
 REFUSED_TRIES: Final = 2
-"""The same for a text that the service rejects (400, 413, 422): one retry, as a gateway may reject it by mistake."""
+"""The same where the service rejects the text itself (400, 403, 413, 422): one retry, as a gateway may be mistaken."""
 
-MOST_BLAMED: Final = 3
-"""Texts that may fail alone in a row while the service embeds no other. Further ones are held."""
+MOST_REFUSED: Final = 3  # texts that may be refused in a row; further ones are held
 
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
@@ -62,9 +60,6 @@ LONGEST_ASKED_SECONDS: Final = 60.0
 """A service that asks for a longer pause (Retry-After) is tried again after this time."""
 
 START_SECONDS: Final = 15.0  # longest time of the checks at startup
-
-RECHECK_SECONDS: Final = 300.0
-"""How often the probes are compared while texts are embedded: a load balancer may switch to another model unnoticed."""
 
 SLOW_SECONDS: Final = 10.0  # a request unanswered for this long makes the worker not ready
 
@@ -83,7 +78,7 @@ class _Text:
     text: str
     may_wait: bool  # its caller continues with other texts meanwhile
     future: Future[Embedding] = field(default_factory=Future)
-    failed_at: float = math.inf  # when it was first held, s of the monotonic clock
+    refused_at: int | None = None  # how many requests had succeeded when it was first refused
 
 
 class HttpEmbedder:
@@ -101,20 +96,19 @@ class HttpEmbedder:
         """Traces to admit at a time: enough for all requests, and to fill the next one."""
         self._model = settings.model
         self._waiting: deque[_Text] = deque()
-        self._held: deque[_Text] = deque()
-        self._refusal = ""  # how the last held text failed; "": none is held
-        self._asking_again: asyncio.Task[None] | None = None
-        self._embedded_at = -math.inf  # when the service last embedded a caller's text
-        self._blamed = 0  # texts that have failed alone since then
         self._woken = False  # the loop is about to look at the waiting texts
         self._tasks: set[asyncio.Task[None]] = set()
         self._sent: set[float] = set()  # when the open requests were sent, s of the monotonic clock
-        self._most_texts = MOST_TEXTS
-        self._recovering = asyncio.Lock()
+        self._succeeded = 0  # requests with callers' texts
+        self._refused = 0  # texts that were refused since the last of them
+        self._held: deque[_Text] = deque()
+        self._refusal = ""  # how the last held text failed
+        self._retrying: asyncio.Task[None] | None = None
+        self._checking = asyncio.Lock()
+        self._checked = 0.0  # when the latest check that passed was sent
+        self._failed_checks = 0
         self._problem: str | None = None
         self._broken: ModelError | None = None
-        self._failed_probes = 0
-        self._proved = 0.0  # when the latest probes that agreed were sent
         token = _token(settings.embedder_token_file, url)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="embedding-service", daemon=True)
@@ -124,7 +118,7 @@ class HttpEmbedder:
         self.service = self._call(_service(url, self._model, token, timeout, self._requests))
         """The connections, with counters."""
         try:
-            self._vectors = self._call(self._check(settings.max_tokens))
+            self._vectors = self._call(self._start(settings.max_tokens))
         except BaseException:
             self.close()
             raise
@@ -137,13 +131,13 @@ class HttpEmbedder:
     # -- for callers in other threads
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
-        """Embed one text once the service can. Raises ServiceError if this text alone fails, or ModelError."""
+        """Embed one text once the service can. Raises ServiceError if it refuses the text, or ModelError."""
         return self._add(_Text(text, may_wait=False)).result()
 
     def submit(self, text: str, objective: bool = False) -> Future[Embedding]:
         """Return the future embedding of a text; it fails as `embed` does. The service truncates objectives like texts.
 
-        A text that fails is held while the cause may lie elsewhere.
+        Where one text after another is refused, it is held.
         """
         return self._add(_Text(text, may_wait=True))
 
@@ -158,11 +152,10 @@ class HttpEmbedder:
         """Return why texts are waiting for the service, or None."""
         if self._problem is not None:
             return f"the embedding service at {self.service.url}: {self._problem}"
-        if self._refusal:
+        if held := len(self._held):
             return (
-                f"the embedding service at {self.service.url} embeds fixed texts, but fails on one text after another; "
-                f"something in front of it refuses them: find it. Waiting texts: {len(self._held)}. The last failure: "
-                f"{self._refusal}"
+                f"the embedding service at {self.service.url} works, but one text after another is refused: find out "
+                f"what refuses them. Waiting texts: {held}. The last failure: {self._refusal}"
             )
         oldest = min(tuple(self._sent), default=None)
         if oldest is None or (seconds := time.monotonic() - oldest) < SLOW_SECONDS:
@@ -197,28 +190,24 @@ class HttpEmbedder:
     async def _close(self) -> None:
         self._waiting.clear()  # otherwise a request that ends would start the next one
         self._held.clear()
-        tasks = [*self._tasks, *([] if self._asking_again is None else [self._asking_again])]
+        tasks = [*self._tasks, *([] if self._retrying is None else [self._retrying])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.service.close()
 
-    async def _check(self, max_tokens: int) -> list[Vector]:
+    async def _start(self, max_tokens: int) -> list[Vector]:
         """Return the vectors of the probes. Raises ServiceUnavailableError, ModelError."""
         try:
             async with asyncio.timeout(START_SECONDS):
-                vectors, reported = await self.service.embed(PROBES, None)
-                self._proved = time.monotonic()
-                self._reported = {reported}
-                if reported != self._model:
-                    log.warning("%s answers for the model %r, KP_MODEL is %s", self.service.url, reported, self._model)
+                vectors = await self.service.embed(PROBES, None)
                 self._dimensions = len(vectors[0])
                 long_text = await self._long_text()
         except TimeoutError:
             raise ServiceUnavailableError(f"{self.service.url}: no answer in {START_SECONDS:g} s") from None
         except ServiceError as error:
             kind = ModelError if error.configured else ServiceUnavailableError
-            raise kind(f"{self.service.url}: {error.about_probes()}") from None
+            raise kind(f"{self.service.url}: {error.with_answer()}") from None
         if self._model.rsplit("/", 1)[-1] == OFFICIAL_NAME:
             self._check_official(vectors, long_text, max_tokens)
         return vectors
@@ -247,21 +236,21 @@ class HttpEmbedder:
     async def _long_text(self) -> Vector | None:
         """Return the vector of a long text; None, with a warning, if the service rejects it."""
         try:
-            return (await self.service.embed([LONG_TEXT], self._dimensions)).vectors[0]
+            return (await self.service.embed([LONG_TEXT], self._dimensions))[0]
         except ServiceError as error:
             if not error.refused:
                 raise
             log.warning(
                 "%s does not embed a long text (%s): such traces become dead letters. Let the service cut them "
-                "(docs/models.md)", self.service.url, error.about_probes(),
+                "(docs/models.md)", self.service.url, error.with_answer(),
             )  # fmt: skip
             return None
 
     def _send_waiting(self) -> None:
         self._woken = False
         while self._waiting and len(self._tasks) < self._requests:
-            count = min(self._most_texts, len(self._waiting))
-            task = self._loop.create_task(self._embed_all([self._waiting.popleft() for _ in range(count)]))
+            count = min(MOST_TEXTS, len(self._waiting))
+            task = self._loop.create_task(self._embed([self._waiting.popleft() for _ in range(count)]))
             self._tasks.add(task)
             task.add_done_callback(self._done)
 
@@ -269,131 +258,44 @@ class HttpEmbedder:
         self._tasks.discard(task)
         self._send_waiting()
 
-    async def _embed_all(self, waiting: Sequence[_Text]) -> None:
-        results = await self._results(waiting)
-        if any(not isinstance(result, Exception) for result in results):
-            self._release()
-        for each, result in zip(waiting, results, strict=True):
-            if self._is_doubtful(result, each):
-                self._hold(each, str(result))
-            else:
-                _deliver(each, result)
-
-    async def _results(self, waiting: Sequence[_Text]) -> Sequence[Vector | Exception]:
-        """Return the vectors of the texts, with an error in place of each that failed."""
+    async def _embed(self, texts: Sequence[_Text]) -> None:
+        """Embed callers' texts: at the end, each is embedded, refused or held, or the model is broken."""
+        texts = [each for each in texts if not each.future.done()]  # cancelled, or embedded while it was held
         try:
-            if time.monotonic() - self._proved > RECHECK_SECONDS:
-                await self._recover(None)
-            return await self._embed([each.text[:MAX_CHARS] for each in waiting])
+            if texts:
+                await self._embed_or_halve(texts)
         except ModelError as error:
-            return [error] * len(waiting)
+            _fail(texts, error)
         except Exception as error:  # probably not the fault of the texts: they must not become dead letters
-            return [ModelError(f"this is a bug: {error!r}")] * len(waiting)
+            _fail(texts, ModelError(f"this is a bug: {error!r}"))
 
-    def _is_doubtful(self, result: Vector | Exception, each: _Text) -> bool:
-        """Return whether to hold a failed text, because something in front of the service may be to blame."""
-        if not isinstance(result, ServiceError) or not each.may_wait:
-            return False
-        if result.unrelated or (self._blamed >= MOST_BLAMED and each.failed_at > self._embedded_at):
-            return True
-        self._blamed += 1
-        return False
-
-    def _hold(self, each: _Text, refusal: str) -> None:
-        """Hold a text until the service embeds another one."""
-        each.failed_at = min(each.failed_at, time.monotonic())
-        self._held.append(each)
-        self._refusal = refusal
-        if self._asking_again is None:
-            log.warning("%s", self.problem())
-            self._asking_again = self._loop.create_task(self._ask_again())
-
-    async def _ask_again(self) -> None:
-        """Retry a held text from time to time, while there are any."""
-        pauses = 0
-        while self._held:
-            await asyncio.sleep(_pause(pauses))
-            pauses += 1
-            while self._held and self._held[0].future.cancelled():
-                self._held.popleft()
-            if not self._held:
-                break
-            each = self._held[0]
-            [result] = await self._results([each])
-            doubtful = self._is_doubtful(result, each)
-            if each not in self._held:  # another text has been embedded meanwhile, and this one is being retried
-                continue
-            self._held.remove(each)
-            if doubtful:
-                self._hold(each, str(result))
-                log.warning("%s", self.problem())
-            else:
-                _deliver(each, result)
-            if not isinstance(result, Exception):
-                self._release()
-        self._asking_again = None
-        if not self._held:
-            self._refusal = ""
-
-    def _release(self) -> None:
-        """Note that the service has embedded a text, and retry the held ones."""
-        self._embedded_at, self._blamed = time.monotonic(), 0
-        if self._held:
-            log.info("the embedding service embeds texts again; %s waited", number_of(len(self._held), "text"))
-            self._waiting.extend(self._held)
-            self._held.clear()
-            self._refusal = ""
-            self._send_waiting()
-
-    async def _embed(self, texts: Sequence[str]) -> Sequence[Vector | Exception]:
-        """Return the vectors, with an error in place of each text that fails alone. Raises ModelError."""
-        tries, works = 0, False
+    async def _embed_or_halve(self, texts: Sequence[_Text]) -> None:
+        tries = 0
         while True:
-            failed_probes = self._failed_probes
+            failed_checks = self._failed_checks
             try:
-                return await self._send(texts)
+                vectors = await self._send([each.text[:MAX_CHARS] for each in texts])
             except ServiceError as error:
                 failure = error
-            if len(texts) == 1 or not failure.refused:
-                await self._recover(failure)
-            if self._failed_probes != failed_probes or (failure.unrelated and not failure.configured):
+            else:
+                self._deliver(texts, vectors)
+                return
+            if not failure.refused or (len(texts) == 1 and texts[0].may_wait):
+                await self._wait_until_it_works(failure)
+            if failure.unrelated or self._failed_checks != failed_checks:
                 tries = 0  # the service did not work, which says nothing about the texts
-            elif failure.unrelated:  # something in front of it rejects the texts, but not the probes
-                tries += 1
-                if tries >= TRIES:
-                    return [failure] * len(texts)
             elif len(texts) > 1:
-                return await self._halves(texts, failure)
+                half = (len(texts) + 1) // 2
+                await self._embed_or_halve(texts[:half])
+                await self._embed_or_halve(texts[half:])
+                return
             else:
                 tries += 1
-                most = REFUSED_TRIES if failure.refused else TRIES
-                if tries == most - 1:
-                    works = await self._embeds_a_new_text()
-                elif tries >= most:
-                    failure.unrelated = not works
-                    if works:
-                        log.warning("the service embeds other texts, but fails on one: %s", failure)
-                    return [failure]
+                if tries >= (REFUSED_TRIES if failure.refused else TRIES):
+                    self._refuse(texts[0], failure)
+                    return
                 if not failure.refused:
                     await asyncio.sleep(_pause(tries))
-
-    async def _embeds_a_new_text(self) -> bool:
-        """Return whether the service embeds a text that nobody can have sent before."""
-        try:
-            await self.service.embed([f"{PROBES[0]} {uuid.uuid4().hex}"], self._dimensions)
-        except ServiceError:
-            return False
-        return True
-
-    async def _halves(self, texts: Sequence[str], failure: ServiceError) -> Sequence[Vector | Exception]:
-        half = (len(texts) + 1) // 2
-        results = [*await self._embed(texts[:half]), *await self._embed(texts[half:])]
-        if failure.refused and half < self._most_texts and not any(isinstance(it, Exception) for it in results):
-            self._most_texts = half
-            log.info(
-                "the service refuses %d texts at once (%s): from now on it gets at most %d", len(texts), failure, half
-            )
-        return results
 
     async def _send(self, texts: Sequence[str]) -> list[Vector]:
         if self._broken is not None:
@@ -401,46 +303,37 @@ class HttpEmbedder:
         started = time.monotonic()
         self._sent.add(started)
         try:
-            answer = await self.service.embed(texts, self._dimensions)
+            return await self.service.embed(texts, self._dimensions)
         finally:
             self._sent.discard(started)
-        if answer.model not in self._reported:
-            log.info("the service answers for the model %r, too", answer.model)
-            self._reported.add(answer.model)
-            await self._recover(None)
-        return answer.vectors
 
-    async def _recover(self, failure: ServiceError | None) -> None:
-        """Wait until the service embeds the probes as at startup. Raises ModelError if the vectors differ."""
-        begun = time.monotonic()
-        async with self._recovering:  # one task asks, the others wait
-            if self._proved > begun:
+    async def _wait_until_it_works(self, failure: ServiceError) -> None:
+        """Check the service until it works. Raises ModelError if it runs another model."""
+        failed = time.monotonic()
+        async with self._checking:  # one task asks, the others wait
+            if self._checked > failed:
                 return
-            if failure is not None and failure.unrelated:
+            if failure.unrelated:
                 self._problem = str(failure)
                 await asyncio.sleep(_pause(0, failure.pause_seconds))
-            pauses = 0
-            while True:
+            for number in itertools.count():
                 asked = time.monotonic()
                 try:
-                    await self._compare()
-                except ServiceError as error:
-                    self._failed_probes += 1
-                    self._problem = error.about_probes()
-                    log.warning("texts wait for %s", self.problem())
-                    await asyncio.sleep(_pause(pauses, error.pause_seconds))
-                    pauses += 1
-                else:
+                    await self._check()
                     break
+                except ServiceError as error:
+                    self._failed_checks += 1
+                    self._problem = error.with_answer()
+                    log.warning("texts wait for %s", self.problem())
+                    await asyncio.sleep(_pause(number, error.pause_seconds))
             if self._problem is not None:
-                log.info("the embedding service works again, after %.0f s", time.monotonic() - begun)
-            self._problem = None
-            self._proved = asked
+                log.info("the embedding service works again, after %.0f s", time.monotonic() - failed)
+            self._problem, self._checked = None, asked
 
-    async def _compare(self) -> None:
-        """Embed the probes again. Raises ServiceError, or ModelError if their vectors differ."""
-        answer = await self.service.embed(PROBES, None)
-        distance = max(map(probe_distance, self._vectors, answer.vectors))
+    async def _check(self) -> None:
+        """Embed the probes, and a text that nobody can have sent before. Raises ServiceError, ModelError."""
+        *vectors, _ = await self.service.embed([*PROBES, f"{PROBES[0]} {uuid.uuid4().hex}"], None)
+        distance = max(map(probe_distance, self._vectors, vectors))
         if distance > PROBE_DISTANCE:
             self._broken = ModelError(
                 f"{self.service.url} runs another model than before: a fixed text's vector has moved by "
@@ -448,14 +341,56 @@ class HttpEmbedder:
             )
             raise self._broken
 
+    def _deliver(self, texts: Sequence[_Text], vectors: Sequence[Vector]) -> None:
+        """Complete the texts of a request, and send the held ones again."""
+        for each, vector in zip(texts, vectors, strict=True):
+            if _wanted(each):
+                each.future.set_result(Embedding(vector, len(each.text) > MAX_CHARS))
+        self._succeeded += 1
+        self._refused = 0
+        if self._held:
+            log.info("the embedding service embeds texts again; %s waited", number_of(len(self._held), "text"))
+            self._waiting.extend(self._held)
+            self._held.clear()
+            self._send_waiting()
 
-def _deliver(each: _Text, result: Vector | Exception) -> None:
-    if not each.future.set_running_or_notify_cancel():
-        return
-    if isinstance(result, Exception):
-        each.future.set_exception(result)
-    else:
-        each.future.set_result(Embedding(result, len(each.text) > MAX_CHARS))
+    def _refuse(self, each: _Text, failure: ServiceError) -> None:
+        """Fail a text. Hold it if others were refused before it, and none has been embedded since."""
+        if each.refused_at is None:
+            each.refused_at = self._succeeded
+        if not each.may_wait or self._refused < MOST_REFUSED or each.refused_at < self._succeeded:
+            self._refused += 1
+            log.warning("the embedding service works, but refuses a text: %s", failure)
+            _fail([each], failure)
+            return
+        self._refusal = str(failure)
+        if each not in self._held:
+            self._held.append(each)
+        if self._retrying is None:
+            log.warning("%s", self.problem())
+            self._retrying = self._loop.create_task(self._retry_held())
+
+    async def _retry_held(self) -> None:
+        """Send one of the held texts again from time to time, while there are any."""
+        for number in itertools.count():
+            await asyncio.sleep(_pause(number))
+            self._held = deque(each for each in self._held if not each.future.done())  # others were cancelled
+            if not self._held:
+                break
+            await self._embed([self._held[0]])
+            self._held.rotate(-1)
+        self._retrying = None
+
+
+def _fail(texts: Sequence[_Text], failure: Exception) -> None:
+    for each in texts:
+        if _wanted(each):
+            each.future.set_exception(failure)
+
+
+def _wanted(each: _Text) -> bool:
+    """Return whether a text has no result yet and was not cancelled; from here on it cannot be cancelled."""
+    return not each.future.done() and each.future.set_running_or_notify_cancel()
 
 
 async def _service(
