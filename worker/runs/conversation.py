@@ -15,8 +15,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from worker.runs.fields import json_value, plain
-from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult
-from worker.runs.steps import Transcript
+from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult, Transcript
 
 FINAL_TOOLS: Final = frozenset({"final_answer", "final_result"})
 """Tools with which smolagents and pydantic-ai let the model answer: they are not steps."""

@@ -1,17 +1,437 @@
-"""The forms of logged runs that are lists of messages: how a form is recognised, and where the messages are."""
+"""The forms in which runs are logged: how a form is recognised, and how its messages are read.
+
+A form is a list of messages (of OpenAI's Chat Completions or Responses API, Anthropic's Messages API, or LangChain), or
+a trajectory in ATIF. A reader counts what it leaves out, and raises RunRefused, with the place, at anything unknown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from worker.runs import anthropic, langchain, responses
-from worker.runs.anthropic import anthropic_messages
-from worker.runs.chat import chat_messages, part_type_of
-from worker.runs.fields import Counts, FieldPath, RunRefused, find_field, shown
-from worker.runs.langchain import langchain_messages
-from worker.runs.messages import Message
-from worker.runs.responses import responses_messages
+from worker.runs.fields import (
+    Counts,
+    FieldPath,
+    RunRefused,
+    as_time,
+    count_unread,
+    find_field,
+    is_empty,
+    objects_of,
+    says_error,
+    shown,
+    text_field,
+)
+from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, Transcript, as_text
+
+TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Content parts that are text, and the field with the text."""
+
+MEDIA_PARTS: Final = {
+    "image": "images", "image_url": "images", "input_image": "images", "audio": "audio", "input_audio": "audio",
+    "file": "files", "input_file": "files", "video": "videos", "video_url": "videos",
+}  # fmt: skip
+"""Content parts that no step can hold, and their names in the report."""
+
+
+def text_of(content: Any, place: str, kind: str, counts: Counts) -> str:
+    """Return the text of a content, its parts joined by line breaks; other parts are counted."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of parts")
+    texts = []
+    for number, part in enumerate(content):
+        part_type = part_type_of(part)
+        if isinstance(part, str):
+            texts.append(part)
+        elif part_type in TEXT_PARTS:
+            texts.append(text_field(part, TEXT_PARTS[part_type], f"{place}.{number}"))
+            count_unread(part, {"type", TEXT_PARTS[part_type]}, f"{kind}.", counts)
+        elif part_type in MEDIA_PARTS:
+            counts.drop(MEDIA_PARTS[part_type])
+        else:
+            raise RunRefused("not_a_run", f"{place}.{number}: part type {shown(part_type)} is not known")
+    return "\n".join(texts)
+
+
+def part_type_of(part: Any) -> str | None:
+    """Return the type of a content part; None if it has none."""
+    part_type = part.get("type") if isinstance(part, Mapping) else None
+    return part_type if isinstance(part_type, str) else None
+
+
+def _role_of(message: Any, known: Iterable[str], place: str) -> str:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in known:
+        raise RunRefused("not_a_run", f"{place}: role {shown(role)} is not one of {', '.join(known)}")
+    return role
+
+
+def _name_of(called: Any, place: str, needs: str = "a tool call needs a name", field: str = "name") -> str:
+    name = called.get(field) if isinstance(called, dict) else None
+    if not isinstance(name, str):
+        raise RunRefused("not_a_run", f"{place}: {needs}")
+    return name
+
+
+def _joined_texts(parts: Iterable[Part | None]) -> str:
+    return "\n".join(part.text for part in parts if isinstance(part, Text))
+
+
+# OpenAI's Chat Completions API
+
+_CHAT: Final = {
+    # role: the fields that are read; any other field that is not empty is counted
+    "system": {"role", "content"},
+    "developer": {"role", "content"},
+    "user": {"role", "content"},
+    "assistant": {
+        "role", "content", "refusal", "tool_calls", "function_call", "audio", "reasoning_content", "reasoning",
+    },
+    "tool": {"role", "content", "tool_call_id", "name", "is_error", "status"},
+    "function": {"role", "content", "name", "is_error", "status"},
+}  # fmt: skip
+
+
+def chat_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[Message]:
+    """Yield chat messages in OpenAI's style."""
+    called: dict[str, str] = {}
+    for number, message in enumerate(messages):
+        read = _chat_message(message, f"{place}.{number}", counts)
+        for part in read.parts:
+            if isinstance(part, ToolCall) and part.call_id:
+                called[part.call_id] = part.name
+            elif isinstance(part, ToolResult) and part.call_id and part.name not in ("", called.get(part.call_id)):
+                counts.drop("messages[].name")
+        yield read
+
+
+def _chat_message(message: Any, place: str, counts: Counts) -> Message:
+    if isinstance(message, dict) and "role" not in message:
+        raise RunRefused("not_a_run", f"{place} has no role: it is not a message in OpenAI's style")
+    role = _role_of(message, _CHAT, place)
+    text = text_of(message.get("content"), f"{place}.content", "messages[].content[]", counts)
+    if role in ("system", "developer"):
+        counts.drop(f"{role} messages")
+        read = Message("system", (Text(text),))
+    elif role == "user":
+        read = Message("user", (Text(text),))
+    elif role == "assistant":
+        read = Message("assistant", tuple(_chat_parts(message, text, place, counts)))
+    else:
+        call_id = text_field(message, "tool_call_id", place)
+        name = text_field(message, "name", place)
+        read = Message("tool", (ToolResult(text, call_id, name, is_error=says_error(message)),))
+    count_unread(message, _CHAT[role], "messages[].", counts)
+    return read
+
+
+def _chat_parts(message: dict[str, Any], text: str, place: str, counts: Counts) -> Iterator[Part]:
+    reasoning = [text_field(message, name, place) for name in ("reasoning_content", "reasoning")]
+    for part in dict.fromkeys(reasoning):  # some servers send the same text under both names
+        yield Reasoning(part)
+    audio = message.get("audio")
+    if isinstance(audio, dict):
+        counts.drop("audio")
+        yield Text(text_field(audio, "transcript", f"{place}.audio"))
+    yield Text(text)
+    yield Text(text_field(message, "refusal", place))
+    legacy = message.get("function_call")
+    if not is_empty(legacy):
+        yield _chat_call({"function": legacy}, f"{place}.function_call", counts)
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise RunRefused("not_a_run", f"{place}.tool_calls: {shown(calls)} is not a list")
+    for number, call in enumerate(calls):
+        yield _chat_call(call, f"{place}.tool_calls.{number}", counts)
+
+
+def _chat_call(call: Any, place: str, counts: Counts) -> ToolCall:
+    call = call if isinstance(call, dict) else {}
+    kind, given = ("custom", "input") if isinstance(call.get("custom"), dict) else ("function", "arguments")
+    called = call.get(kind)
+    name = _name_of(called, place, f"a tool call needs a {kind} with a name")
+    call_id = text_field(call, "id", place)
+    count_unread(call, {"id", "type", kind}, "messages[].tool_calls[].", counts)
+    count_unread(called, {"name", given}, f"messages[].tool_calls[].{kind}.", counts)
+    arguments = called.get(given)
+    return ToolCall(name, {"input": arguments} if kind == "custom" else arguments, call_id)
+
+
+# OpenAI's Responses API: the input of a request and the output of its response
+
+ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning", "custom_tool_call", "item_reference"})
+"""Item types that occur in no other form."""
+
+_ITEM_ROLES: Final[dict[str, Role]] = {
+    "user": "user", "assistant": "assistant", "system": "system", "developer": "system",
+}  # fmt: skip
+
+_OUTPUTS: Final = ("output", "outputs", "results", "result", "error")
+"""Fields of a built-in tool's call that hold its result."""
+
+_NO_INPUT: Final = frozenset({
+    "id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS,
+})  # fmt: skip
+
+
+def responses_messages(items: list[Any], counts: Counts, place: str) -> Iterator[Message]:
+    """Yield the items of a list as messages."""
+    for number, item in enumerate(items):
+        yield from _item(item, f"{place}.{number}", counts)
+
+
+def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
+    kind = part_type_of(item)
+    if kind in (None, "message"):
+        role = _role_of(item, _ITEM_ROLES, place)
+        if _ITEM_ROLES[role] == "system":
+            counts.drop(f"{role} messages")
+        text = text_of(item.get("content"), f"{place}.content", "input[].content[]", counts)
+        count_unread(item, {"type", "id", "status", "role", "content"}, "input[].", counts)
+        yield Message(_ITEM_ROLES[role], (Text(text),))
+    elif kind == "reasoning":
+        parts = [*objects_of(item, "summary", f"{place}.summary"), *objects_of(item, "content", f"{place}.content")]
+        if not parts:
+            counts.drop("reasoning that is encrypted or not shown")
+        yield Message("assistant", tuple(Reasoning(text_field(part, "text", place)) for part in parts))
+    elif kind in ("function_call", "custom_tool_call"):
+        arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
+        call = ToolCall(_name_of(item, place), arguments, text_field(item, "call_id", place))
+        yield Message("assistant", (call,))
+        count_unread(item, {"type", "id", "status", "call_id", "name", "arguments", "input"}, "input[].", counts)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        output = item.get("output")
+        if isinstance(output, list):
+            text = text_of(output, f"{place}.output", "input[].output[]", counts)
+        else:
+            text = as_text(output)
+        call_id = text_field(item, "call_id", place)
+        yield Message("tool", (ToolResult(text, call_id, is_error=item.get("status") == "incomplete"),))
+    elif kind == "item_reference":
+        counts.drop("references to items of other responses")
+    elif kind is not None and kind.endswith("_call"):
+        yield from _built_in(item, kind, place, counts)
+    elif kind is not None and kind.endswith("_call_output"):
+        call_id = text_field(item, "call_id", place)
+        yield Message("tool", (ToolResult(as_text(item.get("output")), call_id),))
+    elif kind in ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction"):
+        counts.drop(f"{kind} items")
+    else:
+        raise RunRefused("not_a_run", f"{place}: item type {shown(kind)} is not known")
+
+
+def _built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Iterator[Message]:
+    """Yield the call of a built-in tool, and its result if the item has one."""
+    if kind == "image_generation_call":
+        counts.drop("images", "result" in item)
+        item = {name: value for name, value in item.items() if name != "result"}
+    if kind == "mcp_call":
+        name, arguments = _name_of(item, place), item.get("arguments")
+    else:
+        name = kind.removesuffix("_call")
+        arguments = {name: value for name, value in item.items() if name not in _NO_INPUT}
+    call = ToolCall(name, arguments, text_field(item, "call_id" if "call_id" in item else "id", place))
+    yield Message("assistant", (call,))
+    for output in _OUTPUTS:
+        if item.get(output) is not None:
+            failed = output == "error" or item.get("status") == "failed"
+            yield Message("tool", (ToolResult(as_text(item[output]), call.call_id, is_error=failed),))
+            return
+
+
+# Anthropic's Messages API
+
+BLOCKS: Final = frozenset(
+    {"thinking", "redacted_thinking", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"}
+)
+"""Block types that occur in no other form."""
+
+_ANTHROPIC_ROLES: Final[dict[str, Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
+
+_USES: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
+
+_LEFT_OUT: Final = frozenset({*MEDIA_PARTS, "redacted_thinking", "document", "search_result", "container_upload"})
+"""Block types without text for a trace."""
+
+_OF_RESPONSE: Final = {"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage", "container"}
+"""Fields of a message that is a response."""
+
+
+def anthropic_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[Message]:
+    """Yield messages whose contents are blocks, with thinking, tool_use and tool_result."""
+    for number, message in enumerate(messages):
+        where = f"{place}.{number}"
+        role = _role_of(message, _ANTHROPIC_ROLES, where)
+        if role == "system":
+            counts.drop("system messages")
+        yield Message(_ANTHROPIC_ROLES[role], tuple(parts_of(message.get("content"), f"{where}.content", role, counts)))
+        known = _OF_RESPONSE if message.get("type") == "message" else {"role", "content"}
+        count_unread(message, known, "messages[].", counts)
+
+
+def parts_of(content: Any, place: str, role: str, counts: Counts) -> Iterator[Part]:
+    """Yield the parts of a message's content: a string, or a list of blocks."""
+    if content is None or isinstance(content, str):
+        yield Text(content or "")
+        return
+    if not isinstance(content, list):
+        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of blocks")
+    blocks = [_block(block, f"{place}.{number}", counts) for number, block in enumerate(content)]
+    if role == "user":  # results first: the user's words after them are one text
+        yield from (block for block in blocks if isinstance(block, ToolResult))
+        yield Text(_joined_texts(blocks))
+    else:
+        yield from (block for block in blocks if block is not None)
+
+
+def is_known(kind: str) -> bool:
+    """Return whether a block of this type can be read, or is known to have no text."""
+    return kind in _LEFT_OUT or kind in _USES or kind in ("text", "thinking") or kind.endswith("tool_result")
+
+
+def _block(block: Any, place: str, counts: Counts) -> Part | None:
+    kind = part_type_of(block)
+    if isinstance(block, str):
+        return Text(block)
+    if kind == "text":
+        count_unread(block, {"type", "text"}, "messages[].content[].", counts)
+        return Text(text_field(block, "text", place))
+    if kind == "thinking":
+        return Reasoning(text_field(block, "thinking", place))
+    if kind in _USES:
+        name = _name_of(block, place, f"a {kind} needs a name")
+        return ToolCall(name, block.get("input"), text_field(block, "id", place))
+    if kind is not None and kind.endswith("tool_result"):
+        call_id, content, failed = text_field(block, "tool_use_id", place), block.get("content"), False
+        if isinstance(content, list) and all(part_type_of(part) in ("text", "image", "document") for part in content):
+            parts = [_block(part, f"{place}.content.{number}", counts) for number, part in enumerate(content)]
+            content = _joined_texts(parts)
+        elif isinstance(content, dict):  # of a server tool
+            failed = str(content.get("type")).endswith("_error")
+        return ToolResult(as_text(content), call_id, is_error=failed or block.get("is_error") is True)
+    if kind == "redacted_thinking":
+        counts.drop("redacted thinking")
+    elif kind in _LEFT_OUT:
+        counts.drop(MEDIA_PARTS.get(str(kind), "documents"))
+    else:
+        raise RunRefused("not_a_run", f"{place}: block type {shown(kind)} is not known")
+    return None
+
+
+# LangChain, as written by `messages_to_dict` and `dumpd`, and in the state of a LangGraph graph
+
+_KINDS: Final[dict[str, Role]] = {
+    "human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool", "chat": "user",
+}  # fmt: skip
+
+_CHAT_ROLES: Final[dict[str, Role]] = {
+    "user": "user", "human": "user", "assistant": "assistant", "ai": "assistant", "system": "system",
+    "developer": "system", "tool": "tool",
+}  # fmt: skip
+"""What the role of a message of the kind `chat` means."""
+
+_LANGCHAIN: Final = {
+    "type", "content", "id", "tool_calls", "invalid_tool_calls", "tool_call_id", "name", "status", "role", "example",
+    "additional_kwargs", "tool_call_chunks",
+}  # fmt: skip
+
+_EXTRA: Final = {"tool_calls", "function_call", "reasoning_content", "refusal"}
+"""Fields of additional_kwargs that are read."""
+
+
+def _langchain_kind(message: Any) -> str | None:
+    """Return the kind of a LangChain message: human, ai, tool, ...; None if it is not one."""
+    if not isinstance(message, dict):
+        return None
+    name = message.get("type")
+    if name == "constructor" and isinstance(message.get("id"), list) and message["id"]:
+        name = message["id"][-1]
+    if not isinstance(name, str):
+        return None
+    short = name.removesuffix("Chunk").removesuffix("Message").lower()
+    return short if short in _KINDS else None
+
+
+def langchain_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[Message]:
+    """Yield the messages of a list."""
+    for number, message in enumerate(messages):
+        where, kind = f"{place}.{number}", _langchain_kind(message)
+        if kind is None:
+            what = f"type {shown(part_type_of(message))}"
+            raise RunRefused("not_a_run", f"{where}: {what} is not a message of LangChain's")
+        body = message.get("kwargs" if message["type"] == "constructor" else "data", message)
+        if not isinstance(body, dict):
+            raise RunRefused("not_a_run", f"{where}: {shown(body)} is not an object")
+        yield _langchain_message(kind, body, where, counts)
+
+
+def _langchain_message(kind: str, body: dict[str, Any], place: str, counts: Counts) -> Message:
+    role = _KINDS[kind] if kind != "chat" else _CHAT_ROLES.get(str(body.get("role")).lower(), "user")
+    parts = list(_langchain_parts(body.get("content"), f"{place}.content", counts))
+    extra = body["additional_kwargs"] if isinstance(body.get("additional_kwargs"), dict) else {}
+    if role == "tool":
+        call_id = text_field(body, "tool_call_id", place)
+        name = "" if call_id else text_field(body, "name", place)
+        parts = [ToolResult(_joined_texts(parts), call_id, name, is_error=body.get("status") == "error")]
+    elif role == "assistant":
+        where = f"{place}.additional_kwargs"
+        said = [part for part in parts if not isinstance(part, ToolCall)]
+        parts = [Reasoning(text_field(extra, "reasoning_content", where)), Text(text_field(extra, "refusal", where))]
+        parts += [*said, *_langchain_calls(body, extra, place)]
+    else:
+        parts = [Text(_joined_texts(parts))]
+        if role == "system":
+            counts.drop("system messages")
+    count_unread(body, _LANGCHAIN, "messages[].", counts)
+    count_unread(extra, _EXTRA, "messages[].additional_kwargs.", counts)
+    return Message(role, tuple(parts))
+
+
+def _langchain_parts(content: Any, place: str, counts: Counts) -> Iterator[Part]:
+    if content is None or isinstance(content, str):
+        yield Text(content or "")
+        return
+    if not isinstance(content, list):
+        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of parts")
+    for number, part in enumerate(content):
+        kind = part_type_of(part)
+        if isinstance(part, str):
+            yield Text(part)
+        elif kind in TEXT_PARTS:
+            yield Text(text_field(part, TEXT_PARTS[kind], f"{place}.{number}"))
+        elif kind in ("thinking", "reasoning"):
+            summary = objects_of(part, "summary", f"{place}.{number}.summary")
+            texts = [part.get(kind), part.get("text"), *(each.get("text") for each in summary)]
+            yield Reasoning("\n".join(text for text in texts if isinstance(text, str)))
+        elif kind in MEDIA_PARTS:
+            counts.drop(MEDIA_PARTS[kind])
+        elif kind not in ("tool_use", "tool_call", "function_call", "redacted_thinking", "input_json_delta"):
+            raise RunRefused("not_a_run", f"{place}.{number}: part type {shown(kind)} is not known")
+
+
+def _langchain_calls(body: dict[str, Any], extra: dict[str, Any], place: str) -> Iterator[ToolCall]:
+    """Yield the calls of a message; those with invalid JSON are in `invalid_tool_calls`."""
+    where = f"{place}.tool_calls"
+    calls = objects_of(body, "tool_calls", where)
+    invalid = objects_of(body, "invalid_tool_calls", f"{place}.invalid_tool_calls")
+    for each in (*calls, *invalid):
+        yield ToolCall(_name_of(each, where), each.get("args"), text_field(each, "id", where))
+    if calls or invalid:
+        return
+    where = f"{place}.additional_kwargs.tool_calls"
+    for each in objects_of(extra, "tool_calls", where):
+        called = each.get("function")
+        if isinstance(called, dict) and isinstance(called.get("name"), str):
+            yield ToolCall(called["name"], called.get("arguments"), text_field(each, "id", where))
+    legacy = extra.get("function_call")
+    if isinstance(legacy, dict) and isinstance(legacy.get("name"), str):
+        yield ToolCall(legacy["name"], as_text(legacy.get("arguments")))
+
+
+# All forms that are lists of messages
 
 READERS: Final[Mapping[str, Callable[[list[Any], Counts, str], Iterator[Message]]]] = {
     "chat": chat_messages,
@@ -29,17 +449,22 @@ def form_of(run: Any, path: FieldPath | None = None, append: FieldPath | None = 
     """Return the form of a run: one of READERS, or "atif". `path`, `append`: see `messages_of`. Raises RunRefused."""
     if isinstance(run, dict) and str(run.get("schema_version")).startswith("ATIF"):
         return "atif"
-    items = _found(run, path)
+    items: list[Any] = run if isinstance(run, list) else []  # probably its messages
+    for place in () if isinstance(run, list) else (*_STATES, ("input",), ("output",)) if path is None else (path,):
+        if (found := find_field(run, place)) is not None and isinstance(found[1], list):
+            items = found[1]
+            break
     if append is not None and (found := find_field(run, append)) is not None:
         items = [*items, *answer_of(found[1])]
     for item in items:
         kind = part_type_of(item)
         content = item.get("content") if isinstance(item, dict) else None
-        if isinstance(item, dict) and "role" not in item and langchain.kind_of(item) is not None:
+        types = {part_type_of(part) for part in content} if isinstance(content, list) else set()
+        if isinstance(item, dict) and "role" not in item and _langchain_kind(item) is not None:
             return "langchain"
-        if kind in responses.ITEMS or (kind == "message" and _types(content) & {"input_text", "output_text"}):
+        if kind in ITEMS or (kind == "message" and types & {"input_text", "output_text"}):
             return "responses"
-        if _types(content) & anthropic.BLOCKS:
+        if types & BLOCKS:
             return "anthropic"
         if isinstance(item, dict) and (item.get("tool_calls") or item.get("role") in ("tool", "function", "developer")):
             return "chat"
@@ -48,23 +473,6 @@ def form_of(run: Any, path: FieldPath | None = None, append: FieldPath | None = 
     if items and all(isinstance(item, dict) and isinstance(item.get("role"), str) for item in items):
         return "anthropic" if isinstance(run, dict) and "system" in run else "chat"
     raise RunRefused("unknown_form", f"no known form: {_looks_like(run)}")
-
-
-def _types(content: Any) -> set[Any]:
-    parts = content if isinstance(content, list) else []
-    types = [part.get("type") for part in parts if isinstance(part, dict)]
-    return {kind for kind in types if isinstance(kind, str)}
-
-
-def _found(run: Any, path: FieldPath | None) -> list[Any]:
-    """Return the probable messages of a run, [] if there are none; only for recognising the form."""
-    if isinstance(run, list):
-        return run
-    for place in (path,) if path is not None else (*_STATES, ("input",), ("output",)):
-        found = find_field(run, place)
-        if found is not None and isinstance(found[1], list):
-            return found[1]
-    return []
 
 
 _SHAREGPT: Final = (
@@ -99,8 +507,11 @@ def _looks_like(run: Any) -> str:
     return f"{shown(run)}; a run is a list of messages, or an object with one"
 
 
-def _has_role(item: Any) -> bool:
-    return isinstance(item, dict) and ("role" in item or "type" in item)
+def _is_run(item: Any, places: Sequence[FieldPath]) -> bool:
+    """Return whether a list's first item is a run: a message has no list of messages in any of `places`."""
+    if isinstance(item, dict) and ("role" in item or "type" in item):
+        return False
+    return any(find_field(item, place) is not None for place in places)
 
 
 def messages_of(run: Any, form: str, path: FieldPath | None, append: FieldPath | None, counts: Counts) -> tuple[
@@ -113,10 +524,9 @@ def messages_of(run: Any, form: str, path: FieldPath | None, append: FieldPath |
     used: set[FieldPath] = set()
     read = READERS[form]
     if form == "responses" and isinstance(run, dict) and path is None:
-        messages = [message for name in ("input", "output") for message in _items(run, name, used, counts)]
+        messages = [message for name in ("input", "output") for message in _input_or_output(run, name, used, counts)]
     else:
-        place, items = _messages(run, form, path, used)
-        messages = list(read(items, counts, place))
+        messages = list(read(_list_of_messages(run, form, path, used), counts, "messages"))
     if append is None:
         return messages, [], used
     found = find_field(run, append)
@@ -127,7 +537,7 @@ def messages_of(run: Any, form: str, path: FieldPath | None, append: FieldPath |
     return messages, list(read(answer_of(found[1]), counts, name)), used
 
 
-def _items(run: dict[str, Any], name: str, used: set[FieldPath], counts: Counts) -> Iterator[Message]:
+def _input_or_output(run: dict[str, Any], name: str, used: set[FieldPath], counts: Counts) -> Iterator[Message]:
     """Yield the input or output of the Responses API; a string is a message."""
     value = run.get(name)
     used.add((name,))
@@ -138,12 +548,13 @@ def _items(run: dict[str, Any], name: str, used: set[FieldPath], counts: Counts)
     yield from responses_messages(value or [], counts, name)
 
 
-def _messages(run: Any, form: str, path: FieldPath | None, used: set[FieldPath]) -> tuple[str, list[Any]]:
-    messages, place = run, "messages"
+def _list_of_messages(run: Any, form: str, path: FieldPath | None, used: set[FieldPath]) -> list[Any]:
+    places = (path,) if path is not None else _STATES if form == "langchain" else (("messages",),)
+    messages = run
     if isinstance(run, dict):
         if isinstance(run.get("role"), str):
             raise RunRefused("not_a_run", "this is a message, not a run; one run a line is expected: jq -sc . FILE")
-        found = next((found for place in _places(form, path) if (found := find_field(run, place)) is not None), None)
+        found = next((found for place in places if (found := find_field(run, place)) is not None), None)
         if found is None:
             name = ".".join(path or ("messages",))
             raise RunRefused("not_a_run", f"the run has no field {name}: --messages says where its messages are")
@@ -153,20 +564,9 @@ def _messages(run: Any, form: str, path: FieldPath | None, used: set[FieldPath])
         messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list):
         raise RunRefused("not_a_run", f"{shown(messages)} is not a list of messages")
-    if messages and (isinstance(messages[0], list) or _is_run(messages[0], _places(form, path))):
+    if messages and (isinstance(messages[0], list) or _is_run(messages[0], places)):
         raise RunRefused("not_a_run", "this is a list of runs; one run a line is expected: jq -c '.[]' FILE")
-    return place, messages
-
-
-def _places(form: str, path: FieldPath | None) -> tuple[FieldPath, ...]:
-    if path is not None:
-        return (path,)
-    return _STATES if form == "langchain" else (("messages",),)
-
-
-def _is_run(item: Any, places: Sequence[FieldPath]) -> bool:
-    """Return whether a list's first item is a run: a message has no list of messages in any of `places`."""
-    return not _has_role(item) and any(find_field(item, place) is not None for place in places)
+    return messages
 
 
 def answer_of(value: Any) -> list[Any]:
@@ -179,3 +579,100 @@ def answer_of(value: Any) -> list[Any]:
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         return [choices[0].get("message")]
     return output if isinstance(output, list) else [value]
+
+
+# ATIF (Agent Trajectory Interchange Format, v1.x)
+
+SOURCES: Final = ("system", "user", "agent")
+
+_STEP: Final = {"step_id", "source", "message", "reasoning_content", "tool_calls", "observation", "is_copied_context"}
+_RESULT: Final = {"source_call_id", "content", "extra", "subagent_trajectory_ref"}
+
+
+def agents(run: Any, above: Any = None) -> Iterator[tuple[Any, Any]]:
+    """Yield a trajectory, then its subagents that have an id (ATIF 1.7), each with its parent."""
+    yield run, above
+    subagents = run.get("subagent_trajectories") if isinstance(run, dict) else None
+    for each in subagents if isinstance(subagents, list) else []:
+        if _is_subagent(each):
+            yield from agents(each, run)
+
+
+def _is_subagent(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("trajectory_id"), str)
+
+
+def read_atif(run: Any, transcript: Transcript) -> None:
+    """Read a trajectory. Raises RunRefused, with the place."""
+    version = run.get("schema_version") if isinstance(run, dict) else None
+    if not isinstance(version, str) or not re.match(r"ATIF-v1\.\d", version):
+        raise RunRefused("not_a_run", f"schema_version {shown(version)} is not ATIF-v1.x")
+    agent = run.get("agent")
+    if isinstance(agent, dict) and isinstance(agent.get("name"), str):
+        transcript.framework = agent["name"] or None
+    transcript.used |= {("schema_version",), ("steps",), ("subagent_trajectories",)}
+    if "framework" not in transcript.given:
+        transcript.used.add(("agent", "name"))
+    if subagents := run.get("subagent_trajectories"):
+        listed = subagents if isinstance(subagents, list) else [subagents]
+        transcript.counts.drop("subagent trajectories", sum(not _is_subagent(each) for each in listed))
+    steps = objects_of(run, "steps", "steps")
+    for number, step in enumerate(steps):
+        _read_step(step, f"steps.{number}", transcript)
+    times = [step["timestamp"] for step in steps if not is_empty(step.get("timestamp"))]
+    if times and "created_at" not in transcript.given:
+        try:
+            transcript.created_at = as_time(times[-1])
+        except ValueError as error:
+            raise RunRefused("invalid_value", f"the last timestamp: {error}, or give --created-at") from None
+        transcript.counts.drop("steps[].timestamp", len(times) - 1)
+
+
+def _read_step(step: dict[str, Any], place: str, transcript: Transcript) -> None:
+    source, counts = step.get("source"), transcript.counts
+    if source not in SOURCES:
+        raise RunRefused("not_a_run", f"{place}: source {shown(source)} is not one of {', '.join(SOURCES)}")
+    text = text_of(step.get("message"), f"{place}.message", "steps[].message[]", counts)
+    if step.get("is_copied_context") is True:
+        counts.drop("steps copied from an earlier trajectory")
+        if source == "user" and transcript.objective is None:
+            transcript.add_user(text)
+        return
+    parts: list[Part] = []
+    if source == "system":
+        if text:
+            counts.drop("system messages")
+    elif source == "user":
+        transcript.add_user(text)
+    else:
+        reasoning = text_of(step.get("reasoning_content"), f"{place}.reasoning_content", "steps[]", counts)
+        parts += [Reasoning(reasoning), Text(text)]
+    for number, call in enumerate(objects_of(step, "tool_calls", f"{place}.tool_calls")):
+        where = f"{place}.tool_calls.{number}"
+        name = _name_of(call, where, "a tool call needs a function_name", "function_name")
+        parts.append(ToolCall(name, call.get("arguments"), text_field(call, "tool_call_id", where)))
+        count_unread(call, {"tool_call_id", "function_name", "arguments"}, "steps[].tool_calls[].", counts)
+    transcript.add(Message("assistant", tuple(parts)))
+    observation = step.get("observation")
+    if not is_empty(observation):
+        if not isinstance(observation, dict):
+            raise RunRefused("not_a_run", f"{place}.observation: {shown(observation)} is not an object")
+        results = enumerate(objects_of(observation, "results", f"{place}.observation.results"))
+        read = [_atif_result(result, f"{place}.observation.results.{number}", counts) for number, result in results]
+        transcript.add(Message("tool", tuple(read)))
+        count_unread(observation, {"results"}, "steps[].observation.", counts)
+    timestamp = set() if "created_at" in transcript.given else {"timestamp"}
+    count_unread(step, _STEP | timestamp, "steps[].", counts)
+
+
+def _atif_result(result: dict[str, Any], place: str, counts: Counts) -> ToolResult:
+    kind = "steps[].observation.results[]."
+    text = text_of(result.get("content"), f"{place}.content", f"{kind}content[]", counts)
+    call_id = text_field(result, "source_call_id", place)
+    extra = result.get("extra")
+    if isinstance(extra, dict):
+        count_unread(extra, {"is_error", "status"}, f"{kind}extra.", counts)
+    if references := result.get("subagent_trajectory_ref"):
+        counts.drop("references to subagents", len(references) if isinstance(references, list) else 1)
+    count_unread(result, _RESULT, kind, counts)
+    return ToolResult(text, call_id, is_error=isinstance(extra, dict) and says_error(extra))

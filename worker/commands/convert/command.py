@@ -33,11 +33,10 @@ from worker.commands.shared.json_lines import is_pretty_printed, line_limit, rea
 from worker.commands.shared.options import read_settings, settings_options
 from worker.commands.shared.run_options import Options, parse_options
 from worker.commands.shared.run_traces import Group, group_name, new_group, trace_of_request, traces_of
-from worker.runs.fields import Counts, RunRefused, fault
-from worker.runs.sessions.said import Format
+from worker.runs.fields import Counts, RunRefused, fault, parse_json
+from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import FORMATS as SESSIONS
 from worker.runs.sessions.session import Request, Session, format_of, line_value
-from worker.runs.steps import parse_json
 
 FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp", *SESSIONS)
 

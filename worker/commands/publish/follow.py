@@ -60,7 +60,7 @@ from worker.kafka.writing.rows import OutputTopic, Row, key_partition
 from worker.kafka.writing.transaction import run_transaction
 from worker.observe import logs
 from worker.runs.fields import RunRefused, fault
-from worker.runs.sessions.said import Format
+from worker.runs.sessions.formats import Format
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, line_limit
 from worker.runs.fields import RunRefused, fault
-from worker.runs.sessions.said import Format
+from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import Request, Session
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,12 @@ from typing import Any, Final
 
 from worker.commands.shared.run_options import Options, RunField
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, parse_trace
-from worker.runs.atif import agents, read_atif
 from worker.runs.conversation import Conversation
 from worker.runs.fields import Counts, FieldPath, RunRefused, find_field, unused_fields
-from worker.runs.forms import form_of, messages_of
+from worker.runs.forms import agents, form_of, messages_of, read_atif
+from worker.runs.messages import Transcript
 from worker.runs.sessions.session import Request
 from worker.runs.shorten import shortened
-from worker.runs.steps import Transcript
 
 ID_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, CONTEXT)
 

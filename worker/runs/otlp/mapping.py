@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from worker.core.trace import CONTEXT, InvalidTrace, parse_trace
 from worker.runs.conversation import Conversation, ToolRun
 from worker.runs.fields import json_object
-from worker.runs.messages import Reasoning, Text
+from worker.runs.messages import Reasoning, Text, Transcript
 from worker.runs.otlp.content import (
     Content,
     Known,
@@ -44,7 +44,6 @@ from worker.runs.otlp.spans import LogEvent, Span
 from worker.runs.otlp.tree import Run, identities, ordered, runs_of
 from worker.runs.otlp.values import REDACTED
 from worker.runs.shorten import shortened
-from worker.runs.steps import Transcript
 
 ERROR_PREFIXES: Final = ("Error:", "Error executing tool")
 """A result that begins so is an error: without spans of tools, most libraries say it in no other way."""

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from worker.runs.anthropic import is_known, parts_of
-from worker.runs.chat import part_type_of
 from worker.runs.fields import Counts, RunRefused, shown
+from worker.runs.forms import is_known, part_type_of, parts_of
 from worker.runs.messages import Message, Part, Text, ToolResult
-from worker.runs.sessions.said import Format, Opens, Outcome, Said, text_at
+from worker.runs.sessions.formats import Format, Opens, Outcome, Said, text_at
 
 _ADDED: Final = re.compile(
     "<(system-reminder|ide_opened_file|ide_selection|ide_diagnostics|user-prompt-submit-hook|new-diagnostics"

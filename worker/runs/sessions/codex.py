@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from worker.runs.chat import MEDIA_PARTS, TEXT_PARTS, part_type_of, text_of
 from worker.runs.fields import Counts, RunRefused, json_value, shown, text_field
+from worker.runs.forms import ITEMS, MEDIA_PARTS, TEXT_PARTS, part_type_of, responses_messages, text_of
 from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult, as_text
-from worker.runs.responses import ITEMS, responses_messages
-from worker.runs.sessions.said import Format, Outcome, Said, text_at
+from worker.runs.sessions.formats import Format, Outcome, Said, text_at
 
 _CONTEXT: Final = re.compile(
     r"\s*(?:# AGENTS\.md instructions|<(?:environment_context|user_instructions|additional_context|skill|permissions"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -12,14 +11,13 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any, Final
 
-from worker.runs.fields import Counts, RunRefused, as_time, fault, shown
+from worker.runs.fields import Counts, RunRefused, as_time, fault, parse_json, shown
 from worker.runs.messages import Message, Text, ToolCall, ToolResult
-from worker.runs.sessions import claude_code, codex, gemini_cli, opencode, pi
-from worker.runs.sessions.said import Format, Outcome, Said, text_at
-from worker.runs.steps import parse_json
+from worker.runs.sessions import claude_code, codex
+from worker.runs.sessions.formats import GEMINI_CLI, OPENCODE, PI, Format, Outcome, Said, text_at
 
 FORMATS: Final[Mapping[str, Format]] = {
-    each.name: each for each in (claude_code.FORMAT, codex.FORMAT, gemini_cli.FORMAT, opencode.FORMAT, pi.FORMAT)
+    each.name: each for each in (claude_code.FORMAT, codex.FORMAT, GEMINI_CLI, OPENCODE, PI)
 }
 
 _UNIQUE: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT.*", re.IGNORECASE)
@@ -31,7 +29,7 @@ Context = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A closed request of the user, or the task of a sub-agent, with everything done about it. It no longer changes."""
+    """A closed request of the user, or the task of a sub-agent, with everything done about it. It never changes."""
 
     key: str  # the same whenever the request is read, and unique
     format: str
@@ -168,13 +166,16 @@ class Session:
         idle = self._close_after_pause(text_at(value, "timestamp"))
         before = self._context()
         if said is not None:
-            said = replace(said, facts=self._news(said))
+            # history copied from another session may include that one's header
+            kept = () if said.opens else self.format.of_header
+            facts = {
+                name: fact for name, fact in said.facts.items() if fact and not (name in kept and self._facts.get(name))
+            }
+            said = replace(said, facts=facts)
             self._facts |= said.facts if said.run is None else {}
             if (said.messages or said.outcome or said.opens) and self.format.leaves_out(value, self._facts):
-                said, counts = (
-                    Said(),
-                    Counts(dropped=Counter(["lines of a sub-agent that are its parent's, or Codex's own"])),
-                )
+                said, counts = Said(), Counts()
+                counts.drop("lines of a sub-agent that are its parent's, or Codex's own")
         if said is None or not (said.messages or said.outcome or said.opens):
             self.counts.dropped.update(counts.dropped)
             main = self._open.get(None)
@@ -195,13 +196,6 @@ class Session:
         if before is None or (at - before).total_seconds() < self._idle_seconds:
             return []
         return self.close() if any(run.answered for run in self._open.values()) else []
-
-    def _news(self, said: Said) -> dict[str, str]:
-        """Return the facts that a line changes. History copied from another session may include that one's header."""
-        kept = () if said.opens or self.format is None else self.format.of_header
-        return {
-            name: fact for name, fact in said.facts.items() if fact and not (name in kept and self._facts.get(name))
-        }
 
     def close(self) -> list[Request]:
         """Close and return the open requests, because the session has ended or nothing came for a while."""
@@ -236,10 +230,12 @@ class Session:
         if said.opens and found is not None and said.messages and _is_repeated(said, found):
             found.counts.drop("repeated requests")
             return closed
-        if found is None and not (_acts(said) and self._may_begin(run)):
-            self.counts.drop("lines that belong to no open request")
-            return closed
         if found is None:
+            # a run may begin without a text of the user: a file may lack it, or a call has it
+            known = not self._closed if run is None else any(run in each.spawns for each in self._open.values())
+            if not (known and _acts(said)):
+                self.counts.drop("lines that belong to no open request")
+                return closed
             closed += self._begin(run, Said(run=run), at, before)
             found = self._open[run]
         self._add(found, said, at, counts)
@@ -257,12 +253,6 @@ class Session:
 
     def _request_of(self, said: Said) -> str:
         return said.id or said.run or self._facts.get("turn", "")
-
-    def _may_begin(self, run: str | None) -> bool:
-        """Return whether a run may begin without a text of the user: a file may lack it, or a call has it."""
-        if run is None:
-            return not self._closed
-        return any(run in found.spawns for found in self._open.values())
 
     def _begin(
         self, run: str | None, said: Said, at: int, before: Context, counts: Counts | None = None
@@ -334,11 +324,9 @@ class Session:
 def _is_repeated(said: Said, run: _Open) -> bool:
     """Return whether a request repeats the words that were said last; white space may differ."""
     last = next(reversed(run.said.values()))
-    return len(last) == 1 and last[0].role == "user" and _letters(last[0]) == _letters(said.messages[0])
-
-
-def _letters(message: Message) -> str:
-    return "".join(message.texts().split())
+    if len(last) != 1 or last[0].role != "user":
+        return False
+    return "".join(last[0].texts().split()) == "".join(said.messages[0].texts().split())
 
 
 def _acts(said: Said) -> bool:

@@ -1,0 +1,332 @@
+"""What a line of a session means, for every coding agent; and the sessions of Pi, Gemini CLI and OpenCode.
+
+Those of Claude Code and Codex have more to them, and a module each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from worker.runs.fields import Counts, RunRefused, as_time, objects_of, shown
+from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult, as_text, joined
+
+Opens = Literal["", "request", "start", "command", "local", "fork"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended, as far as the session says."""
+
+    success: bool
+    summary: str | None = None  # None: the session does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a line says of the conversation."""
+
+    messages: tuple[Message, ...] = ()
+    opens: Opens = ""
+    """As "request": the first message is a request of the user. "start": one begins unless one is open. "command": it
+    is a request if the agent goes on after it. "local": the command before it ran without the agent. "fork": the open
+    request is the task of a fork, which begins with its inheritance. Two equal requests in a row are one; a request in
+    the same turn (a fact) as the open one belongs to it."""
+    run: str | None = None  # None: the session's own agent; else a sub-agent's id, empty if only `after` identifies it
+    after: str = ""  # id of the line before
+    id: str = ""  # of the line; a later line with it replaces this one within the request
+    created_at: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)  # of the session; they hold for later lines, too
+    outcome: Outcome | None = None
+    spawns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By call id: prompt and name of the sub-agent that the call starts."""
+
+
+def text_at(value: Mapping[str, Any], name: str) -> str:
+    """Return a string field, "" if it is absent or something else."""
+    found = value.get(name)
+    return found if isinstance(found, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How the sessions of one agent are read."""
+
+    name: str  # for --from; also framework and agent of its traces
+    knows: Callable[[Mapping[str, Any]], bool]  # whether an object is a line of such a session
+    read: Callable[[Mapping[str, Any], Counts], Said | None]
+    """What a line says, None if nothing; counts what it leaves out, raises RunRefused."""
+    lines: Callable[[Mapping[str, Any]], Iterable[Any] | None] = lambda document: None
+    """Of a session that is one document."""
+    of_header: frozenset[str] = frozenset()  # facts whose first value counts, because a header may repeat
+    leaves_out: Callable[[Mapping[str, Any], Mapping[str, str]], bool] = lambda line, facts: False
+    """Whether a line belongs to no request, by the facts."""
+
+
+# Pi: the files under ~/.pi/agent/sessions, in all three versions of the format
+
+_PI_LINES: Final = frozenset({"session", "message", "custom_message", "compaction", "branch_summary", "model_change",
+                             "thinking_level_change", "custom", "label", "session_info"})  # fmt: skip
+
+
+def _pi_knows(line: Mapping[str, Any]) -> bool:
+    kind = text_at(line, "type")
+    if kind == "session":
+        return "cwd" in line and "id" in line
+    return kind in _PI_LINES and "timestamp" in line and ("parentId" in line or "message" in line)
+
+
+def _pi_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+    kind = line.get("type")
+    if kind == "session":
+        return Said(facts={"session": text_at(line, "id"), "cwd": text_at(line, "cwd"),
+                           "model": text_at(line, "modelId")})  # fmt: skip
+    if kind == "model_change":
+        return Said(facts={"model": text_at(line, "modelId")})
+    if kind != "message":
+        counts.drop(f"{kind if isinstance(kind, str) else shown(kind)} lines")
+        return None
+    message = line.get("message")
+    if not isinstance(message, dict):
+        raise RunRefused("not_a_line", f"message: {shown(message)} is not an object; the line is skipped")
+    time, role = text_at(line, "timestamp"), message.get("role")
+    name = f"{time}/{text_at(line, 'id')}" if time and ("id" in line or role == "user") else text_at(line, "id")
+    if role == "user":
+        parts = tuple(part for part in _pi_parts(message, counts) if isinstance(part, Text) and part.text.strip())
+        return Said((Message("user", parts),), opens="request", id=name, created_at=time) if parts else None
+    if role == "assistant":
+        failed = message.get("stopReason") in ("aborted", "error")
+        outcome = Outcome(False, text_at(message, "errorMessage") or text_at(message, "stopReason")) if failed else None
+        return Said((Message("assistant", tuple(_pi_parts(message, counts))),), id=name, created_at=time,
+                    outcome=outcome, facts={"model": text_at(message, "model")})  # fmt: skip
+    if role == "toolResult":
+        text = joined([part.text for part in _pi_parts(message, counts) if isinstance(part, Text)])
+        result = ToolResult(text, text_at(message, "toolCallId"), text_at(message, "toolName"),
+                            is_error=message.get("isError") is True)  # fmt: skip
+        return Said((Message("tool", (result,)),), id=name, created_at=time)
+    counts.drop(f"{role if isinstance(role, str) else shown(role)} messages")
+    return None
+
+
+def _pi_parts(message: Mapping[str, Any], counts: Counts) -> Iterator[Part]:
+    if isinstance(message.get("content"), str):
+        yield Text(message["content"])
+        return
+    for number, block in enumerate(objects_of(message, "content", "message.content")):
+        kind = block.get("type")
+        if kind == "text":
+            yield Text(text_at(block, "text"))
+        elif kind == "thinking":
+            yield Reasoning(text_at(block, "thinking"))
+        elif kind == "toolCall" and text_at(block, "name"):
+            yield ToolCall(block["name"], block.get("arguments"), text_at(block, "id"))
+        elif kind == "image":
+            counts.drop("images")
+        else:
+            raise RunRefused("not_a_line", f"message.content.{number}: block type {shown(kind)} is not known")
+
+
+PI: Final = Format("pi", _pi_knows, _pi_read)
+
+
+# Gemini CLI: the files under ~/.gemini/tmp/PROJECT/chats, as one document or line by line
+
+_EXIT_CODE: Final = re.compile(r"^Exit Code: (-?\d+)$", re.MULTILINE)
+"""Follows the output of a command; in some versions only of a failed one."""
+
+
+def _gemini_knows(line: Mapping[str, Any]) -> bool:
+    return "sessionId" in line and "projectHash" in line
+
+
+def _gemini_lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
+    messages = document.get("messages")
+    if not _gemini_knows(document) or not isinstance(messages, list):
+        return None
+    return [{name: value for name, value in document.items() if name != "messages"}, *messages]
+
+
+def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+    if _gemini_knows(line):
+        subagent = "agent" if line.get("kind") == "subagent" else ""
+        return Said(facts={"session": text_at(line, "sessionId"), "subagent": subagent})
+    kind, time, name = line.get("type"), text_at(line, "timestamp"), text_at(line, "id")
+    if kind == "user":
+        text = _gemini_content(line, counts)
+        if not text.strip():
+            return None
+        opens: Opens = "command" if text.lstrip().startswith(("/", "?")) else "request"
+        return Said((Message("user", (Text(text),)),), opens=opens, id=name, created_at=time)
+    if kind in ("gemini", "model"):
+        return Said(
+            tuple(_gemini_messages(line, counts)), id=name, created_at=time, facts={"model": text_at(line, "model")}
+        )
+    if kind == "error":
+        return Said(outcome=Outcome(False, _gemini_text(line.get("content"), counts) or None), created_at=time)
+    if isinstance(kind, str) or "$set" in line or "$rewindTo" in line:
+        counts.drop(f"{kind} lines" if isinstance(kind, str) else "changes of the session's header, and of its past")
+        return None
+    raise RunRefused("not_a_line", "the line has no type, and is skipped")
+
+
+def _gemini_messages(line: Mapping[str, Any], counts: Counts) -> Iterator[Message]:
+    """Yield the model's thoughts, texts and calls, and the results of the calls."""
+    thoughts = [
+        Reasoning(joined([text_at(thought, "subject"), text_at(thought, "description")]))
+        for thought in objects_of(line, "thoughts", "thoughts")
+    ]
+    text = _gemini_content(line, counts)
+    said: list[Part] = [*thoughts, *([Text(text)] if text else [])]
+    results: list[Part] = []
+    for number, call in enumerate(objects_of(line, "toolCalls", "toolCalls")):
+        if not text_at(call, "name"):
+            raise RunRefused("not_a_line", f"toolCalls.{number}: a call needs a name; the line is skipped")
+        said.append(ToolCall(call["name"], call.get("args"), text_at(call, "id")))
+        if call.get("result") is not None or call.get("status") in ("success", "error", "cancelled"):
+            results.append(_gemini_result(call, counts))
+    if said:
+        yield Message("assistant", tuple(said))
+    if results:
+        yield Message("tool", tuple(results))
+
+
+def _gemini_result(call: Mapping[str, Any], counts: Counts) -> ToolResult:
+    found, texts = call.get("result"), []
+    for part in found if isinstance(found, list) else [found]:
+        answer = part.get("functionResponse") if isinstance(part, dict) else None
+        value = answer.get("response") if isinstance(answer, dict) else None
+        if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"output", "error"}:
+            value = next(iter(value.values()))
+        texts.append(_gemini_text(part, counts) if value is None else as_text(value))
+    text, name = joined(texts), text_at(call, "name")
+    codes = _EXIT_CODE.findall(text) if name == "run_shell_command" else []
+    is_error = call.get("status") in ("error", "cancelled") or codes[-1:] not in ([], ["0"])
+    return ToolResult(text, text_at(call, "id"), name, is_error=is_error)
+
+
+def _gemini_content(line: Mapping[str, Any], counts: Counts) -> str:
+    return _gemini_text(line.get("parts") if line.get("content") is None else line["content"], counts)
+
+
+def _gemini_text(content: Any, counts: Counts) -> str:
+    """Return the text of a content: a string, a part, or a list of them."""
+    if isinstance(content, list):
+        return joined([_gemini_text(part, counts) for part in content])
+    if isinstance(content, dict) and not isinstance(content.get("text"), str):
+        counts.drop("parts of a message that are not text")
+        return ""
+    return text_at(content, "text") if isinstance(content, dict) else as_text(content)
+
+
+GEMINI_CLI: Final = Format("gemini-cli", _gemini_knows, _gemini_read, _gemini_lines)
+
+
+# OpenCode: the document of `opencode export`, and the lines of `opencode run --format json`
+
+_UNSAID: Final = frozenset(
+    {"step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask"}
+)
+
+
+_PRINTED: Final = frozenset({"step_start", "step_finish", "tool_use", "text", "reasoning", "error"})
+
+
+def _opencode_knows(line: Mapping[str, Any]) -> bool:
+    if text_at(line, "type") in _PRINTED and "sessionID" in line:
+        return True
+    info = line.get("info")
+    return isinstance(info, dict) and "sessionID" in info and isinstance(line.get("parts"), list)
+
+
+def _opencode_lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
+    info, messages = document.get("info"), document.get("messages")
+    if not isinstance(info, dict) or not isinstance(messages, list) or not all(map(_is_opencode_message, messages[:1])):
+        return None
+    return [{"info": info}, *messages]
+
+
+def _is_opencode_message(value: Any) -> bool:
+    return isinstance(value, dict) and _opencode_knows(value)
+
+
+def _opencode_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+    if text_at(line, "type") in _PRINTED:
+        return _opencode_printed(line, counts)
+    info = line.get("info")
+    if not isinstance(info, dict):
+        raise RunRefused("not_a_line", f"info: {shown(info)} is not an object; the message is skipped")
+    role = info.get("role")
+    if "parts" not in line:
+        return Said(facts={"session": text_at(info, "id"), "cwd": text_at(info, "directory"),
+                           "version": text_at(info, "version"),
+                           "subagent": "agent" if info.get("parentID") else ""})  # fmt: skip
+    parts = objects_of(line, "parts", "parts")
+    if role == "user":
+        texts = [text_at(part, "text") for part in parts if part.get("type") == "text" and not part.get("synthetic")]
+        counts.drop("parts of a message that are not text", sum(part.get("type") != "text" for part in parts))
+        message = Message("user", tuple(Text(text) for text in texts if text.strip()))
+        return Said((message,) if message.parts else (), opens="request" if message.parts else "",
+                    id=text_at(info, "id"), created_at=_time(info, "created"))  # fmt: skip
+    if role != "assistant":
+        raise RunRefused("not_a_line", f"info.role {shown(role)} is not known; the message is skipped")
+    return Said(
+        tuple(_opencode_messages(parts, counts)), id=text_at(info, "id"),
+        created_at=_time(info, "completed") or _time(info, "created"), facts={"model": text_at(info, "modelID")},
+        outcome=_failure(info),
+    )  # fmt: skip
+
+
+def _opencode_printed(line: Mapping[str, Any], counts: Counts) -> Said | None:
+    """Read a line of `opencode run --format json`. It lacks the user's words."""
+    part = line.get("part")
+    parts = [part] if isinstance(part, dict) else []
+    return Said(tuple(_opencode_messages(parts, counts)), created_at=_time({"time": line}, "timestamp"),
+                facts={"session": text_at(line, "sessionID")}, outcome=_failure(line))  # fmt: skip
+
+
+def _failure(value: Mapping[str, Any]) -> Outcome | None:
+    error = value.get("error")
+    data = error.get("data") if isinstance(error, dict) else None
+    words = text_at(data, "message") if isinstance(data, dict) else ""
+    return Outcome(False, words or text_at(error, "name")) if isinstance(error, dict) else None
+
+
+def _opencode_messages(parts: list[dict[str, Any]], counts: Counts) -> Iterator[Message]:
+    """Yield the agent's texts and calls, each call with its result."""
+    for number, part in enumerate(parts):
+        kind, state = text_at(part, "type"), part.get("state")
+        said: Part | None = None
+        if kind == "text":
+            said = Text(text_at(part, "text"))
+        elif kind == "reasoning":
+            said = Reasoning(text_at(part, "text"))
+        elif kind == "tool" and text_at(part, "tool") and isinstance(state, dict):
+            said = ToolCall(part["tool"], state.get("input"), text_at(part, "callID"))
+        elif kind in _UNSAID or kind == "file":
+            counts.drop(f"{kind} parts")
+        else:
+            raise RunRefused("not_a_line", f"parts.{number}: part type {shown(kind)} is not known")
+        if said is not None:
+            yield Message("assistant", (said,))
+        if isinstance(said, ToolCall) and isinstance(state, dict) and state.get("status") in ("completed", "error"):
+            failed, metadata = state["status"] == "error", state.get("metadata")
+            text = as_text(state.get("error" if failed else "output"))
+            failed |= isinstance(metadata, dict) and metadata.get("exit") not in (0, None)
+            yield Message("tool", (ToolResult(text, said.call_id, said.name, is_error=failed),))
+
+
+def _time(info: Mapping[str, Any], name: str) -> str:
+    """Return a time in milliseconds since 1970 as ISO 8601; "" if there is none."""
+    times = info.get("time")
+    value = times.get(name) if isinstance(times, dict) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return ""
+    try:
+        return as_time(value / 1000)
+    except ValueError:
+        return ""
+
+
+OPENCODE: Final = Format("opencode", _opencode_knows, _opencode_read, _opencode_lines)
