@@ -35,8 +35,6 @@ COMMANDS: Final = {
         "Show the whole worker: embedded Kafka, sample traces, real scores, explained."),
     "broker": ("worker.lab.broker.command:broker",
         "Run the embedded Kafka broker alone until Ctrl-C, to try things out."),
-    "registry": ("worker.lab.registry.command:registry",
-        "Run a stand-in for the KnowledgePulse registry on loopback until Ctrl-C, to try things out."),
     "explain": ("worker.commands.explain.command:explain",
         "Explain one score, step by step."),
     "topics": ("worker.commands.topics.command:topics",

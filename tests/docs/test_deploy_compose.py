@@ -20,12 +20,11 @@ from worker.kafka.cluster.topic_plan import (
     SOURCE_AFTER_MS,
 )
 from worker.lab.broker.kafka_jars import KAFKA_VERSION
-from worker.lab.registry.command import registry
 from worker.version import __version__
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
-WORKERS = ("worker", "samples", "registry", "contribute", "assemble")
+WORKERS = ("worker", "samples", "contribute", "assemble")
 
 
 def test_versions_are_pinned_and_ours() -> None:
@@ -109,15 +108,15 @@ def test_mounts_exist() -> None:
         assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
 
 
-def test_contribute_posts_to_the_stand_in_unless_it_is_told_otherwise() -> None:
-    environment, command = SERVICES["contribute"]["environment"], SERVICES["registry"]["command"]
-    assert SERVICES["contribute"]["profiles"] == SERVICES["registry"]["profiles"] == ["contribute"]
-    assert SERVICES["contribute"]["network_mode"] == "service:registry"  # its loopback
-    options = dict(zip(command[1::2], command[2::2], strict=True))
-    assert environment["KP_REGISTRY_URL"] == f"${{KP_REGISTRY_URL:-http://127.0.0.1:{options['--port']}}}"
-    assert environment["KP_REGISTRY_KEY"] == f"${{KP_REGISTRY_KEY:-{options['--key']}}}"
-    known = {option for parameter in registry.params for option in parameter.opts}
-    assert options.keys() <= known
+def test_contribute_takes_the_registry_of_the_environment_and_no_other_profile_needs_one() -> None:
+    """Compose reads the variables of all services before it chooses a profile's."""
+    environment = SERVICES["contribute"]["environment"]
+    assert SERVICES["contribute"]["profiles"] == ["contribute"]
+    assert {name: environment[name] for name in ("KP_REGISTRY_URL", "KP_REGISTRY_KEY")} == {
+        "KP_REGISTRY_URL": "${KP_REGISTRY_URL:-}",
+        "KP_REGISTRY_KEY": "${KP_REGISTRY_KEY:-}",
+    }
+    assert ":?" not in (ROOT / "docker-compose.yml").read_text("utf-8").replace("${...:?}", "")
 
 
 def test_assemble_has_all_that_it_needs() -> None:
@@ -133,7 +132,7 @@ def test_prometheus_finds_every_worker() -> None:
     found = {job["job_name"]: job["dns_sd_configs"] for job in config["scrape_configs"]}
     assert {job: discovery["names"] for job, (discovery,) in found.items()} == {
         "kp-worker": ["worker"],
-        "kp-contribute": ["registry"],  # whose network contribute shares
+        "kp-contribute": ["contribute"],
         "kp-assemble": ["assemble"],
     }
     for (discovery,) in found.values():

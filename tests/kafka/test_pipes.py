@@ -32,7 +32,6 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "fetch-model": [["--help"]],
     "demo": [[]],
     "broker": [[]],
-    "registry": [[]],
     "explain": [["{traces}", "--line", "1"], ["kp:trace:one"]],
     "topics": [["--text"], ["--json"]],
     "doctor": [["--text"], ["--json"]],

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
-import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,7 @@ import pytest
 from tests.support.builders import trace_bytes
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, produce, wait_until
-from tests.support.snippets import PATH, Snippet, shell, snippets
-from tests.support.surroundings import environment
+from tests.support.snippets import Snippet, shell, snippets
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MINE = snippets("tests/kafka/test_snippets.py")
@@ -69,36 +65,6 @@ def test_the_commands_that_commands_print_run_as_they_stand(desk: Desk, tmp_path
     for command in commands:
         done = shell(command, desk.env, tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-
-
-def test_the_registry_s_command_for_contribute_runs_beside_a_worker(desk: Desk, tmp_path: Path) -> None:
-    """The worker has its port and topics; nothing is set but the names of the topics."""
-    names = {"KP_ACCEPTED_TOPIC", "KP_GROUP_ID"}
-    theirs = environment(**{name: desk.settings[name] for name in names})
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        desk.start("registry", stdout=subprocess.PIPE) as registry,
-    ):
-        theirs["KP_HTTP_PORT"] = str(taken.getsockname()[1])
-        assert registry.stdout is not None
-        lines = [registry.stdout.readline().decode() for _ in range(7)]
-        (command,) = [line.split(maxsplit=1)[1].strip() for line in lines if line.startswith("contribute ")]
-        log = tmp_path / "log"
-        with (
-            log.open("wb") as output,
-            subprocess.Popen(["bash", "-c", f"exec env {command}"], env=theirs | PATH, stderr=output) as process,
-        ):
-            try:
-                assert wait_until(lambda: ": assigned " in log.read_text(), 60), log.read_text()
-                process.send_signal(signal.SIGINT)
-                assert process.wait(30) == 0, log.read_text()
-            finally:
-                process.kill()
-                registry.kill()
-    report = desk.run("topics", "--json", KP_REGISTRY_URL="http://127.0.0.1:1").stdout
-    rows = [json.loads(line) for line in report.splitlines()]
-    ours = {row["topic"]: row["state"] for row in rows if row.get("needed_by") == "contribute"}
-    assert ours == {f"{desk.topics['accepted']}.{kind}": "exists" for kind in ("contributed", "refused")}
 
 
 def test_topics_creates_those_of_contribute(kafka: EmbeddedKafka) -> None:

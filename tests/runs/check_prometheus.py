@@ -169,7 +169,7 @@ def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
         }
         with (
             WorkerProcess(env, log_path=directory / "worker.log") as worker,
-            RegistryProcess("--tier", "enterprise") as registry,
+            RegistryProcess() as registry,
         ):
             worker.wait_ready(120)
             posting = {

@@ -118,9 +118,9 @@ def crash_run(bootstrap: str, folder: Path, seed: int, trial: Trial) -> Judgemen
     rng = random.Random(seed)
     share = trial.faults / 5
     faults = [f"--fault={kind}={share}" for kind in ("error", "slow", "reset", "truncated", "html")]
-    idempotency = "--idempotency" if trial.idempotency else "--no-idempotency"
+    idempotency = [] if trial.idempotency else ["--no-idempotency"]
     with RegistryProcess(
-        "--data", str(folder / "registry.db"), "--limit", str(trial.limit), idempotency, *faults,
+        "--data", str(folder / "registry.db"), "--limit", str(trial.limit), *idempotency, *faults,
         "--slow-seconds", "1.5", "--seed", str(seed), *trial.options,
     ) as registry:  # fmt: skip
         booth = Booth(bootstrap, registry.url, registry.key, trial.partitions, KP_CONTRIBUTE_TIMEOUT_SECONDS="1")

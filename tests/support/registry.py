@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
 
 from tests.support.kafka_fixtures import LoggedProcess, wait_until
+from tests.support.registry_stand_in import RegistryOptions, RegistryStore, Tier, registry_app
 from tests.support.surroundings import environment
-from worker.lab.registry.app import RegistryOptions, registry_app
-from worker.lab.registry.store import RegistryStore, Tier
 
 AGENT = "kp:agent:test"
+FAST = Tier(60_000, 300_000)
 
 
 class Clock:
@@ -70,12 +70,10 @@ class Answer:
 
 
 @contextlib.asynccontextmanager
-async def local_registry(
-    options: RegistryOptions | None = None, *, tier: str | Tier = "enterprise", data: Path | None = None
-) -> AsyncIterator[LocalRegistry]:
+async def local_registry(options: RegistryOptions | None = None, *, tier: Tier = FAST) -> AsyncIterator[LocalRegistry]:
     """Run a stand-in in this event loop."""
     options = options or RegistryOptions()
-    with contextlib.closing(RegistryStore(data, options.clock)) as store:
+    with contextlib.closing(RegistryStore(None, options.clock)) as store:
         runner = web.AppRunner(registry_app(store, options), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -88,7 +86,7 @@ async def local_registry(
 
 
 class RegistryProcess:
-    """`kp-worker registry` as a process; `restart` gives it the same port, key and data."""
+    """The stand-in as a process; `restart` gives it the same port, key and data."""
 
     def __init__(self, *options: str) -> None:
         self._options = list(options)
@@ -105,11 +103,13 @@ class RegistryProcess:
     def start(self) -> None:
         """Start it, and wait until it listens."""
         again = ["--port", self.url.rpartition(":")[2], "--key", self.key] if self.url else []
-        process = self.process = LoggedProcess("worker", ["registry", *self._options, *again], environment())
-        wait_until(lambda: "stop        Ctrl-C\n" in process.log() or process.returncode is not None, pause=0.02)
-        assert "stop        Ctrl-C\n" in process.log(), process.log()
-        printed = dict(line.split(maxsplit=1) for line in process.log().splitlines() if " " in line)
-        self.url, self.key = printed["registry"].strip(), printed["key"].strip()
+        process = self.process = LoggedProcess(
+            "tests.support.registry_stand_in", [*self._options, *again], environment()
+        )
+        wait_until(lambda: "\n" in process.log() or process.returncode is not None, pause=0.02)
+        printed = re.fullmatch(r"registry at (\S+) with key (\S+)\n", process.log())
+        assert printed is not None, process.log()
+        self.url, self.key = printed.groups()
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""

@@ -130,7 +130,6 @@ SAID: dict[str, list[tuple[str, int, str]]] = {
     "fetch-model": [("", 1, install_extra("fast")), ("--model multilingual", 1, install_extra("fast"))],
     "demo": [("", 2, install_extra("broker")), ("--otlp", 2, install_extra("broker"))],
     "broker": [("", 2, install_extra("broker"))],
-    "registry": [("--data {traces}", 1, "{traces}")],
     "explain": [("{scored}", 1, "components"), ("kp:trace:one", 2, NO_BROKER)],
     "topics": [("", 2, NO_BROKER)],
     "doctor": [

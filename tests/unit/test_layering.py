@@ -63,8 +63,6 @@ HOMES = (
             "observe.http_server",
             "contribute.registry_client",
             "embed.embedding_service",
-            "lab.registry.app",
-            "lab.registry.command",
         },
         "yarl": {"contribute.registry_client", "embed.embedding_service"},
         "prometheus_client": {"observe", "commands.shared.service", "lab.demo.process", "commands.doctor.registry"},

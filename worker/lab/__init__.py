@@ -1,1 +1,1 @@
-"""For demos and tests: an embedded broker, a stand-in for the registry, the demo."""
+"""For demos and tests: an embedded broker, the demo."""

@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from tests.support.clock import until
 from tests.support.contribute import accepted_document
 from tests.support.gateway import served
-from tests.support.registry import LocalRegistry, local_registry
+from tests.support.registry import FAST, LocalRegistry, local_registry
+from tests.support.registry_stand_in import FaultKind, Faults, RegistryOptions, Tier
 from worker.config import Settings, load
 from worker.contribute import pace
 from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, LateWatch, Unanswered
@@ -27,13 +28,9 @@ from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
 from worker.kafka.member import Stop, StoppedError
 from worker.lab.broker.ports import free_ports
-from worker.lab.registry.app import RegistryOptions
-from worker.lab.registry.faults import FaultKind, Faults
-from worker.lab.registry.store import Tier
 from worker.observe.contribute_metrics import ContributeMetrics
 
 GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
-FAST = Tier(60_000, 300_000)
 
 
 @pytest.fixture(autouse=True)

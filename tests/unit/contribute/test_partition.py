@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.contribute import accepted_document
 from tests.support.gateway import Asked, Gateway, Reply, Rule
-from tests.support.registry import LocalRegistry, local_registry
+from tests.support.registry import FAST, LocalRegistry, local_registry
+from tests.support.registry_stand_in import RegistryOptions
 from worker.config import load
 from worker.contribute import delivery, pace, partition
 from worker.contribute.delivery import Delivery, DeniedError, LateWatch
@@ -31,14 +32,11 @@ from worker.core.records import OutputRecord
 from worker.core.trace import Limits
 from worker.kafka.member import Claim, StoppedError
 from worker.kafka.state.restore import Position
-from worker.lab.registry.app import RegistryOptions
-from worker.lab.registry.store import Tier
 from worker.observe.contribute_metrics import ContributeMetrics
 
 pytestmark = pytest.mark.slow
 
 TP = TopicPartition("accepted", 0)
-FAST = Tier(60_000, 300_000)
 ATTACK = "1 UNION SELECT password"
 
 

@@ -170,7 +170,6 @@ COMMANDS: dict[str, list[str]] = {
     "assemble: a setting": ["assemble"],
     "assemble: no file": ["assemble", "--try", f"/nowhere/{EVIL}"],
     "verdict: a setting": ["verdict", "-"],
-    "registry: a fault": ["registry", "--fault", EVIL],
     "evaluate": ["evaluate", "{scored}", "--label", EVIL],
     "evaluate: no file": ["evaluate", f"/nowhere/{EVIL}", "--label", "id"],
     "evaluate: a grid": ["evaluate", "{scored}", "--label", "id", "--grid", EVIL],

@@ -1,22 +1,16 @@
-"""The registry's stand-in: what it stores, whom it limits, what it replays, and its faults."""
+"""The registry's stand-in is true: what it stores, whom it limits, what it replays, and its faults."""
 
 import asyncio
 import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.support.builders import read_jsonl, trace_document
-from tests.support.processes import WORKER
-from tests.support.registry import AGENT, Clock, LocalRegistry, RegistryProcess, local_registry
-from tests.support.surroundings import environment
-from worker.core.trace import CONTEXT, LEGACY_CONTEXT
-from worker.lab.registry.app import RegistryOptions
-from worker.lab.registry.faults import FaultKind, Faults
-from worker.lab.registry.store import TIERS, Tier, TokenBuckets, read_unit
+from tests.support.builders import trace_document
+from tests.support.registry import AGENT, Clock, LocalRegistry, local_registry
+from tests.support.registry_stand_in import FaultKind, Faults, RegistryOptions, Tier, TokenBuckets, read_unit
+from worker.core.trace import LEGACY_CONTEXT
 
 
 def spoilt(kind: FaultKind, *, after: bool, slow: float = 0.0) -> RegistryOptions:
@@ -40,16 +34,9 @@ async def test_a_unit_is_stored_and_looked_up() -> None:
         assert found.json()["data"]["visibility"] == document["metadata"]["visibility"]
         assert (await registry.get("kp:trace:none")).status == 404
         assert await registry.state() | {"answers": None} == {
-            "units": {"kp:trace:a/b": 1}, "overwritten": [], "reputation": {AGENT: 0.3}, "contributions": {AGENT: 1},
-            "429s": {}, "revoked": [], "answers": None,
+            "units": {"kp:trace:a/b": 1}, "overwritten": [], "contributions": {AGENT: 1}, "429s": {}, "revoked": [],
+            "answers": None,
         }  # fmt: skip
-
-
-async def test_every_sample_trace_passes_once_its_context_is_current() -> None:
-    async with local_registry() as registry:
-        for trace in read_jsonl("traces.jsonl")[:50]:
-            assert (await registry.post(trace | {"@context": LEGACY_CONTEXT})).status == 400
-            assert (await registry.post(trace | {"@context": CONTEXT})).status == 201
 
 
 @pytest.mark.parametrize(
@@ -96,13 +83,13 @@ async def test_a_repeat_replaces_the_unit_and_counts_again() -> None:
     async with local_registry() as registry:
         await registry.post(trace_document(objective="first"))
         await registry.post(trace_document(objective="second"))
-        other = registry.store.register("kp:agent:other", "pro")
+        other = registry.store.register("kp:agent:other")
         await registry.post(trace_document(objective="third"), other)
         assert (await registry.get("kp:trace:1")).json()["data"]["unit"]["task"]["objective"] == "third"
         state = await registry.state()
         assert state["units"] == {"kp:trace:1": 3}
         assert state["overwritten"] == ["kp:trace:1"]
-        assert state["reputation"] == {AGENT: 0.5, "kp:agent:other": 0.3}
+        assert state["contributions"] == {AGENT: 2, "kp:agent:other": 1}
 
 
 async def test_only_its_agent_deletes_a_unit() -> None:
@@ -118,18 +105,6 @@ async def test_only_its_agent_deletes_a_unit() -> None:
 # -- keys and limits
 
 
-async def test_who_may_not_write_is_told_so() -> None:
-    async with local_registry() as registry:
-        reader = registry.store.register("kp:agent:reader", scopes=["read"])
-        unknown = registry.store.register("kp:agent:unknown", reputation=0.0)
-        assert (await registry.post(trace_document(), reader)).status == 403
-        assert (await registry.post(trace_document(), unknown)).status == 403
-        answer = await registry.request(
-            "POST", "/v1/auth/register", {"agent_id": "kp:agent:new", "scopes": ["write"]}, ""
-        )
-        assert (await registry.post(trace_document(), answer.json()["data"]["api_key"])).status == 201
-
-
 @pytest.mark.parametrize("key", ["", "kp_unknown", "another scheme"])
 async def test_without_a_key_the_limit_of_posts_is_zero(key: str) -> None:
     async with local_registry() as registry:
@@ -140,10 +115,9 @@ async def test_without_a_key_the_limit_of_posts_is_zero(key: str) -> None:
         assert (answer.status, answer.headers["X-RateLimit-Limit"]) == (404, "60")
 
 
-@pytest.mark.parametrize("tier", ["free", "pro", "enterprise"])
-def test_a_bucket_holds_the_limit_and_is_refilled_at_a_sixtieth_of_it(tier: str) -> None:
+@pytest.mark.parametrize("limit", [30, 200, 2000])
+def test_a_bucket_holds_the_limit_and_is_refilled_at_a_sixtieth_of_it(limit: int) -> None:
     """Over any time, no more than the limit and what was refilled; beyond that, Retry-After is exact."""
-    limit = TIERS[tier].writes
     buckets, now = TokenBuckets(), 1_000_000.0
     for used in range(limit):
         taken = buckets.take("a", limit, now)
@@ -198,41 +172,19 @@ async def test_a_replay_is_the_first_answer_and_costs_a_token() -> None:
 
 async def test_refusals_are_kept_and_failures_are_not() -> None:
     async with local_registry() as registry:
-        reader = registry.store.register("kp:agent:reader", scopes=["read"])
+        unknown = registry.store.register("kp:agent:unknown", reputation=0.0)
         assert (await registry.post(b"no JSON", **{"Idempotency-Key": "a"})).status == 500
         assert (await registry.post(trace_document(), **{"Idempotency-Key": "a"})).status == 201
         assert (await registry.post({}, **{"Idempotency-Key": "b"})).status == 400
         assert (await registry.post(trace_document(), **{"Idempotency-Key": "b"})).status == 400
-        assert (await registry.post({}, reader, **{"Idempotency-Key": "c"})).status == 403
+        assert (await registry.post({}, unknown, **{"Idempotency-Key": "c"})).status == 403
         assert (await registry.post(trace_document(), **{"Idempotency-Key": "c"})).status == 403  # another agent's
-
-
-async def test_the_schema_s_version_is_in_every_answer_and_nothing_else_is_found() -> None:
-    async with local_registry() as registry:
-        for _ in range(2):
-            assert (await registry.post(trace_document(), **{"Idempotency-Key": "a"})).headers[
-                "KP-Schema-Version"
-            ] == "v1"
-        for method, path in (("PUT", "/v1/knowledge/kp:trace:1"), ("POST", "/v1/skills"), ("GET", "/v1/knowledge")):
-            assert (await registry.request(method, path)).status == 404
-        replayed = await registry.request("PUT", "/v1/knowledge/kp:trace:1", **{"Idempotency-Key": "a"})
-        assert replayed.status == 201  # whatever the path
 
 
 async def test_two_requests_at_a_time_both_reach_the_store() -> None:
     async with local_registry(RegistryOptions(latency_seconds=0.05)) as registry:
         posts = [registry.post(trace_document(), **{"Idempotency-Key": "one"}) for _ in range(2)]
         assert [answer.status for answer in await asyncio.gather(*posts)] == [201, 201]
-        assert (await registry.state())["units"] == {"kp:trace:1": 2}
-
-
-async def test_without_the_store_a_key_is_ignored() -> None:
-    async with local_registry(RegistryOptions(idempotency=False)) as registry:
-        for _ in range(2):
-            assert (
-                "Idempotency-Replayed"
-                not in (await registry.post(trace_document(), **{"Idempotency-Key": "a"})).headers
-            )
         assert (await registry.state())["units"] == {"kp:trace:1": 2}
 
 
@@ -279,95 +231,3 @@ async def test_a_slow_request_takes_effect_although_its_client_is_gone() -> None
                 break
             await asyncio.sleep(0.05)
         assert (await registry.state())["units"] == {"kp:trace:1": 1}
-
-
-async def test_a_followed_redirect_shows() -> None:
-    async with local_registry(spoilt(FaultKind.REDIRECT, after=False)) as registry:
-        bearer = {"Authorization": f"Bearer {registry.key}"}
-        async with registry.session.post(f"{registry.url}/v1/knowledge", data=b"{}", headers=bearer) as answer:
-            assert answer.status == 201
-        assert (await registry.state())["answers"]["redirect followed with a key"] == 1
-
-
-def test_the_shares_of_faults_are_kept(seed: int) -> None:
-    faults = Faults({FaultKind.ERROR: 0.1, FaultKind.RESET: 0.3}, after=0.25, seed=seed)
-    drawn = [faults.choose() for _ in range(20_000)]
-    for kind, share in ((FaultKind.ERROR, 0.1), (FaultKind.RESET, 0.3), (None, 0.6)):
-        assert abs(sum(chosen is kind for chosen, _ in drawn) / len(drawn) - share) < 0.02
-    late = [after for chosen, after in drawn if chosen is not None]
-    assert abs(sum(late) / len(late) - 0.25) < 0.03
-    with pytest.raises(ValueError, match=r"from 0 to 1 together, not 1\.5"):
-        Faults({FaultKind.ERROR: 0.5, FaultKind.SLOW: 1.0})
-
-
-# -- the command
-
-
-@pytest.mark.slow
-async def test_a_kill_loses_nothing(tmp_path: Path) -> None:
-    with RegistryProcess("--data", str(tmp_path / "registry.db"), "--limit", "2") as process:
-
-        async def posted(identity: str) -> int:
-            bearer = {"Authorization": f"Bearer {process.key}"}
-            document = json.dumps(trace_document(identity))
-            async with (
-                aiohttp.ClientSession() as session,
-                session.post(f"{process.url}/v1/knowledge", data=document, headers=bearer) as answer,
-            ):
-                return answer.status
-
-        key = process.key
-        for restart in range(3):
-            assert [await posted(f"kp:trace:{restart}-{number}") for number in range(3)] == [201, 201, 429]
-            process.restart()
-            assert process.key == key
-        state = process.state()
-        assert len(state["units"]) == 6
-        assert {unit["id"] for unit in process.units()} == state["units"].keys()
-        assert state["429s"] == {"kp:agent:stand-in": 3}
-        assert state["revoked"] == [key[:11]]
-        assert await posted("kp:trace:last") == 429
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--fault", "error"], "'error': give KIND=SHARE"),
-        (["--fault", "rain=0.5"], "one of the kinds error, slow, reset"),
-        (["--fault", "error=2"], "from 0 to 1 together, not 2"),
-        (["--fault", "error=nan"], "from 0 to 1 together, not nan"),
-        (["--key", "secret"], "starts with kp_"),
-    ],
-)
-def test_wrong_options_are_explained(options: list[str], message: str) -> None:
-    done = command(*options)
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.split())
-
-
-@pytest.mark.slow
-def test_what_it_cannot_use_is_explained(tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    file.write_text("no database, but a text that is long enough to be seen as one" * 20)
-    done = command("--data", str(file))
-    assert done.returncode == 1
-    assert "give a file that this command wrote" in done.stderr
-    with RegistryProcess() as process:
-        done = command("--port", process.url.rpartition(":")[2])
-        assert done.returncode == 1
-        assert "choose another --port" in done.stderr
-
-
-def command(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*WORKER, "registry", *options], env=environment(), capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-@pytest.mark.slow
-def test_it_ends_in_order() -> None:
-    with RegistryProcess() as process:
-        assert process.process is not None
-        process.process.terminate()
-        assert process.process.wait(20) == 0
