@@ -18,7 +18,7 @@ from worker.runs.fields import json_value, plain
 from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult, Transcript
 
 FINAL_TOOLS: Final = frozenset({"final_answer", "final_result"})
-"""Tools with which smolagents and pydantic-ai let the model answer: they are not steps."""
+"""With these tools the model answers in smolagents and pydantic-ai, so their calls are not steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Conversation:
     turns: list[_Turn] = field(default_factory=list)
     objective: str | None = None  # the first text of the user; None: no call has it
     _known: dict[str, list[int]] = field(default_factory=dict)  # turns by `_keys`
-    _said: dict[str, list[int]] = field(default_factory=dict)  # turns by calls without ids, and by texts beside calls
+    _said: dict[str, list[int]] = field(default_factory=dict)  # turns by calls without ids, and by texts next to calls
     _unsaid: list[tuple[Message, int]] = field(default_factory=list)  # messages with calls that are not in _said yet
     _calls: dict[str, list[_Call]] = field(default_factory=dict)  # by call id
     _reasons: set[str] = field(default_factory=set)
@@ -160,12 +160,12 @@ class Conversation:
         return None
 
     def _is_repeated(self, outputs: Sequence[Message], after: int) -> bool:
-        """Return whether a turn after the input's last one (`after`) said this already: the call is recorded twice."""
+        """Return whether a turn after `after`, the input's last one, already says this: the call is recorded twice."""
         keys = [key for message in outputs for key in _keys(message)]
         return bool(keys) and all(self._known.get(key, [-1])[-1] > after for key in keys)
 
     def _add_ids(self, turn: _Turn, message: Message) -> None:
-        """Add the call ids that only a later message has to the calls of a turn."""
+        """Give the calls of a turn the ids that only a later message has."""
         for each in message.calls():
             if each.call_id and each.call_id not in turn.ids:
                 key = _name_and_arguments(each.name, each.arguments)
@@ -192,14 +192,14 @@ class Conversation:
     def _add_told(
         self, message: Message, turn: _Turn | None, results: Counter[str], time_ns: int, *, known: bool, goes_on: bool
     ) -> None:
-        """Add results, which are of `turn` where they have no id, and a text of the user if it is new."""
+        """Add results, which belong to `turn` if they have no id, and a text of the user if it is new."""
         texts: list[str] = []
         for part in message.parts:
             if isinstance(part, ToolResult):
                 call = self._called(part, turn, results[part.name])
                 if call is None and message.role == "user" and not part.call_id:
                     if turn is not None and turn.calls:
-                        call = turn.calls[-1]  # one text for all calls
+                        call = turn.calls[-1]  # one text with the results of all calls
                     else:
                         texts.append(part.text)  # the result of code, not of a call
                 results[part.name] += not part.call_id
@@ -353,9 +353,9 @@ def _exchanges(messages: Sequence[Message]) -> Iterator[tuple[range, range]]:
 
 
 def _with_ids(turn: _Turn | None, said: range, told: list[Message]) -> list[Message]:
-    """Return what an agent was told after a turn of several calls; results get the ids of the calls, in their order.
+    """Return what an agent was told after a turn of several calls. Results get the ids of the calls, in order.
 
-    They do so only if each message has one result, without id or name, and there is one for each call.
+    This requires that each message has one result, without id or name, and that there is one for each call.
     """
     if turn is None or not said or len(turn.calls) < 2:
         return told

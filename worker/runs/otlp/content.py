@@ -1,7 +1,6 @@
-"""The content of one span: the messages of a call of a model, what a tool was given and gave, what an agent was asked.
+"""The content of one span: the messages of a model call, a tool's arguments and result, an agent's task and answer.
 
-Each library has its own form of a message. `messages_in` reads all of them, and leaves out what it does not know: a
-part that cannot be read costs its message that part.
+Each library has its own form of a message. `messages_in` reads all of them, and skips the parts that it does not know.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ROLES: Final[Mapping[str, Role]] = {
 }  # fmt: skip
 
 _ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
-"""Types of the Responses API's items, which stand among messages and have no role."""
+"""Types of items of the Responses API, which are mixed with messages and have no role."""
 
 _EVENTS: Final[Mapping[str, Role]] = {
     "gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
@@ -44,16 +43,16 @@ _POSITION: Final = re.compile(r"(.+)_\d+")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a span says: the messages that went into the model, and those that came out of it."""
+    """The messages that went into a model, and those that came out."""
 
     convention: str
     inputs: tuple[Message, ...]
     outputs: tuple[Message, ...]
 
     def fullness(self) -> tuple[bool, int, int, int]:
-        """Return how much the answer says: whether it stands in messages, its parts, its ids of calls, its characters.
+        """Return how much the answer says, as a key for comparison.
 
-        Raw requests and responses may hold the texts of Python's objects.
+        Raw requests and responses come last, since they may contain texts of Python objects.
         """
         parts = [part for message in self.outputs for part in message.parts]
         ids = sum(isinstance(part, ToolCall) and part.call_id != "" for part in parts)
@@ -64,13 +63,13 @@ class Content:
 _Messages = tuple[list[Message], list[Message]]
 
 Known = list[tuple[Any, Message]]
-"""The messages of a run's history, which each of its calls repeats: as they stood at their places, and as read."""
+"""The messages of a run's history, which each of its calls repeats: as they are written, and as they were read."""
 
 
 def content_of(span: Span, logs: Sequence[LogEvent], known: Known | None = None) -> Content | None:
-    """Return what a span says, by the first dialect that has content; None where nothing was captured.
+    """Return the content of a span, from the first dialect that has any; None if nothing was captured.
 
-    `known`: what other calls of the same run had in their inputs, so that it is read once.
+    `known`: the inputs of other calls of the same run, so that each message is read once.
     """
     for row in _speaking(dialects_of(span.scope)):
         if not row.is_spoken(span.attributes):
@@ -93,7 +92,10 @@ _NUMBER: Final = re.compile(r"\d+")
 
 
 def missed(span: Span, logs: Sequence[LogEvent]) -> set[str]:
-    """Return what looks like content and is not read: attributes, events and log records; numbers in names are N."""
+    """Return the names of attributes, events and log records that look like content and are not read.
+
+    Numbers in names become N.
+    """
     found = {key for key, value in span.attributes.items() if is_missed(span.scope, key) and _says(value)}
     for what, events in (("event ", span.events), ("log record ", logs)):
         for event in events:
@@ -111,7 +113,7 @@ def _event_says(scope: str, event: SpanEvent | LogEvent) -> bool:
 
 
 def _says(value: Any) -> bool:
-    """Return whether a value holds words, or JSON."""
+    """Return whether a value contains words or JSON."""
     if isinstance(value, str):
         text = value.strip()
         return len(text) > 2 and value != REDACTED and (" " in text or text[0] in "[{")
@@ -122,7 +124,7 @@ def _says(value: Any) -> bool:
 
 @cache
 def _speaking(rows: tuple[Dialect, ...]) -> tuple[Dialect, ...]:
-    """Return the rows that say where messages stand."""
+    """Return the rows that say where messages are."""
     return tuple(row for row in rows if row.input or row.output or row.in_events)
 
 
@@ -150,7 +152,7 @@ def _said(span: Span, logs: Sequence[LogEvent], row: Dialect, known: Known | Non
 
 
 def _with_each_call_once(messages: list[Message]) -> list[Message]:
-    """Return messages without the calls that have no id where another place says them with one."""
+    """Return messages without those calls without an id that another place has with one."""
     known = {_call_key(call) for message in messages for call in message.calls() if call.call_id}
     return [
         replace(message, parts=tuple(
@@ -165,7 +167,7 @@ def _call_key(call: ToolCall) -> str:
 
 
 def without_positions(inputs: list[Message], outputs: list[Message]) -> _Messages:
-    """Return messages without ids that are a tool's name and a position; results have the name instead."""
+    """Return messages without call ids made of a tool's name and a position; results get the name instead."""
     names = {call.name for message in (*inputs, *outputs) for call in message.calls()}
     return (
         [replace(each, parts=tuple(_without_position(part, names) for part in each.parts)) for each in inputs],
@@ -185,7 +187,7 @@ def _without_position(part: Part, names: set[str]) -> Part:
 
 
 def _bare_result(text: str) -> tuple[str, bool]:
-    """Return the result, or the error, that Google's libraries put into an object, because theirs must be one."""
+    """Return the result or error that Google's libraries wrap, because their results must be objects."""
     found = json_object(text) if text.startswith(('{"result"', '{"error"')) else {}
     (name, value), *_ = found.items() if len(found) == 1 else [("", text)]
     return as_text(value), name == "error"
@@ -195,7 +197,7 @@ _SHORT: Final = ("[tool: ", "[tool-result: ")
 
 
 def without_short(inputs: list[Message]) -> list[Message]:
-    """Return messages without those in which a name in brackets stands for a call or a result, as Mastra has them."""
+    """Return messages without those in which Mastra abbreviates a call or a result to a name in brackets."""
     return [each for each in inputs if each.role == "user" or not _is_short(each)]
 
 
@@ -215,7 +217,7 @@ def _is_smolagents(inputs: list[Message]) -> bool:
 
 
 def _without_prompts(message: Message) -> Sequence[Message]:
-    """Return a message without what smolagents writes around it, since it sends calls and results as plain texts."""
+    """Return a message of smolagents, which sends calls and results as texts, without its prompts."""
     text = message.texts()
     if message.role == "user":
         body = _CALL_ID.sub("", text)
@@ -231,7 +233,7 @@ def _without_prompts(message: Message) -> Sequence[Message]:
 
 
 def _written_calls(text: str) -> tuple[Part, ...]:
-    """Return the calls in a list that smolagents writes as Python has it."""
+    """Return the calls in a list that smolagents writes as a Python literal."""
     return tuple(part for each in _objects(text) for part in _part(each))
 
 
@@ -240,9 +242,9 @@ _ASKED: Final = "\n\nRespond with the corresponding output fields"
 
 
 def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
-    """Return messages of DSPy: the first field that the model was given is what the user asked.
+    """Return messages of DSPy, whose texts consist of fields. The first field in the input is the user's request.
 
-    A step of its agent has a thought, a tool and arguments. Its last words are the answer, not a step.
+    A step of its agent has a thought, a tool and arguments. The last answer is not a step.
     """
     return [_asked_field(each) for each in inputs], [_answer_fields(each) for each in outputs]
 
@@ -269,7 +271,7 @@ def _answer_fields(message: Message) -> Message:
 
 
 def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[Message]]:
-    """Return the messages of events: log records, events of the span, and pydantic-ai's in an attribute."""
+    """Return the messages in log records, in events of the span, and in pydantic-ai's attribute of events."""
     named: list[tuple[str, Any]] = [(each.name, {**each.attributes, **json_object(each.body)}) for each in logs]
     named += [
         (event.name, {**event.attributes, **json_object(event.attributes.get("gen_ai.event.content"))})
@@ -295,7 +297,7 @@ def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[M
 
 
 def _event(role: Role, body: dict[str, Any]) -> Message:
-    """Return the message of an event: its body, or the body's field `message`, which is an object or its content."""
+    """Return the message of an event: its body, or the field `message` of the body (an object, or a content)."""
     inner = loaded(body.get("message"))
     if isinstance(inner, dict):
         body = {**inner, "role": role}
@@ -308,7 +310,7 @@ def _event(role: Role, body: dict[str, Any]) -> Message:
 
 
 def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Message]:
-    """Return the messages that a value holds, in whatever form; `role`: whose a message without one is."""
+    """Return the messages in a value, whatever their form. `role` is that of messages without one."""
     value = value if not isinstance(value, str) else _message_json(value)
     if isinstance(value, str):
         return [Message(role, (Text(value),))] if value.strip() and value != REDACTED else []
@@ -342,7 +344,7 @@ def _each_message(items: list[Any], role: Role, known: Known | None) -> list[Mes
 
 
 def _message_json(text: str) -> Any:
-    """Return what a text holds that may be a message, else the text."""
+    """Return the JSON in a text if it may be messages, otherwise the text."""
     found = loaded(text) if text[:1] in ("[", "{", '"') else text
     if isinstance(found, str | dict) or (isinstance(found, list) and (not found or _has_objects(found))):
         return found
@@ -357,10 +359,10 @@ _HOLDERS: Final = (
     "messages", "choices", "generations", "candidates", "replies", "contents", "message", "output", "input", "response",
     "prompt", "inputs", "outputs",
 )  # fmt: skip
-"""Fields of requests and responses in which messages are."""
+"""Fields of requests and responses that contain messages."""
 
 _FIRST: Final = frozenset({"choices", "generations", "candidates"})
-"""Of those, the ones of which the agent goes on with the first."""
+"""Those of which the agent continues with the first item."""
 
 
 def _in_object(value: dict[str, Any], role: Role, known: Known | None = None) -> list[Message]:
@@ -394,18 +396,18 @@ def _langchain_role(value: dict[str, Any]) -> Role | None:
 
 
 _BODIES: Final = ("kwargs", "data")
-"""Where the fields of a message are if they are neither beside its role nor in `message`."""
+"""Fields that may contain the other fields of a message."""
 
 _RARE: Final = frozenset(
     ("type", "kwargs", "data", "parts", "blocks", "text", "reasoning_content", "reasoning", "thinking", "thought",
      "function_call", "function_call_name", "additional_kwargs", "toolCalls", "invalid_tool_calls")
 )  # fmt: skip
-"""Fields that most messages do not have: where none of them is there, half of what follows need not be looked for."""
+"""Fields that most messages lack. Without any of them, half of `_message` can be skipped."""
 
 _PARTS_ALONE: Final = frozenset({"role", "parts", "finish_reason", "name"})
 
 _TEXT_ALONE: Final = frozenset({"role", "content", "message", "name"})
-"""Fields of the two forms that most libraries have: what is nowhere else need not be looked for."""
+"""The fields of the two most common forms, which need not be searched for anything else."""
 
 _CONTENTS: Final = ("parts", "contents", "blocks", "content", "text")
 
@@ -413,7 +415,7 @@ _REASONS: Final = ("reasoning_content", "reasoning", "thinking")
 
 
 def _message(value: dict[str, Any], role: Role) -> Message:
-    """Return a message: its reasoning, its texts and results, and its calls, which may be beside its content."""
+    """Return a message: its reasoning, texts, results and calls. Calls may be outside its content."""
     if isinstance(value.get("message"), dict):
         value = {**value, **value["message"]}
     is_plain = value.keys().isdisjoint(_RARE)
@@ -443,7 +445,7 @@ def _message(value: dict[str, Any], role: Role) -> Message:
     reasons = [Reasoning(said) for name in names if isinstance(said := value.get(name), str) and said]
     if named == "thinking":
         parts = [Reasoning(part.text) if isinstance(part, Text) else part for part in parts]
-    if not is_plain and isinstance(value.get("thought"), str):  # AutoGen: what it says beside its calls
+    if not is_plain and isinstance(value.get("thought"), str):  # AutoGen: its text next to calls
         parts.insert(0, Text(value["thought"]))
     if (not is_plain or "tool_calls" in value) and (calls := _calls_beside(value)):
         parts = [*(part for part in parts if not isinstance(part, ToolCall)), *calls]
@@ -471,7 +473,7 @@ def _calls_beside(value: dict[str, Any]) -> list[Part]:
 
 
 def _wrapped(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the object that stands in one of the fields, None where none does."""
+    """Return the object in the first of these fields that has one."""
     for name in names:
         if isinstance(inner := value.get(name), dict):
             return inner
@@ -493,7 +495,7 @@ def _tool_message(parts: list[Part], value: dict[str, Any]) -> Message:
 
 
 def _smolagents_message(role: Role, text: str) -> Message:
-    """Return a message in which smolagents writes calls, as Python has them, or results as a text."""
+    """Return a message in which smolagents writes calls as Python literals, or results as texts."""
     if role == "tool":
         body = _CALL_ID.sub("", text)
         return Message(role, (ToolResult(body.removeprefix("Observation:\n"), is_error=body.startswith("Error:\n")),))
@@ -504,7 +506,7 @@ def _smolagents_message(role: Role, text: str) -> Message:
 
 _CALL_KINDS: Final = ("tool_call", "tool_use", "tool-call", "function_call", "function")
 _RESULT_KINDS: Final = ("result", "response", "output", "return", "retry-prompt")
-"""How kinds of parts that hold a call begin, and how those of a result end."""
+"""The beginnings of types of parts that are calls, and the ends of types that are results."""
 
 _WRAPPED_CALLS: Final = ("tool_call", "toolUse", "toolCall", "functionCall", "function_call")
 _WRAPPED_RESULTS: Final = ("tool_call_result", "toolResult", "functionResponse", "function_response")
@@ -517,7 +519,7 @@ _RESULTS: Final = ("response", "result", "output", "content", "value")
 
 
 def _parts_in(content: Any) -> list[Part]:
-    """Return the parts of a content: a text, or a list of parts, perhaps as JSON."""
+    """Return the parts of a content: a text, or a list of parts, which may be JSON."""
     if isinstance(content, str):
         items = loaded(content) if content.startswith(('[{"', "[{'")) else ()
         if isinstance(items, list) and (parts := [part for each in items for part in _part(each)]):
@@ -531,7 +533,7 @@ def _parts_in(content: Any) -> list[Part]:
 
 
 def _part(part: Any) -> Sequence[Part]:
-    """Return a part of a message in whatever form; nothing where it is none."""
+    """Return a part of a message, whatever its form; nothing if it is no part."""
     if isinstance(part, str):
         return (Text(part),)
     if not isinstance(part, dict):
@@ -608,7 +610,7 @@ def _texts(part: dict[str, Any]) -> list[str]:
 
 
 def result_text(value: Any) -> str:
-    """Return a tool's result as a text: the texts of its parts where it is a list of them, else JSON."""
+    """Return a tool's result as a text: the joined texts if it is a list of text parts, otherwise JSON."""
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         texts = [each.get("text", each.get("content")) for each in value if each.get("type", "text") == "text"]
         if len(texts) == len(value) and all(isinstance(text, str) for text in texts):
@@ -632,7 +634,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
-    """Return what the span of a tool says."""
+    """Return the record of a call in a tool's span."""
     call_id = first_text(span, "call_id")
     arguments = _of_tool(span, "arguments", "input")
     result = _of_tool(span, "result", "output")
@@ -662,7 +664,7 @@ def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
 
 
 def _of_tool(span: Span, name: str, other: str) -> Any:
-    """Return what a tool's span has in a field, or in another one if its dialect has no field for tools."""
+    """Return the value of a field of a tool's span, or of the field `other` if its dialect has none for tools."""
     for row, field in _tool_fields(dialects_of(span.scope), name, other):
         if found := row.values(span, field):
             return found[0]
@@ -676,7 +678,7 @@ def _tool_fields(rows: tuple[Dialect, ...], name: str, other: str) -> tuple[tupl
 
 
 def _tool_arguments(value: Any) -> Any:
-    """Return arguments as an object where they are one; a wrapper of positional and named ones is taken off."""
+    """Return arguments, parsed, without a wrapper of positional and named ones."""
     parsed = json_value(value)
     if isinstance(parsed, str):
         parsed = python_value(parsed)
@@ -687,20 +689,20 @@ def _tool_arguments(value: Any) -> Any:
 
 
 _WRAPPER: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
-"""Fields that stand around a tool's arguments; the last one is smolagents'."""
+"""Fields of wrappers around a tool's arguments; the last one is smolagents'."""
 
 _TOOL_MESSAGES: Final = ("tool", "ToolMessage", "constructor")
-"""The type of a LangChain message in which a tool's result may be."""
+"""Types of LangChain messages that may contain a tool's result."""
 
 
 _WRITTEN: Final = re.compile(
     r"""content=('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+") (?:.* )?tool_call_id='([^']*)'""", re.DOTALL
 )
-"""A LangChain message as a text, as some libraries write a tool's result."""
+"""The text of a LangChain message, which some libraries write as a tool's result."""
 
 
 def _unwrapped(result: Any) -> tuple[str, str]:
-    """Return a tool's result as its text, and the id of its call where it is a message of LangChain's."""
+    """Return the text of a tool's result, and the id of its call if it is a LangChain message."""
     parsed = json_value(result)
     if isinstance(parsed, dict):
         output = parsed.get("output")
@@ -728,7 +730,7 @@ def has_failed(span: Span) -> bool:
 
 
 def error_text(span: Span) -> str | None:
-    """Return what a span says of its error: the exception's message, else the status', else an attribute."""
+    """Return the error of a span: the message of its exception or of its status, or an attribute."""
     for event in span.events:
         if event.name == "exception" and isinstance(event.attributes.get("exception.message"), str):
             text = as_text(event.attributes["exception.message"])
@@ -740,7 +742,7 @@ def error_text(span: Span) -> str | None:
 
 
 def asked(span: Span) -> Iterable[str]:
-    """Yield the texts that an agent's span may have been asked."""
+    """Yield the texts that an agent may have been asked, from its span."""
     for value in values(span, "input"):
         for message in messages_in(_given(value), "user"):
             if message.role == "user":
@@ -748,7 +750,7 @@ def asked(span: Span) -> Iterable[str]:
 
 
 def _given(value: Any) -> Any:
-    """Return what a function was given: its first argument, or the one text among its named ones."""
+    """Return the argument of a function: the first one, or the only named text."""
     parsed = loaded(value)
     if not isinstance(parsed, dict):
         return value
@@ -762,7 +764,7 @@ def _given(value: Any) -> Any:
 
 
 def answered(span: Span) -> Iterable[str]:
-    """Yield the texts that an agent's span may have answered."""
+    """Yield the texts that may be an agent's answer, from its span."""
     for value in values(span, "output"):
         messages = messages_in(json_value(value), "assistant")
         if texts := next((texts for each in reversed(messages) if (texts := each.texts())), ""):

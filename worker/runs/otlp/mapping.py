@@ -1,7 +1,7 @@
-"""ReasoningTraces of the spans of one OTLP trace: the mapping of every field, and what is missing where there is none.
+"""The ReasoningTraces of one OTLP trace: how every field is filled, and why a run yields none.
 
-A trace gives one document for each run of an agent in it. Its bytes depend on the set of spans alone, neither on their
-order nor on repetitions.
+Each run of an agent in a trace yields one document. Its bytes depend only on the set of spans, not on their order or
+repetitions.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from worker.runs.otlp.values import REDACTED
 from worker.runs.shorten import shortened
 
 ERROR_PREFIXES: Final = ("Error:", "Error executing tool")
-"""A result that begins so is an error: without spans of tools, most libraries say it in no other way."""
+"""The beginnings of results that are errors: without spans of tools, most libraries mark errors in no other way."""
 
 Missing = Literal["not_a_run", "no_content", "no_objective", "no_steps", "no_value", "too_large"]
-"""Why a run gives no document: no span of a model, tool or agent; its content was not captured; no text of a user;
-nothing but an objective; an attribute that a rule names is nowhere; more than the limits of a trace."""
+"""Why a run yields no document: no span of a model, tool or agent; its content was not captured; no text of a user;
+nothing but an objective; no span has an attribute that a rule names; it exceeds the limits of a trace."""
 
 _TRACE_KEY: Final = 32
-"""Bytes of a record's key with KP_ASSEMBLE_KEY=trace."""
+"""Bytes of a record's key if KP_ASSEMBLE_KEY is `trace`."""
 
 NO_MODEL: Final = "no span of a model: instrument the client of the model, too"
 
 MAX_UNREAD: Final = 20
-"""Attributes of a run that are named as not read."""
+"""Maximum number of unread attributes that are reported for a run."""
 
 EVALUATION: Final = "gen_ai.evaluation.result"
 
@@ -67,23 +67,23 @@ NO_PARENT: Final = "each call of the model becomes a separate trace: start a spa
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """One run of a trace: its document and the document's bytes, or why there is none."""
+    """One run of a trace: its document, also as bytes, or why there is none."""
 
     document: dict[str, Any] | None
     value: bytes | None
     missing: Missing | None  # why there is no document
-    conventions: frozenset[str]  # that its spans use
+    conventions: frozenset[str]  # of its spans
     hints: tuple[str, ...]  # settings that would capture more
     agent_span_id: str  # of the span that stands for the run
     key: str  # the agent's id
     end_ns: int  # of the run's last span, ns since 1970
-    cut: int = 0  # characters by which texts were shortened
+    cut: int = 0  # characters that were cut from texts
     unread: tuple[tuple[str, str], ...] = ()
-    """Scopes and their attributes that look like content and are not read, at most MAX_UNREAD."""
+    """Scopes and attributes that look like content and are not read, at most MAX_UNREAD."""
 
 
 def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> list[Assembled]:
-    """Return the runs of one trace, the outer ones first. `spans` and `logs` are all that is known of the trace."""
+    """Return the runs of one trace, outer ones first. `spans` and `logs` are all that is known of the trace."""
     spans = ordered(spans)
     if not spans:
         return []
@@ -117,7 +117,7 @@ def _assembled(
     run: Run, conversation: Conversation, contents: Sequence[Content], said: Collection[str], root: Span | None,
     alone: bool, events: Mapping[str, Sequence[LogEvent]], rules: Rules,
 ) -> Assembled:  # fmt: skip
-    """Return one run. `root`: the trace's root where it speaks for this run. `alone`: the trace holds no other run.
+    """Return one run. `root`: the trace's root if it describes this run. `alone`: the trace has no other run.
 
     `said`: the ids of the models' spans that have content.
     """
@@ -148,7 +148,7 @@ def _assembled(
 def _checked(
     document: dict[str, Any], key: str, rules: Rules
 ) -> tuple[dict[str, Any] | None, bytes | None, Missing | None, int]:
-    """Return a document, its bytes and by how many characters it was shortened; else why it is not a valid trace."""
+    """Return a document, its bytes and the number of characters cut, or why it is not a valid trace."""
     if not document["steps"]:
         return None, None, "no_steps", 0
     values = (*document["metadata"].values(), document["outcome"]["confidence"])
@@ -157,7 +157,7 @@ def _checked(
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     try:
         value = text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, of a text that was cut off in an escape
+    except UnicodeEncodeError:  # half of a surrogate pair: a text was cut off within an escape
         value = text.encode("utf-8", "replace")
         document = json.loads(value)
     cut = 0
@@ -183,7 +183,7 @@ def _document(
     if not transcript.steps and answer:
         transcript.add_thought(answer)
     failed = [span for span in (*outer, *run.models[-1:]) if has_failed(span)]
-    # What the libraries put on the calls of the model says what the run was, but cannot open it to more readers.
+    # Attributes of model calls describe the run, but must not make it visible to more readers.
     speaking = [*outer, *run.models] or own
     success, confidence = _evaluated(speaking, events, alone=alone)
     evaluated = success is not None or confidence is not None
@@ -221,10 +221,10 @@ _FAILED: Final = frozenset({"fail", "failed", "failure", "incorrect", "wrong", "
 def _evaluated(
     spans: Sequence[Span], events: Mapping[str, Sequence[LogEvent]], *, alone: bool
 ) -> tuple[bool | None, float | None]:
-    """Return success and confidence as evaluations of the run say, None where they do not.
+    """Return success and confidence as evaluations of the run have them, None if they have none.
 
-    The scores' range is not fixed, so one beyond 0 to 1 says nothing. Of several the lowest score counts, and one
-    failure is a failure. `alone`: an evaluation without a span is of this run, too.
+    Scores have no fixed range, so those beyond 0 to 1 are ignored. The lowest of several scores counts, and a single
+    failure is a failure. `alone`: an evaluation without a span is also about this run.
     """
     scores: list[float] = []
     labels: set[bool] = set()
@@ -242,13 +242,13 @@ def _evaluated(
 
 
 def _created_at(time_ns: int) -> str:
-    """Return a time as RFC 3339 in UTC, to the millisecond. 2**64 ns are in the year 2554."""
+    """Return a time as RFC 3339 in UTC, with milliseconds. 2**64 ns are in the year 2554."""
     time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ns // 1_000_000)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _objective(run: Run, conversation: Conversation, outer: Sequence[Span]) -> str | None:
-    """Return the user's words: apart from any prompt, else those of the first prompt, else what an agent was asked."""
+    """Return the user's words: from an attribute without a prompt, from the first prompt, or from an agent's input."""
     own = (text for span in outer for text in values(span, "task"))
     prompted = () if conversation.objective is None else (_without_prompt(run, conversation.objective),)
     texts: Iterable[Any] = chain(own, prompted, (text for span in outer for text in asked(span)))
@@ -256,7 +256,7 @@ def _objective(run: Run, conversation: Conversation, outer: Sequence[Span]) -> s
 
 
 def _without_prompt(run: Run, objective: str) -> str:
-    """Return the user's words in the first text of the user, around which the dialects of a run may have a prompt."""
+    """Return the user's words without the prompt that the library of a run may add."""
     rows = {row for scope in {span.scope for span in run.spans} for row in dialects_of(scope) if row.prompt is not None}
     found = (row.prompt.search(objective) for row in rows if row.prompt is not None)
     return next((str(each[1]) for each in found if each is not None), objective)
@@ -271,9 +271,9 @@ def _answer(conversation: Conversation, outer: Sequence[Span]) -> str | None:
 
 
 def _own_spans(run: Run, outer: Sequence[Span]) -> Sequence[Span]:
-    """Return the spans that speak for a run: the agent's, or the model's where no span is the agent's.
+    """Return the spans that describe a run: the agent's, or if there are none, the models'.
 
-    A tool's span, which may come from anywhere, speaks for nobody: where there are no others, its resource alone does.
+    A tool's span may come from anywhere, so it describes nothing; if there is no other, only its resource counts.
     """
     return outer or run.models or [replace(run.first, attributes={}, events=())]
 
@@ -282,7 +282,7 @@ UNNAMED: Final = "unnamed"
 
 
 def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
-    """Return the agent's id: the same one for each run of an agent."""
+    """Return the agent's id, which is the same for all its runs."""
     for value in rules.agent.said(own):
         return str(value)
     name = _agent_name(run, own)
@@ -293,7 +293,7 @@ def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
 
 
 def _agent_name(run: Run, own: Sequence[Span]) -> str:
-    """Return the name that a run's spans give its agent, "" where they give none."""
+    """Return the agent's name according to the spans of a run; "" if they have none."""
     name, workflow = said_name(own), said_name(own, "workflow")
     if not name:
         kinds = [(span, kind_of(span)) for span in run.spans]
@@ -302,12 +302,12 @@ def _agent_name(run: Run, own: Sequence[Span]) -> str:
             name = workflow
         else:
             name = said_name(below)
-        if not name and run.tool is None:  # of a run in a tool, the workflow is what the tool is part of
+        if not name and run.tool is None:  # the workflow of a run in a tool is the tool's
             name = said_name(below, "workflow")
         name = name or said_name([*own, *below], "agent_id")
     if not name and run.agent is not None:
         name = span_name(run.agent)
-    if not name and run.tool is not None:  # an agent without a name that is a tool of another one
+    if not name and run.tool is not None:  # an unnamed agent that is a tool of another one
         name = next((each for each in values(run.tool, "delegate") if isinstance(each, str)), tool_name(run.tool))
     return stable(name)
 
@@ -327,7 +327,7 @@ def _hints(run: Run) -> tuple[str, ...]:
 
 
 def _lacks(document: Mapping[str, Any] | None) -> bool:
-    """Return whether there is no trace, or one with calls of tools whose results are missing."""
+    """Return whether there is no trace, or one with tool calls without results."""
     if document is None:
         return True
     kinds = [step["type"] for step in document["steps"]]
@@ -335,7 +335,7 @@ def _lacks(document: Mapping[str, Any] | None) -> bool:
 
 
 def _unread(spans: Iterable[Span], events: Mapping[str, Sequence[LogEvent]]) -> tuple[tuple[str, str], ...]:
-    """Return what looks like content in these spans and is not read: scopes and names."""
+    """Return the scopes and names of what looks like content in these spans and is not read."""
     return tuple(sorted({(span.scope, name) for span in spans for name in missed(span, events.get(span.span_id, ()))}))[
         :MAX_UNREAD
     ]
@@ -344,7 +344,7 @@ def _unread(spans: Iterable[Span], events: Mapping[str, Sequence[LogEvent]]) -> 
 def _unread_by_calls(
     run: Run, events: Mapping[str, Sequence[LogEvent]], said: Collection[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the same of the calls of the model and of tools that say nothing, in a run that is a trace."""
+    """Return the same for those calls of models and tools from which nothing was read, in a run with a trace."""
     silent = [span for span in run.models if span.span_id not in said]
     for span in run.tools:
         logs = events.get(span.span_id, ())
@@ -360,9 +360,9 @@ Logs = Mapping[str, Sequence[LogEvent]]
 
 
 def joined(runs: Sequence[Run], logs: Logs) -> list[Run]:
-    """Return runs, of which those that go on with the task of the agent above are part of its run.
+    """Return the runs, after joining those that continue the task of the agent above with its run.
 
-    An agent below another one has a separate run if both call a model, and it was asked something else.
+    An agent below another one has a separate run if both call a model and it was asked something else.
     """
     kept: list[Run] = []
     within: dict[int, Run] = {}
@@ -388,7 +388,7 @@ def _asked(run: Run, logs: Logs) -> str:
 
 
 def conversation_of(run: Run, logs: Logs) -> tuple[Conversation, list[Content], set[str]]:
-    """Return the conversation of a run, its contents, and the ids of the models' spans that have some."""
+    """Return the conversation of a run, the contents of its model calls, and the ids of the spans with content."""
     known: Known = []
     found = [(content, span) for span in run.models if (content := content_of(span, logs.get(span.span_id, ()), known))]
     contents = _distinct(run, found)
@@ -403,7 +403,7 @@ def conversation_of(run: Run, logs: Logs) -> tuple[Conversation, list[Content], 
 
 
 def _tools(run: Run, logs: Logs) -> list[ToolRun]:
-    """Return what the spans of tools say; what several spans say of one call together."""
+    """Return the records of tool calls; several spans of one call become one record."""
     found: dict[str, ToolRun] = {}
     for span in run.tools:
         own = tool_run(span, logs.get(span.span_id, ()))
@@ -422,11 +422,11 @@ def _tools(run: Run, logs: Logs) -> list[ToolRun]:
 
 
 def _distinct(run: Run, found: Sequence[tuple[Content, Span]]) -> list[tuple[Content, Span]]:
-    """Return the content of each call of the model once, whatever number of libraries have described it.
+    """Return the content of each model call once, even if several libraries describe it.
 
-    A span below a model's span describes the same call, and so does one with the same id of the response, or one that
-    overlaps in time and says the same, unless both have such ids. Of those that describe one call, the one that says
-    most counts; the first of several that say as much.
+    A span below a model's span describes the same call. So does one with the same response id, and one that overlaps in
+    time and has the same content, unless both have such ids. The description that says most counts, or the first of
+    several that say as much.
     """
     wrappers = _wrappers(run, found)
     kept: list[tuple[Content, Span]] = []
@@ -461,7 +461,7 @@ def _distinct(run: Run, found: Sequence[tuple[Content, Span]]) -> list[tuple[Con
 
 
 def _wrappers(run: Run, found: Sequence[tuple[Content, Span]]) -> set[str]:
-    """Return the ids of models' spans that stand around several calls, one after the other, and say only the last."""
+    """Return the ids of models' spans around several consecutive calls, of which they describe only the last."""
     inside: dict[str, list[Span]] = {}
     for content, span in found:
         if span.span_id in run.inside and any(message.parts for message in content.outputs):

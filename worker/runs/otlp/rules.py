@@ -1,8 +1,8 @@
-"""What a trace needs and no library emits: constants, or attributes of spans and their resources.
+"""Values that a trace needs and no library emits: constants, or attributes of spans and their resources.
 
-A run's own spans say it, and their resource: the agent's, or those of the model where no span is the agent's. Spans of
-the model also say domain, confidence and success. A tool may run elsewhere, for others: its spans say none of it, and
-can only make visibility and privacy stricter.
+They are taken from a run's own spans and their resource: the agent's, or the models' if there is no agent's span.
+Domain, confidence and success may also be on the models' spans. A tool may run elsewhere, for others: its spans can
+only make visibility and privacy stricter.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ SERVICE_AND_NAME: Final = "service/name"
 
 _VISIBILITIES: Final = ("network", "org", "private")
 _PRIVACY_LEVELS: Final = ("aggregated", "federated", "private")
-"""The strictest is the last."""
+"""From the least to the most strict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A constant, or the value of an attribute where a span or its resource has a valid one."""
+    """The value of an attribute, if a span or its resource has a valid one, otherwise a constant."""
 
     constant: Any
     check: Callable[[Any], Any]
     attribute: str = ""
 
     def value(self, spans: Iterable[Span]) -> Any:
-        """Return the first valid value of the attribute, else the constant."""
+        """Return the first valid value of the attribute, otherwise the constant."""
         return next(self.said(spans), self.constant)
 
     def said(self, spans: Iterable[Span]) -> Iterator[Any]:
-        """Yield the valid values of the attribute, by span; those of a resource that spans share once."""
+        """Yield the valid values of the attribute, span by span; those of a shared resource once."""
         seen: set[int] = set()
         for span in spans if self.attribute else ():
             shared = [] if id(span.resource) in seen else [span.resource]
@@ -52,11 +52,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What spans do not have, and the limits of a trace. `success`: None takes it from the spans' status.
+    """The rules for what spans lack, and the limits of a trace. `success` None: the spans' status decides.
 
-    `agent`: an attribute with the agent's id, and what counts where it is absent: AGENT_NAME (the name that the spans
-    give the agent), SERVICE_AND_NAME (both, so that two services may have agents of one name), or a constant for the
-    runs whose spans name no agent.
+    `agent`: an attribute with the agent's id. If it is absent, the constant decides: AGENT_NAME takes the agent's name
+    from the spans, SERVICE_AND_NAME combines it with the service's (two services may have agents of one name), and any
+    other constant is the id of runs whose spans name no agent.
     """
 
     confidence: Rule
@@ -68,11 +68,11 @@ class Rules:
     agent: Rule = Rule(AGENT_NAME, as_text)
 
     def visibility_of(self, own: Sequence[Span], others: Iterable[Span]) -> str | None:
-        """Return the visibility that the run's own spans say; that of other spans if it is stricter."""
+        """Return the visibility according to the run's own spans, or to other spans if they are stricter."""
         return _strictest(self.visibility, own, others, _VISIBILITIES)
 
     def privacy_of(self, own: Sequence[Span], others: Iterable[Span]) -> str | None:
-        """Return the privacy level, likewise."""
+        """Return the privacy level, in the same way."""
         return _strictest(self.privacy, own, others, _PRIVACY_LEVELS)
 
 
@@ -85,7 +85,7 @@ def parse_rules(
     confidence: str, domain: str, visibility: str, privacy: str, limits: Limits = DEFAULT_LIMITS,
     agent: str = AGENT_NAME,
 ) -> Rules:  # fmt: skip
-    """Return the rules of five texts, each a constant, or `attribute:NAME|constant`. Raises ValueError."""
+    """Return the rules for texts, each a constant or `attribute:NAME|constant`. Raises ValueError."""
     return Rules(
         parse_rule("confidence", confidence, as_confidence), parse_rule("domain", domain, as_text),
         parse_rule("visibility", visibility, as_visibility), parse_rule("privacy", privacy, as_privacy),
@@ -94,7 +94,7 @@ def parse_rules(
 
 
 def parse_rule(name: str, text: str, check: Callable[[Any], Any]) -> Rule:
-    """Return a rule: a constant, or `attribute:NAME|constant`. Raises ValueError, with its name."""
+    """Return the rule for a constant or `attribute:NAME|constant`. Raises ValueError, with its name."""
     attribute, bar, constant = "", "|", text
     if text.startswith("attribute:"):
         attribute, bar, constant = text.removeprefix("attribute:").partition("|")
@@ -107,7 +107,7 @@ def parse_rule(name: str, text: str, check: Callable[[Any], Any]) -> Rule:
 
 
 def _attribute(found: Mapping[str, Any], name: str) -> Any:
-    """Return an attribute; `metadata.domain` is also the field `domain` of an attribute `metadata` that holds JSON."""
+    """Return an attribute. `metadata.domain` is also the field `domain` in the JSON of an attribute `metadata`."""
     if name in found:
         return found[name]
     outer, dot, inner = name.partition(".")

@@ -1,7 +1,7 @@
-"""The spans of a trace as a tree: what each of them is, and which runs of agents the trace holds.
+"""The spans of a trace as a tree, and the runs of agents in it.
 
-A trace may hold several runs: an agent that is the tool of another one, or agents side by side. A tool's span is the
-border between a run and what the tool does; below or beside it, a run is what lies under the topmost span of an agent.
+A trace may contain several runs: an agent may be the tool of another one, or agents may work side by side. A tool's
+span separates a run from what the tool does. Otherwise a run is all that lies below the topmost span of an agent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Identity: TypeAlias = tuple[str, int]
 
 
 def ordered(spans: Iterable[Span]) -> list[Span]:
-    """Return spans by their start, the outer one first, each span once: of two with one id the later and fuller one."""
+    """Return spans by start time, outer ones first; of several with one id, the last and fullest."""
     found: dict[str, list[Span]] = {}
     for span in spans:
         found.setdefault(span.span_id, []).append(span)
@@ -33,9 +33,9 @@ def _fullness(span: Span, keys: dict[int, Identity]) -> tuple[int, int, Identity
 
 
 def identities(items: Sequence[Span] | Sequence[LogEvent]) -> list[Identity]:
-    """Return for each span or log event what all it holds is equal, and ordered, by.
+    """Return a key for each span or log event, by which its whole content can be compared and sorted.
 
-    Linear in the bytes of the record: a resource that thousands share is written out once.
+    Linear in the bytes of the record: a resource shared by thousands is written out once.
     """
     written = {key: repr(resource) for key, resource in {id(item.resource): item.resource for item in items}.items()}
     ranks = {text: rank for rank, text in enumerate(sorted(set(written.values())))}
@@ -45,16 +45,16 @@ def identities(items: Sequence[Span] | Sequence[LogEvent]) -> list[Identity]:
 
 
 def root_ended(spans: Iterable[Span]) -> bool:
-    """Return whether a trace is complete as far as its spans say: each has its parent, or is the root.
+    """Return whether a trace looks complete: each span has its parent or is the root.
 
-    A span is exported when it ends, so a parent that is not there is still open, or was lost. This holds for one in
-    another process, too: the agent that waits for a sub-agent is often one.
+    A span is exported when it ends, so a missing parent is still open, or was lost. It may be in another process, such
+    as an agent that waits for a sub-agent.
     """
     return is_complete((span.span_id, span.parent_id) for span in spans)
 
 
 def is_complete(links: Iterable[tuple[str, str]]) -> bool:
-    """Return the same of the ids of spans and their parents (spans.links)."""
+    """Return the same for pairs of ids, a span's and its parent's (spans.links)."""
     known: set[str] = set()
     parents: set[str] = set()
     for span_id, parent_id in links:
@@ -65,7 +65,7 @@ def is_complete(links: Iterable[tuple[str, str]]) -> bool:
 
 @dataclass(slots=True)
 class Run:
-    """The spans of one run, each list by start."""
+    """The spans of one run. Each list is sorted by start time."""
 
     agent: Span | None  # its topmost span; None if no span shows where it begins
     tool: Span | None = None  # the tool's span above it
@@ -74,15 +74,15 @@ class Run:
     tools: list[Span] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     inside: dict[str, str] = field(default_factory=dict)
-    """By id: the topmost span that describes the same call, for spans of models and tools below it."""
+    """For spans of models and tools below another one of the same call: the id of the topmost one, by id."""
 
     @property
     def first(self) -> Span:
-        """The span that stands for the run."""
+        """The span that represents the run."""
         return self.agent or self.spans[0]
 
     def take(self, other: Run) -> None:
-        """Take the spans of another run, which is part of this one."""
+        """Add the spans of another run, which is part of this one."""
         for name in ("models", "tools", "spans"):
             both = getattr(self, name) + getattr(other, name)
             setattr(self, name, sorted(both, key=lambda span: (span.start_ns, -span.end_ns, span.span_id)))
@@ -91,7 +91,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a span lies: below which tool, below or at which agent, and below which model's span."""
+    """The position of a span: ids of the tool above, of the agent (above, or itself), and of the model above."""
 
     tool: str
     agent: str
@@ -103,7 +103,7 @@ class _Place:
 
 
 def runs_of(spans: Sequence[Span]) -> list[Run]:
-    """Return the runs of a trace, the outer ones first. `spans` as by `ordered`. Linear in their number."""
+    """Return the runs of a trace, outer ones first, in linear time. `spans`: as `ordered` returns them."""
     by_id = {span.span_id: span for span in spans}
     kinds = {span.span_id: kind_of(span) for span in spans}
     places = _places(spans, by_id, kinds)
@@ -131,9 +131,9 @@ def runs_of(spans: Sequence[Span]) -> list[Run]:
 
 
 def _below_lost_spans(spans: Sequence[Span], places: dict[str, _Place], by_id: dict[str, Span]) -> dict[str, str]:
-    """Return the agent of spans whose parent was lost: the trace's only one, if they ran while it did.
+    """Return the agent of spans whose parent was lost: the trace's only one, if they ran during it.
 
-    Some libraries do not end their own span when the model's call fails.
+    Some libraries do not end their own span if the model call fails.
     """
     agents = {place.agent for place in places.values()} - {""}
     agent = by_id[agents.pop()] if len(agents) == 1 else None
@@ -156,7 +156,7 @@ def _is_run(run: Run, kinds: dict[str, Kind]) -> bool:
 
 
 def _places(spans: Sequence[Span], by_id: dict[str, Span], kinds: dict[str, Kind]) -> dict[str, _Place]:
-    """Return where each span lies. The parents of a circle count as missing; no recursion, a chain may be long."""
+    """Return the position of each span. In a circle, parents count as missing. Not recursive: chains may be long."""
     places: dict[str, _Place] = {}
     for start in spans:
         path: list[Span] = []
@@ -179,7 +179,7 @@ def _places(spans: Sequence[Span], by_id: dict[str, Span], kinds: dict[str, Kind
 
 
 def _is_same(tool: Span, above: Span) -> bool:
-    """Return whether two libraries describe one call of a tool, one below the other."""
+    """Return whether two nested spans, of two libraries, describe one tool call."""
     return plain(tool_name(tool)) == plain(tool_name(above))
 
 

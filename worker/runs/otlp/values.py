@@ -1,4 +1,4 @@
-"""Values of attributes: JSON, texts of Python's, and objects that are flattened into many attributes."""
+"""Values of attributes: JSON, Python literals, and objects that are flattened into many attributes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any, Final
 from worker.runs.fields import json_value
 
 REDACTED: Final = "__REDACTED__"
-"""What OpenInference writes in place of content that it was told to hide."""
+"""OpenInference writes this instead of content that it was told to hide."""
 
 _BETWEEN: Final = re.compile(r"[\s,]*")
 
 _MAX_LITERAL: Final = 100_000
-"""Characters of a Python literal that is read; Python's parser takes some hundred bytes for each."""
+"""Maximum characters of a Python literal. Python's parser needs some hundred bytes for each."""
 
 _MAX_LEVELS: Final = 12
-"""Levels of a flattened object; deeper ones stay one name."""
+"""Levels of a flattened object; deeper levels remain one name."""
 
 
 def loaded(value: Any) -> Any:
-    """Return the value of a text that is JSON or a Python literal; of a list that was cut off, what is before the cut.
+    """Return the value of a text that is JSON or a Python literal; of a truncated list, the items before the cut.
 
-    Any other text is itself, and any other value as JSON can have it.
+    Any other text is returned unchanged, and any other value as valid JSON.
     """
     parsed = json_value(value)
     if not isinstance(parsed, str) or parsed[:1] not in ("[", "{"):
@@ -38,7 +38,7 @@ def loaded(value: Any) -> Any:
 
 
 def python_value(text: str) -> Any:
-    """Return the value of a Python literal that is a list or an object; the text where it is none."""
+    """Return the value of a Python literal that is a list or an object; any other text unchanged."""
     try:
         return json_value(ast.literal_eval(text)) if text[:1] in ("{", "[") and len(text) <= _MAX_LITERAL else text
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
@@ -49,9 +49,9 @@ _ENUM: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")
 
 
 def python_object(text: str) -> Any:
-    """Return an object that is written as Python's repr, `Name(field=value, ...)`, as its fields; else the text.
+    """Return the fields of an object in Python's repr, `Name(field=value, ...)`; any other text unchanged.
 
-    Underscores in front of a field's name are left out; an enum is its value.
+    Leading underscores of names are dropped; an enum becomes its value.
     """
     if len(text) > _MAX_LITERAL:
         return text
@@ -80,10 +80,10 @@ def _before_the_cut(text: str) -> list[Any]:
 
 
 class Flat(dict[str, Any]):
-    """An object whose fields have paths for names: `a.0.b` is what the first item of `a` has under `b`."""
+    """An object whose field names are paths: `a.0.b` is the field `b` of the first item of `a`."""
 
     def nested(self) -> dict[str, Any]:
-        """Return the object as it was before it was flattened; a list with gaps, whose items were lost, has no gaps."""
+        """Return the object as it was before it was flattened. Gaps in lists, whose items were lost, are closed."""
         whole: dict[str, Any] = {}
         nodes: dict[str, dict[str, Any] | None] = {"": whole}
         for path, value in self.items():
@@ -97,7 +97,7 @@ class Flat(dict[str, Any]):
 
 
 def unflattened(found: Mapping[str, Any], prefix: str) -> list[Flat] | None:
-    """Return the objects that are flattened into attributes such as `PREFIX0.name`, by their numbers; None for none."""
+    """Return the objects flattened into attributes such as `PREFIX0.name`, by number; None if there are none."""
     objects: dict[str, Flat] = {}
     size = len(prefix)
     for key, value in found.items():
@@ -112,7 +112,7 @@ def unflattened(found: Mapping[str, Any], prefix: str) -> list[Flat] | None:
 
 
 def _node(whole: dict[str, Any], head: str) -> dict[str, Any] | None:
-    """Return the object that a path leads to, made where it is not there; None where a value is in the way."""
+    """Return the object at a path, created if it is missing; None if something else is in the way."""
     for name in head.split(".", _MAX_LEVELS):
         whole = whole.setdefault(name, {})
         if not isinstance(whole, dict):

@@ -117,7 +117,7 @@ def _name_of(subagent: Any) -> str:
 
 
 def _is_left_out(line: Mapping[str, Any], facts: Mapping[str, str]) -> bool:
-    """Return whether a line in a sub-agent's rollout is its parent's, or the sub-agent is one that nobody asked for.
+    """Return whether a line in a sub-agent's rollout is its parent's, or belongs to one of Codex's own sub-agents.
 
     A rollout may begin with a copy of its parent's: lines numbered below its own first line (Codex 0.145), earlier than
     its header, or from a turn that began before the sub-agent.
