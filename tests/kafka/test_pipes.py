@@ -28,7 +28,6 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "contribute": [["--help"]],
     "assemble": [["--help"], ["--try", "{bad}", *SETTINGS]],
     "score": [["{traces}"]],
-    "evaluate": [["--help"]],  # it needs a model
     "fetch-model": [["--help"]],
     "demo": [[]],
     "broker": [[]],
@@ -36,8 +35,7 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "topics": [["--text"], ["--json"]],
     "doctor": [["--text"], ["--json"]],
     "config": [["show", "--text"], ["check"]],
-    "report": [["{scored}", "-o", "-"]],
-    "whatif": [["{scored}", "--text"], ["{scored}", "--export", "csv"]],
+    "report": [["{scored}", "--text"], ["{scored}", "--json"]],
     "publish": [["{bad}"], ["{traces}"]],
     "tail": [["--text", "--no-follow"], ["--json", "--from-beginning", "--no-follow"], ["--dead-letters"]],
     "redrive": [[], ["--to-file", "-", "--execute"]],

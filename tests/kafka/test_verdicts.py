@@ -119,9 +119,11 @@ def test_a_topic_a_file_and_a_call_give_the_same_document(
     assert Diagnosis(stage.env).of("track records") == [
         ("ok", f"1: bob in {domain}: 2.5 of 4 succeeded, used {used:.4f}")
     ]
-    switch = CliRunner().invoke(cli, ["whatif", "--from-kafka", "--json", "--set", "confidence=record"], env=stage.env)
-    assert "5 verdicts read" in switch.stderr
-    assert json.loads(switch.stdout)["total"]["traces"] == 8
+    switch = ["report", "--from-kafka", "--json", "--set", "confidence=record", "--outcome", "metadata.success"]
+    found = CliRunner().invoke(cli, switch, env=stage.env)
+    assert "5 verdicts read" in found.stderr
+    told = json.loads(found.stdout)
+    assert (told["total"]["traces"], told["outcome"]["runs"], told["outcome"]["record"]["name"]) == (8, 8, "record")
     worker.kill()
 
 

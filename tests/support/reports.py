@@ -1,17 +1,80 @@
-"""Random scored documents, their summary, and `kp-worker report` in this process."""
+"""Scored documents, as the worker writes them or made up, their report, and `kp-worker report` in this process."""
+
+from __future__ import annotations
 
 import json
 import random
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from click.testing import CliRunner, Result
 
-from tests.support.builders import T0, rfc3339, trace_document
+from tests.support.builders import T0, make_record, random_trace_bytes, rfc3339, text_vector, trace_document
+from worker import PartitionScorer
 from worker.cli import cli
-from worker.commands.analysis.report_numbers import COMPONENTS, Summary, Traces, summarize
+from worker.commands.report.numbers import Asked, Report, Traces
+from worker.config import Settings
+from worker.core.scorer import Evaluation, EvaluationConfig
+from worker.core.scoring import FORMULAS, PROFILES, Profile, ScoredTrace, Weights
+from worker.core.trace import DEFAULT_LIMITS, embedding_text
 
+COMPONENTS = tuple(FORMULAS)
+DIMENSIONS = 8
 WEIGHTS = {"finance": (0.2, 0.25, 0.1, 0.45), "default": (0.25, 0.35, 0.15, 0.25)}
+
+
+# -- as the worker writes them
+
+
+def scored(
+    sources: Iterable[bytes], profiles: Mapping[str, Profile] = PROFILES, threshold: float = 0.75, *, embed: bool = True
+) -> list[tuple[ScoredTrace, bytes]]:
+    """Score traces in the order given, as one partition; return each verdict and its output document."""
+    scorer = PartitionScorer(20, 60_000, DIMENSIONS, threshold, profiles)
+    evaluation = Evaluation(scorer, None, EvaluationConfig(DEFAULT_LIMITS))
+    result = []
+    for offset, source in enumerate(sources):
+        record = make_record(source, offset)
+        trace = evaluation.read(record)
+        vector = text_vector(embedding_text(trace), DIMENSIONS) if embed else None
+        verdict, output = evaluation.evaluate(record, trace, vector)
+        assert output.value is not None
+        result.append((verdict, output.value))
+    return result
+
+
+def random_sources(rng: random.Random, count: int) -> list[bytes]:
+    return [random_trace_bytes(rng, number, T0 + 1000 * number) for number in range(count)]
+
+
+def random_profiles(rng: random.Random) -> dict[str, Profile]:
+    """Return profiles of some domains that random traces have, and of some that they have not."""
+    names = rng.sample(["default", "finance", "code", "medical", "gardening", "legal"], rng.randint(0, 6))
+    return dict(PROFILES) | {name: Profile(_random_weights(rng), rng.choice([None, rng.random()])) for name in names}
+
+
+def _random_weights(rng: random.Random) -> Weights:
+    cuts = sorted(rng.random() for _ in range(3))
+    return Weights(cuts[0], cuts[1] - cuts[0], cuts[2] - cuts[1], 1.0 - cuts[2])
+
+
+def changed(document: bytes, path: str, value: Any) -> bytes:
+    """Return a document with another value at a dotted path; the value None takes the field away."""
+    decoded = json.loads(document)
+    *parents, last = path.split(".")
+    place = decoded
+    for name in parents:
+        place = place[name]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return json.dumps(decoded).encode()
+
+
+# -- made up: their figures do not follow from their steps
 
 
 def scored_document(
@@ -25,11 +88,9 @@ def scored_document(
     nearest: tuple[str, float] | None = None,
     time_ms: int = T0,
     partition: int = 0,
-    latencies: tuple[float, ...] = (0,),
     **fields: Any,
 ) -> dict[str, Any]:
-    steps = [{"type": "thought", "latency_ms": latency} for latency in latencies]
-    document = trace_document(fields.pop("trace_id", f"kp:trace:{number}"), domain=domain, steps=steps, **fields)
+    document = trace_document(fields.pop("trace_id", f"kp:trace:{number}"), domain=domain, **fields)
     profile = domain if domain in WEIGHTS else "default"
     document["scoring"] = {
         "score": score,
@@ -48,25 +109,6 @@ def scored_document(
     return document
 
 
-def dump(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, ensure_ascii=False).encode()
-
-
-def render(summary: Summary, source: str) -> str:
-    """Render the page. The import loads matplotlib, for seconds: not in every process that only collects tests."""
-    from worker.commands.analysis.page import render_report
-
-    return render_report(summary, source)
-
-
-def summary_of(documents: list[dict[str, Any]], **options: Any) -> Summary:
-    traces = Traces()
-    for number, document in enumerate(documents):
-        traces.add(dump(document), f"line {number + 1}")
-    assert not traces.unreadable.count
-    return summarize(traces, **options)
-
-
 def random_documents(rng: random.Random, count: int) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     for number in range(count):
@@ -78,19 +120,58 @@ def random_documents(rng: random.Random, count: int) -> list[dict[str, Any]]:
                 trace_id=f"kp:trace:{rng.choice([number, number, number, max(0, number - 3)])}",
                 domain=rng.choice(["finance", "finance", "law", "art"]),
                 score=rng.choice([rng.random(), 0.75, 0.6]),
-                threshold=0.75,
                 components=tuple(rng.random() for _ in COMPONENTS),
-                overrides=tuple(rng.sample(["single_thought", "error_recovery_bonus"], rng.randrange(3))),
                 nearest=None if earlier is None else (rng.choice([earlier, "kp:trace:gone"]), rng.random()),
                 time_ms=T0 + 1000 * (number // 3),
                 partition=number % 2,
-                latencies=tuple(float(rng.randrange(3)) for _ in range(rng.randint(1, 5))),
             )
         )
         if rng.random() < 0.7:
-            rules = rng.sample(["invisible-in-word", "tag-characters"], rng.randrange(3))
+            rules = rng.sample(["bidi-controls", "tag-characters"], rng.randrange(3))
             documents[-1]["scoring"]["screen"] = {"rules": rules}
     return documents
+
+
+def dump(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode()
+
+
+# -- their report
+
+
+def taken(
+    documents: Iterable[bytes | dict[str, Any]], asked: Asked | None = None, *, rescore: bool = False, **settings: Any
+) -> Traces:
+    """Return traces that are scored again if there are settings."""
+    traces = Traces(Settings(**settings), rescore=rescore or bool(settings), asked=asked)
+    traces.files.append("x")
+    for number, document in enumerate(documents, 1):
+        traces.add(document if isinstance(document, bytes) else dump(document), f"line {number}")
+    return traces
+
+
+def report_of(
+    documents: Iterable[bytes | dict[str, Any]], share: Fraction | None = None, asked: Asked | None = None,
+    **settings: Any,
+) -> Report:  # fmt: skip
+    return taken(documents, asked, rescore=share is not None, **settings).report("x.jsonl", share=share)
+
+
+def as_settings(profiles: Mapping[str, Profile], threshold: float) -> dict[str, Any]:
+    """Return the settings that give these profiles and this threshold."""
+    weights = {name: {part: getattr(it.weights, part) for part in COMPONENTS} for name, it in profiles.items()}
+    chosen = {
+        name: {"weights": weights[name]} | ({} if it.threshold is None else {"threshold": it.threshold})
+        for name, it in profiles.items()
+    }
+    return {"threshold": threshold, "profiles": chosen}
+
+
+def rendered(report: Report) -> str:
+    """Render the page. It loads matplotlib, for seconds: not in every process that only collects tests."""
+    from worker.commands.report.view import render
+
+    return render(report)
 
 
 def parsed(page: str) -> ET.Element:
@@ -103,5 +184,5 @@ def words(page: str) -> str:
     return " ".join(" ".join(parsed(page).itertext()).split())
 
 
-def run(*arguments: str, data: bytes | None = None) -> Result:
-    return CliRunner().invoke(cli, ["report", *arguments], input=data)
+def run(*arguments: str, data: bytes | None = None, **env: str) -> Result:
+    return CliRunner().invoke(cli, ["report", *arguments], input=data, env=env)

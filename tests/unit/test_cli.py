@@ -74,7 +74,7 @@ def test_no_command_repeats_an_argument_that_it_does_not_take(name: str) -> None
 
 def test_every_command_is_in_the_table() -> None:
     names = [each.name for room in FOLDERS for each in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
-    modules = [name for name in names if name.endswith(".command") or name.count(".") == 2 or ".analysis." in name]
+    modules = [name for name in names if name.endswith(".command") or name.count(".") == 2]
     defined = {
         f"{module}:{attribute}"
         for module in modules
@@ -123,10 +123,6 @@ CONVERT = ("--success", "true", "--confidence", "1", "--domain", "x", "--visibil
            "--created-at", "2026-01-01T00:00Z")  # fmt: skip
 SAID: dict[str, list[tuple[str, int, str]]] = {
     "score": [("{traces}", 1, NO_MODEL), ("{traces} --set embedder=none", 0, "4 traces")],
-    "evaluate": [
-        ("{traces} --label metadata.task_domain", 1, NO_MODEL),
-        ("{traces} --label id --page {page}", 1, install_extra("report")),
-    ],
     "fetch-model": [("", 1, install_extra("fast")), ("--model multilingual", 1, install_extra("fast"))],
     "demo": [("", 2, install_extra("broker")), ("--otlp", 2, install_extra("broker"))],
     "broker": [("", 2, install_extra("broker"))],
@@ -138,8 +134,7 @@ SAID: dict[str, list[tuple[str, int, str]]] = {
         ("--set model=multilingual", 1, f"{NO_MODEL} --model multilingual"),
     ],
     "config": [("check", 0, "ok"), ("show", 0, "group_id")],
-    "report": [("{scored}", 1, install_extra("report"))],
-    "whatif": [("{scored}", 1, "none of 1 documents"), ("{scored} --page {page}", 1, install_extra("report"))],
+    "report": [("{scored}", 0, '"total"'), ("{scored} --page {page}", 1, install_extra("report"))],
     "publish": [("samples", 2, NO_BROKER)],
     "tail": [("", 2, NO_BROKER)],
     "redrive": [("", 2, NO_BROKER)],
@@ -306,11 +301,9 @@ def test_all_that_is_missing_is_named_at_once(form: str, all_need: str, its_own:
 
 READ = {
     "score": ["score", "FILE"],
-    "evaluate": ["evaluate", "FILE", "--label", "id"],
     "explain": ["explain", "FILE"],
     "explain a line": ["explain", "FILE", "--line", "1"],
-    "report": ["report", "FILE", "-o", "-"],
-    "whatif": ["whatif", "FILE"],
+    "report": ["report", "FILE"],
     "publish": ["publish", "FILE"],
     "convert": ["convert", "FILE", *CONVERT],
     "convert spans": ["convert", "FILE", "--from", "otlp", *CONVERT[2:-2]],
@@ -365,7 +358,7 @@ def test_no_summary_in_a_list_of_commands_is_cut() -> None:
 
 
 @pytest.mark.parametrize("written", ["2h", "2026-04-14", "2026-04-14T08:00Z", "2026-04-14T10:00+02:00"])
-@pytest.mark.parametrize("command", ["report", "whatif", "redrive"])
+@pytest.mark.parametrize("command", ["report", "redrive"])
 def test_every_since_reads_times_and_ages(command: str, written: str) -> None:
     parameter = next(each for each in resolved(command).params if each.name == "since")
     moment = parameter.type.convert(written, parameter, None)

@@ -70,9 +70,9 @@ HOMES = (
         "pydantic_settings": {"config"},
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
-        "jinja2": {"commands.analysis.page"},
-        "markupsafe": {"commands.analysis.page"},
-        "matplotlib": {"commands.analysis.page"},
+        "jinja2": {"commands.report.view"},
+        "markupsafe": {"commands.report.view"},
+        "matplotlib": {"commands.report.view"},
         "opentelemetry": {"observe.tracing", "stream.state", "runs.otlp.spans"},  # stream: the type alone
         "google": {"runs.otlp.spans"},  # protobuf
     }

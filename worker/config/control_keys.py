@@ -46,7 +46,7 @@ def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
     """
     path = settings.verdict_key_file
     if path is None:
-        if settings.confidence == "record":  # a worker's error: whatif and score need no key
+        if settings.confidence == "record":  # a worker's error: report and score need no key
             raise ConfigError(
                 "KP_CONFIDENCE=record needs KP_VERDICT_KEY_FILE: without the judges' keys no verdict counts "
                 "(docs/verdicts.md)"

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from tests.support.builders import trace_bytes
 from tests.support.processes import WORKER
-from tests.support.whatif import scored
+from tests.support.reports import scored
 from worker.cli import cli
 from worker.commands.shared.json_lines import (
     LINE_FACTOR,
@@ -108,7 +108,7 @@ RUN = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assi
 
 @pytest.mark.slow
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("command", ["score", "convert", "report", "whatif", "evaluate", "explain", "convert one run"])
+@pytest.mark.parametrize("command", ["score", "convert", "report", "explain", "convert one run"])
 def test_a_line_that_is_too_long_is_named_and_not_read(command: str, tmp_path: Path) -> None:
     """The other lines are read, and no command keeps more of it than a line may have."""
     traces = [trace_bytes("kp:trace:1"), trace_bytes("kp:trace:2")]
@@ -121,9 +121,7 @@ def test_a_line_that_is_too_long_is_named_and_not_read(command: str, tmp_path: P
         "score": ("score", path, "-o", str(tmp_path / "scored"), "--dead-letters", str(tmp_path / "dead")),
         "convert": (*CONVERT, path),
         "convert one run": (*CONVERT, path),
-        "report": ("report", path, "-o", str(tmp_path / "page.html")),
-        "whatif": ("whatif", path, "--set", "threshold=0"),
-        "evaluate": ("evaluate", path, "--label", "id"),
+        "report": ("report", path, "--set", "threshold=0"),
         "explain": ("explain", path, "--line", "2"),
     }[command]
     _, output, peak = run_measured(*arguments)
@@ -133,8 +131,6 @@ def test_a_line_that_is_too_long_is_named_and_not_read(command: str, tmp_path: P
         "convert": f"{path}:2: too_large: {problem}",
         "convert one run": f"{path}: too_large: {problem}",
         "report": f"  line 2: {problem}",
-        "whatif": f"  line 2: {problem}",
-        "evaluate": f"three.jsonl:2: too_large: {problem}",
         "explain": f"{path}: line 2: more than 1048576 bytes",
     }[command]
     assert expected in output
@@ -169,9 +165,7 @@ def test_the_limit_follows_the_largest_trace(tmp_path: Path) -> None:
 READERS = {
     "score": ("score", "{}"),
     "convert": (*CONVERT, "{}"),
-    "report": ("report", "{}", "-o", "-"),
-    "whatif": ("whatif", "{}"),
-    "evaluate": ("evaluate", "{}", "--label", "id"),
+    "report": ("report", "{}"),
     "explain": ("explain", "{}"),
     "explain a line": ("explain", "{}", "--line", "3"),
     "publish": ("publish", "{}"),
@@ -182,7 +176,7 @@ READERS = {
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
 def test_a_device_is_refused(command: str, device: str) -> None:
     result = CliRunner().invoke(cli, [word.format(device) for word in READERS[command]], env=NO_MODEL)
-    assert result.exit_code == (1 if command == "evaluate" else 2), result.output
+    assert result.exit_code == 2, result.output
     assert "it is a device, which may have no end; give a file or a pipe" in result.stderr
     assert device in result.stderr
 

@@ -1,156 +1,92 @@
-"""The numbers of a report, against a brute-force oracle on random documents."""
+"""The numbers of `kp-worker report`, against brute force and against scoring anew."""
+
+from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
+import sys
+import tomllib
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click import ClickException
 
-from tests.support.builders import T0, trace_document
-from tests.support.reports import dump, random_documents, scored_document, summary_of
-from worker.commands.analysis.documents import DOMAINS_SHOWN, NoDocuments
-from worker.commands.analysis.report_numbers import (
-    COMPONENTS,
-    CURVE,
-    SHARES,
-    THRESHOLDS,
-    Traces,
-    summarize,
+from tests.support.builders import T0, trace_bytes
+from tests.support.reports import (
+    as_settings,
+    changed,
+    dump,
+    random_documents,
+    random_profiles,
+    random_sources,
+    report_of,
+    scored,
+    scored_document,
+    taken,
 )
-from worker.commands.shared.shown import TEXT_LENGTH, shown_text
-from worker.config import load
-from worker.core.scoring import PROFILES
+from worker.commands.report.numbers import DOMAINS, NEAR, THRESHOLDS, Traces
+from worker.commands.shared.shown import TEXT_LENGTH
+from worker.commands.shared.thresholds import FEW_TRACES, LEAST_TRACES, share_interval
+from worker.config import Settings, load
+from worker.core.scoring import PROFILES, Profile
+
+# -- as they are
 
 
-def brute_clusters(documents: list[dict[str, Any]], limit: float) -> list[set[int]]:
+def brute_clusters(documents: list[dict[str, Any]]) -> list[set[int]]:
     """Join ids that are linked, again and again, until nothing changes."""
-    sets = [{document["id"]} for document in documents]
-    for document in documents:
-        nearest = document["scoring"]["nearest"]
-        if nearest is not None and nearest["similarity"] >= limit:
-            sets.append({document["id"], nearest["id"]})
-    linked = {name for found in sets if len(found) > 1 for name in found} | {
-        d["id"] for d in documents
-        if d["scoring"]["nearest"] and d["scoring"]["nearest"]["similarity"] >= limit
-    }  # fmt: skip
-    changed = True
-    while changed:
-        changed = False
+    near = [d for d in documents if d["scoring"]["nearest"] and d["scoring"]["nearest"]["similarity"] >= NEAR]
+    sets = [{document["id"], document["scoring"]["nearest"]["id"]} for document in near]
+    merged = True
+    while merged:
+        merged = False
         for one, other in itertools.combinations(sets, 2):
             if one & other:
                 one.update(other)
                 sets.remove(other)
-                changed = True
+                merged = True
                 break
-    rows = [{n for n, d in enumerate(documents) if d["id"] in found and found & linked} for found in sets]
+    rows = [{n for n, d in enumerate(documents) if d["id"] in found} for found in sets]
     return [found for found in rows if len(found) >= 2]
 
 
-def test_the_numbers_are_those_of_brute_force(seed: int) -> None:
+def test_the_numbers_are_those_of_brute_force_whatever_the_order(seed: int) -> None:
     rng = random.Random(seed)
     documents = random_documents(rng, rng.randint(1, 80))
-    limit = rng.choice([0.3, 0.6, 0.9])
-    shuffled = [*documents]
-    rng.shuffle(shuffled)
-    summary = summary_of(shuffled, similarity=limit)
+    found = report_of(rng.sample(documents, len(documents)))
+    assert found == report_of(documents)
     scores = [d["scoring"]["score"] for d in documents]
+    total = found.total
+    assert (total.traces, total.to_accepted, total.to_rejected) == (len(documents), 0, 0)
+    assert total.before == total.after
+    assert total.before.accepted == sum(score >= 0.75 for score in scores)
+    assert total.before.reaching == pytest.approx([sum(s >= t for s in scores) / len(scores) for t in THRESHOLDS])
+    assert sum(total.before.histogram) == len(documents)
+    assert total.before.quantiles[2] == pytest.approx(statistics.median(scores))
+    assert {row.domain for row in found.domains} == {d["metadata"]["task_domain"] for d in documents}
+    for row in found.domains:
+        own = [s for d, s in zip(documents, scores, strict=True) if d["metadata"]["task_domain"] == row.domain]
+        assert (row.traces, row.before.accepted) == (len(own), sum(s >= 0.75 for s in own))
+    for border in found.border:
+        own = [d["scoring"]["score"] for d in documents if d["scoring"]["profile"] == border.profile]
+        above, below = sorted(s for s in own if s >= 0.75)[:3], sorted((s for s in own if s < 0.75), reverse=True)[:3]
+        assert [trace.before.score for trace in border.above] == above[::-1]
+        assert [trace.before.score for trace in border.below] == below
+    rules = Counter(rule for d in documents for rule in d["scoring"].get("screen", {"rules": []})["rules"])
+    assert found.hidden_text == rules
 
-    assert summary.total.count == len(documents)
-    assert summary.total.accepted == sum(score >= 0.75 for score in scores)
-    assert summary.total.passing == pytest.approx([sum(s >= t for s in scores) / len(scores) for t in THRESHOLDS])
-    assert summary.total.curve == pytest.approx([sum(s >= t for s in scores) / len(scores) for t in CURVE])
-    assert sum(summary.total.histogram) == len(documents)
-    assert summary.total.quartiles[1] == pytest.approx(statistics.median(scores))
-    for share, (cutoff, more) in zip(SHARES, summary.total.cutoffs, strict=True):
-        reaching = sum(s >= cutoff for s in scores)
-        assert reaching >= share * len(scores)
-        assert sum(s > cutoff for s in scores) < share * len(scores)
-        exceeded = reaching - 1 >= share * len(scores)
-        assert more == (pytest.approx(reaching / len(scores)) if exceeded else None)
-
-    for profile in summary.profiles:
-        of = [d for d in documents if d["scoring"]["profile"] == profile.group.name]
-        parts = [[w * d["scoring"]["components"][c] for w, c in zip(profile.weights, COMPONENTS, strict=True)]
-                 for d in of]  # fmt: skip
-        sums = [sum(part) for part in parts]
-        columns = list(zip(*parts, strict=True))
-        assert profile.group.count == len(of)
-        assert profile.means == pytest.approx([statistics.mean(d["scoring"]["components"][c] for d in of)
-                                               for c in COMPONENTS])  # fmt: skip
-        assert profile.shares == pytest.approx([sum(column) / sum(sums) for column in columns])
-        if len(of) < 2:
-            assert profile.spread is None
-        else:
-            variance = statistics.variance(sums)
-            assert profile.spread == pytest.approx([statistics.covariance(c, sums) / variance for c in columns])
-        above = sorted(s for d in of if (s := d["scoring"]["score"]) >= 0.75)[:3]
-        below = sorted((s for d in of if (s := d["scoring"]["score"]) < 0.75), reverse=True)[:3]
-        assert [example.score for example in profile.above] == above[::-1]
-        assert [example.score for example in profile.below] == below
-
-    domains = {d["metadata"]["task_domain"] for d in documents}
-    assert {group.name for group in summary.domains} == domains
-    for group in summary.domains:
-        of_domain = [s for d, s in zip(documents, scores, strict=True) if d["metadata"]["task_domain"] == group.name]
-        assert (group.count, group.accepted) == (len(of_domain), sum(s >= 0.75 for s in of_domain))
-    for override, count, accepted in summary.overrides:
-        hit = [s for d, s in zip(documents, scores, strict=True) if override in d["scoring"]["overrides"]]
-        assert (count, accepted) == (len(hit), sum(s >= 0.75 for s in hit))
-
-    screened = [(d["scoring"]["screen"]["rules"], s) for d, s in zip(documents, scores, strict=True)
-                if "screen" in d["scoring"]]  # fmt: skip
-    assert (summary.screened, summary.marked) == (len(screened), sum(rules != [] for rules, _ in screened))
-    assert {rule for rule, _, _ in summary.rules} == {rule for rules, _ in screened for rule in rules}
-    for rule, count, accepted in summary.rules:
-        hit = [s for rules, s in screened if rule in rules]
-        assert (count, accepted) == (len(hit), sum(s >= 0.75 for s in hit))
-
-    expected = brute_clusters(documents, limit)
-    assert summary.cluster_count == len(expected)
-    assert summary.clustered == sum(map(len, expected))
-    assert [cluster.size for cluster in summary.clusters] == sorted(map(len, expected), reverse=True)[:10]
-    near = [d["scoring"] for d in documents
-            if d["scoring"]["nearest"] and d["scoring"]["nearest"]["similarity"] >= limit]  # fmt: skip
-    assert summary.near_duplicates == len(near)
-    assert summary.near_duplicates_accepted == sum(s["score"] >= 0.75 for s in near)
-    assert [e.steps for e in summary.longest] == sorted((len(d["steps"]) for d in documents), reverse=True)[:10]
-    latencies = sorted((sum(s["latency_ms"] for s in d["steps"]) for d in documents), reverse=True)
-    assert [e.latency_ms for e in summary.slowest] == [value for value in latencies if value > 0][:10]
-    assert sum(moment.count for moment in summary.moments) == len(documents)
-
-
-def test_the_config_accepts_the_best_tenth_of_each_domain(seed: int, tmp_path: Path) -> None:
-    documents = random_documents(random.Random(seed), 120)
-    path = tmp_path / "kp-worker.toml"
-    path.write_text(summary_of(documents).config, "utf-8")
-    profiles = load(path).scoring_profiles()
-    for domain in {d["metadata"]["task_domain"] for d in documents}:
-        scores = [d["scoring"]["score"] for d in documents if d["metadata"]["task_domain"] == domain]
-        threshold = profiles[domain].threshold
-        assert threshold is not None
-        cutoff = max(s for s in scores if 10 * sum(other >= s for other in scores) >= len(scores))
-        assert [s >= threshold for s in scores] == [s >= cutoff for s in scores]
-        weights = (PROFILES.get(domain) or PROFILES["default"]).weights
-        assert profiles[domain].weights == weights
-
-
-def test_the_config_says_what_its_thresholds_rest_on() -> None:
-    documents = [scored_document(n, score=n / 60) for n in range(60)]
-    documents += [scored_document(n, domain=domain, score=0.4567) for n, domain in ((60, "legal"), (61, "x" * 161))]
-    assert summary_of(documents).config == (
-        "[profiles.finance]\nthreshold = 0.9  # accepts 6 of 60\n\n"
-        "[profiles.legal]\nthreshold = 0.45  # accepts 1 of 1; fewer than 50 traces say little"
-    )
-
-
-def test_the_order_of_documents_does_not_count(seed: int) -> None:
-    rng = random.Random(seed)
-    documents = random_documents(rng, 60)
-    first = summary_of(documents)
-    rng.shuffle(documents)
-    assert summary_of(documents) == first
+    expected, near = brute_clusters(documents), found.near_duplicates
+    assert (near.clusters, near.clustered) == (len(expected), sum(map(len, expected)))
+    assert [cluster.traces for cluster in near.largest] == sorted(map(len, expected), reverse=True)[:10]
+    alike = [d["scoring"] for d in documents
+             if d["scoring"]["nearest"] and d["scoring"]["nearest"]["similarity"] >= NEAR]  # fmt: skip
+    assert (near.traces, near.accepted) == (len(alike), sum(s["score"] >= 0.75 for s in alike))
 
 
 def test_a_cluster_is_a_chain_and_names_its_first_traces() -> None:
@@ -158,82 +94,254 @@ def test_a_cluster_is_a_chain_and_names_its_first_traces() -> None:
         scored_document(n, nearest=None if n == 0 else (f"kp:trace:{n - 1}", 0.95), time_ms=T0 + n) for n in range(5)
     ]
     documents.append(scored_document(9, nearest=("kp:trace:0", 0.89)))
-    [cluster] = summary_of(documents).clusters
-    assert (cluster.size, cluster.similarity, cluster.last_ms - cluster.first_ms) == (5, 0.95, 4)
-    assert [example.id for example in cluster.examples] == ["kp:trace:0", "kp:trace:1", "kp:trace:2"]
+    [cluster] = report_of(documents).near_duplicates.largest
+    assert (cluster.traces, cluster.similarity, cluster.span_ms) == (5, 0.95, 4)
+    assert [trace.id for trace in cluster.first] == ["kp:trace:0", "kp:trace:1", "kp:trace:2"]
 
 
 def test_a_long_id_is_found_by_the_part_that_the_worker_keeps() -> None:
     long = "kp:trace:" + "x" * 400
     documents = [scored_document(0, trace_id=long), scored_document(1, nearest=(long[:256], 0.99), time_ms=T0 + 1)]
-    summary = summary_of(documents)
-    assert [cluster.size for cluster in summary.clusters] == [2]
-    assert len(summary.clusters[0].examples[0].id) == TEXT_LENGTH
+    assert [cluster.traces for cluster in report_of(documents).near_duplicates.largest] == [2]
 
 
 def test_a_document_that_came_twice_counts_once() -> None:
-    documents = [scored_document(n) for n in (0, 1, 1, 1)]
-    summary = summary_of(documents)
-    assert (summary.total.count, summary.repeated) == (2, 2)
+    found = report_of([scored_document(n) for n in (0, 1, 1, 1)])
+    assert (found.total.traces, found.repeated) == (2, 2)
 
 
-def test_the_threshold_in_force_is_that_of_the_last_trace() -> None:
+def test_the_threshold_is_that_of_the_last_trace_and_a_change_is_told() -> None:
     documents = [
         scored_document(0, threshold=0.6, score=0.7),
         scored_document(1, threshold=0.8, score=0.7, time_ms=T0 + 1),
     ]
-    [profile] = summary_of(documents[::-1]).profiles
-    assert (profile.threshold, profile.setups, profile.group.accepted) == (0.8, 2, 1)
-    assert profile.above == []
+    found = report_of(documents[::-1])
+    assert (found.border[0].threshold, found.domains[0].before.threshold, found.total.before.threshold) == (0.8,) * 3
+    assert (found.changed_within, found.total.before.accepted) == (["finance"], 1)
+    mixed = report_of([scored_document(0), scored_document(1, domain="law", threshold=0.6)])
+    assert (mixed.changed_within, mixed.total.before.threshold) == ([], None)
 
 
 def test_many_domains_become_one_row() -> None:
-    documents = [scored_document(n, domain=f"domain {n}") for n in range(DOMAINS_SHOWN + 7)]
-    summary = summary_of(documents)
-    assert len(summary.domains) == DOMAINS_SHOWN + 1
-    assert (summary.domains[-1].name, summary.domains[-1].count, summary.other_domains) == ("7 others", 7, 7)
+    found = report_of([scored_document(n, domain=f"domain {n}") for n in range(DOMAINS + 7)])
+    assert (len(found.domains), found.domains[-1].domain, found.domains[-1].traces) == (DOMAINS + 1, "7 others", 7)
+    assert (found.other_domains, len(found.without_profile)) == (7, DOMAINS + 7)
+
+
+def test_domains_without_a_profile_and_profiles_without_a_trace_are_named() -> None:
+    domains = ["Finance", "legal", "legal", "finance", "medical", "finance "]
+    documents = [d for _, d in scored(trace_bytes(f"kp:trace:{n}", domain=it) for n, it in enumerate(domains))]
+    found = report_of(documents, profiles={"leagl": {}, "art": {}})
+    named = [(domain.name, domain.traces, domain.near) for domain in found.without_profile]
+    assert named == [("legal", 2, "leagl"), ("Finance", 1, "finance"), ("finance ", 1, "finance")]
+    assert [(it.name, it.near) for it in found.unused_profiles] == [("leagl", "legal"), ("art", None)]
+    own = [d for _, d in scored([trace_bytes(domain="legal")], {**PROFILES, "legal": PROFILES["code"]})]
+    assert report_of(own).without_profile == [], "the documents know the profile"
 
 
 def test_the_last_by_record_time() -> None:
-    traces = Traces()
+    traces = Traces(Settings())
     for number in (3, 1, 2, 0):
         traces.add(dump(scored_document(number, time_ms=T0 + number)), "", 1000 + number)
-    assert summarize(traces, last=2).first_ms == T0 + 2
-    assert summarize(traces, last=4, since_ms=1003).total.count == 1
-    with pytest.raises(NoDocuments, match="requested time range"):
-        summarize(traces, since_ms=5000)
+    assert traces.report("x", last=2).first.endswith(".002Z")
+    assert traces.report("x", last=4, since_ms=1003).total.traces == 1
+    with pytest.raises(ClickException, match="requested time range"):
+        traces.report("x", since_ms=5000)
+    with pytest.raises(ClickException, match="no documents"):
+        taken([]).report("x")
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "truncated"),
-        (b"\xff", "malformed"),
-        (b"[1]", "an array is not allowed; give an object"),
-        (dump(trace_document()), r"score it first \(kp-worker score\)"),
+        (b"{", "not_json: "),
+        (b'"\xff"', "not_utf8: "),
+        (b"[1]", "document"),
+        (b"", "empty_value: "),
+        (trace_bytes(), "it is not scored: kp-worker score first"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too_deep: "),
+        (trace_bytes().replace(b'"kp:trace:1"', b'"7"'), "invalid_value: id: "),
         (dump(scored_document(score=7)), "scoring.score"),
         (dump(scored_document()).replace(b'"rejected"', b'"perhaps"'), "neither accepted nor rejected"),
         (dump(scored_document()).replace(b'"stream_time": "2026', b'"stream_time": "26'), "stream_time"),
         (dump(scored_document()).replace(b'00.000Z", "embedder"', b'00.000", "embedder"'), "timezone"),
-        (None, "no value"),
     ],
 )
-def test_what_cannot_be_read_is_counted_and_named(line: bytes | None, reason: str) -> None:
-    traces = Traces()
-    traces.add(line, "line 7")
+def test_what_cannot_be_read_is_counted_and_named(line: bytes, reason: str) -> None:
+    traces = taken([line])
     assert traces.unreadable.count == 1
-    with pytest.raises(NoDocuments, match=rf"none of 1 documents can be read; line 7: .*{reason}"):
-        summarize(traces)
-    traces.add(dump(scored_document()), "line 8")
-    assert summarize(traces).total.count == 1
+    with pytest.raises(ClickException, match=r"^none of 1 documents can be counted; line 1: ") as raised:
+        traces.report("x")
+    assert reason in str(raised.value)
+    traces.add(dump(scored_document()), "line 2")
+    assert traces.report("x").total.traces == 1
 
 
-def test_nothing_is_an_error() -> None:
-    with pytest.raises(NoDocuments, match="no documents"):
-        summarize(Traces())
+# -- with other settings
 
 
-def test_shown_texts_have_no_control_characters() -> None:
-    assert shown_text("a\x00b\tc\u202ed\ufffe") == r"a\x00b c\u202ed\ufffe"
-    assert shown_text("家👩\u200d🚒") == "家👩\u200d🚒"
-    assert shown_text("x" * 200) == "x" * (TEXT_LENGTH - 1) + "…"
+def test_scores_and_decisions_are_those_of_scoring_anew(seed: int) -> None:
+    """To the last bit, with random traces, weights, profiles and thresholds."""
+    rng = random.Random(seed)
+    sources = random_sources(rng, rng.randint(1, 60))
+    first = scored(sources, random_profiles(rng), rng.random())
+    profiles, threshold = random_profiles(rng), rng.random()
+    anew = {verdict.trace_id: verdict for verdict, _ in scored(sources, profiles, threshold)}
+    before = {verdict.trace_id: verdict for verdict, _ in first}
+    documents = [document for _, document in first]
+    found = report_of(rng.sample(documents, len(documents)), **as_settings(profiles, threshold))
+    changes = [name for name in before if before[name].accepted != anew[name].accepted]
+    assert found.changes is not None
+    assert [trace.id for trace in found.changes.decisions] == changes
+    for trace in [*found.changes.decisions, *(it for each in found.border for it in (*each.above, *each.below))]:
+        for side, verdict in ((trace.before, before[trace.id]), (trace.after, anew[trace.id])):
+            expected = (verdict.score, verdict.threshold, verdict.profile, verdict.accepted)
+            assert (side.score, side.threshold, side.profile, side.decision == "accepted") == expected
+    for row in (found.total, *found.domains):
+        own = [name for name in before if row.domain in ("all", before[name].domain)]
+        assert row.to_accepted == sum(anew[name].accepted for name in own if name in changes)
+        assert row.to_rejected == sum(before[name].accepted for name in own if name in changes)
+        for side, verdicts in ((row.before, before), (row.after, anew)):
+            assert side.accepted == sum(verdicts[name].accepted for name in own)
+            assert side.quantiles[2] == pytest.approx(statistics.median(verdicts[name].score for name in own))
+    kept, accepted = found.changes.same_share, found.total.before.accepted
+    if accepted:
+        scores = sorted(verdict.score for verdict in anew.values())
+        assert kept is not None
+        assert sum(score >= kept for score in scores) >= accepted >= sum(score > kept for score in scores) - 1
+
+
+def test_the_settings_that_were_used_change_nothing(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    profiles, threshold = random_profiles(rng), rng.random()
+    documents = [document for _, document in scored(random_sources(rng, 40), profiles, threshold)]
+    found = report_of(documents, **as_settings(profiles, threshold))
+    assert (found.total.traces, found.total.to_accepted, found.total.to_rejected) == (40, 0, 0)
+    assert all(row.before == row.after for row in (found.total, *found.domains))
+    (tmp_path / "pasted.toml").write_text(found.config or "", "utf-8")
+    settings = load(tmp_path / "pasted.toml")
+    assert (settings.threshold, settings.scoring_profiles()) == (threshold, profiles)
+
+
+def test_documents_without_an_embedder_have_the_neutral_novelty() -> None:
+    [(verdict, document)] = scored([trace_bytes()], embed=False)
+    found = report_of([document], threshold=verdict.score)
+    assert (found.total.after.accepted, found.border[0].above[0].after.score) == (1, verdict.score)
+
+
+CHANGED = [
+    ("scoring.score", 0.99, "score is 0.99, but "),
+    ("scoring.components.novelty", 0.25, "novelty is 0.25, but 0.5 follows from the trace"),
+    ("scoring.components.novelty", 7, "novelty must lie in 0..2"),
+    ("scoring.components.complexity", 0.25, "complexity is 0.25, but "),
+    ("scoring.decision", "rejected", "decision is 'rejected', but 'accepted' follows"),
+    ("scoring.profile", "medical", "profile is 'medical', but 'default' follows"),
+    ("scoring.overrides", ["single_thought"], "overrides is 'single_thought', but '' follows"),
+    ("scoring.weights", {"complexity": 1, "novelty": 0, "tool_diversity": 0, "outcome_confidence": 0}, "score is "),
+    ("outcome.confidence", 0.1, "outcome_confidence is 0.9, but 0.1 follows"),
+    ("metadata.success", False, "outcome_confidence is 0.9, but 0.27 follows"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "reason"), CHANGED)
+def test_a_document_that_was_changed_is_named_and_not_scored_again(path: str, value: object, reason: str) -> None:
+    good, other = (
+        document for _, document in scored([trace_bytes("kp:trace:1"), trace_bytes("kp:trace:2")], embed=False)
+    )
+    found = report_of([good, changed(other, path, value)], threshold=0)
+    [(where, told)] = found.inconsistent.first
+    assert where == "line 2"
+    assert told.startswith("kp:trace:2: ")
+    assert reason in told
+    assert (found.inconsistent.count, found.total.traces) == (1, 1)
+    assert report_of([good, changed(other, path, value)]).total.traces == 2, "as they are, both count"
+
+
+def test_the_least_change_of_a_score_is_seen() -> None:
+    [(verdict, document)] = scored([trace_bytes()], embed=False)
+    other = changed(document, "scoring.score", verdict.score - sys.float_info.epsilon / 2)
+    assert taken([other], rescore=True).inconsistent.count == 1
+    assert taken([document], rescore=True).inconsistent.count == 0
+
+
+# -- thresholds for a share
+
+
+def random_share(rng: random.Random) -> Fraction:
+    return rng.choice([Fraction(1, 10), Fraction(1), Fraction(1, 1000), Fraction(rng.randint(1, 999), 1000)])
+
+
+def test_proposals_are_those_of_brute_force(seed: int, tmp_path: Path) -> None:
+    """With random profiles; and the config, once it is loaded, accepts what the proposal says."""
+    rng = random.Random(seed)
+    sources = random_sources(rng, rng.choice([rng.randint(1, 80), rng.randint(80, 400)]))
+    documents = [document for _, document in scored(sources, random_profiles(rng))]
+    profiles, threshold, share = random_profiles(rng), rng.random(), random_share(rng)
+    anew = [verdict for verdict, _ in scored(sources, profiles, threshold)]
+    found = report_of(rng.sample(documents, len(documents)), share, **as_settings(profiles, threshold))
+    proposal = found.share
+    assert proposal is not None
+    assert {row.domain: row.traces for row in proposal.domains} == Counter(verdict.domain for verdict in anew)
+    accepted = 0
+    for row in proposal.domains:
+        own = [verdict for verdict in anew if verdict.domain == row.domain]
+        scores = [verdict.score for verdict in own]
+        new = [score for score in scores if score >= row.threshold]
+        assert (row.profile, row.threshold_before) == (own[0].profile, own[0].threshold)
+        assert (row.accepted_before, row.accepted) == (sum(verdict.accepted for verdict in own), len(new))
+        accepted += len(new)
+        if len(own) < LEAST_TRACES:
+            assert (row.threshold, row.wanted, row.above, row.interval) == (own[0].threshold, None, None, None)
+            continue
+        assert row.wanted == math.ceil(share * len(own)) <= len(new)
+        assert row.above == sum(score > min(new) for score in scores)
+        assert row.interval == share_interval(np.array(scores), share)
+    assert (proposal.accepted_before, proposal.accepted) == (sum(verdict.accepted for verdict in anew), accepted)
+
+    (tmp_path / "proposed.toml").write_text(found.config or "", "utf-8")
+    settings = load(tmp_path / "proposed.toml")
+    pasted = report_of(documents, **as_settings(settings.scoring_profiles(), settings.threshold))
+    assert {row.domain: row.after.accepted for row in pasted.domains} == {
+        row.domain: row.accepted for row in proposal.domains
+    }
+    assert pasted.total.after.quantiles == found.total.after.quantiles, "the weights are the same"
+
+
+def pasted_profiles(documents: list[bytes], share: Fraction = Fraction(1, 10), **settings: Any) -> dict[str, Any]:
+    profiles: dict[str, Any] = tomllib.loads(report_of(documents, share, **settings).config or "").get("profiles", {})
+    return profiles
+
+
+def test_only_small_domains_beyond_the_largest_keep_their_threshold() -> None:
+    big = [trace_bytes(f"kp:trace:b{n}", domain=f"big {n // FEW_TRACES}") for n in range(FEW_TRACES * (DOMAINS + 2))]
+    small = [trace_bytes(f"kp:trace:s{n}", domain=f"small {n}") for n in range(9)]
+    documents = [document for _, document in scored(small + big)]
+    found = report_of(documents, Fraction(1, 10))
+    assert found.share is not None
+    assert (len(found.share.domains), found.share.other_domains) == (DOMAINS + 2, 9)
+    assert set(pasted_profiles(documents)) == {f"big {n}" for n in range(DOMAINS + 2)}
+
+
+def legal(count: int = LEAST_TRACES, domain: str = "legal") -> list[bytes]:
+    return [d for _, d in scored([trace_bytes(f"kp:trace:{domain}{n}", domain=domain) for n in range(count)])]
+
+
+def test_a_domain_with_a_name_that_is_cut_gets_no_profile() -> None:
+    names = ["x" * TEXT_LENGTH, "y" * (TEXT_LENGTH + 1), "default", '"\n[a]', " "]
+    sources = [trace_bytes(f"kp:trace:{n}", domain=names[n % 5]) for n in range(5 * LEAST_TRACES)]
+    documents = [document for _, document in scored(sources)]
+    assert set(pasted_profiles(documents, Fraction(1, 2))) == {names[0], *names[2:]}
+
+
+def test_no_threshold_is_proposed_from_fewer_than_30_traces() -> None:
+    assert pasted_profiles(legal(29)) == {}
+    assert pasted_profiles(legal(30)).keys() == {"legal"}
+    profiles = pasted_profiles([*legal(5), *legal(30, "default")])
+    assert profiles["legal"]["threshold"] == 0.75 != profiles["default"]["threshold"], "it keeps its threshold"
+
+
+def test_a_new_profile_has_the_weights_of_the_default() -> None:
+    assert pasted_profiles(legal(), Fraction(1))["legal"].keys() == {"threshold"}
+    other = as_settings({"default": Profile(PROFILES["code"].weights)}, 0.75)
+    proposed = pasted_profiles(legal(), Fraction(1), **other)["legal"]
+    assert proposed["weights"]["novelty"] == PROFILES["code"].weights.novelty

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.builders import trace_bytes
-from tests.support.reports import render, scored_document, summary_of, words
+from tests.support.reports import rendered, report_of, scored_document, words
 from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.explanation_view import explanation_text
 from worker.commands.shared.scored_rows import TailRecord, rows
@@ -96,7 +96,7 @@ def test_explain_shows_the_digits_of_the_sum_too(score: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("score", JUST_BELOW)
 def test_a_report_shows_the_digits(score: float) -> None:
-    text = words(render(summary_of([scored_document(n, score=it) for n, it in enumerate((score, 0.9))]), "x.jsonl"))
+    text = words(rendered(report_of([scored_document(n, score=it) for n, it in enumerate((score, 0.9))])))
     assert str(score) in text.split()
     assert "0.750" not in text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import statistics
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.builders import T0, random_trace_bytes
-from tests.support.whatif import changed
+from tests.support.reports import changed
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
 from worker.commands.doctor.traces import Head
 from worker.commands.doctor.verdicts import judged_shares
+from worker.commands.report.numbers import Asked, Traces
 from worker.commands.score.lines import score_lines
 from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.placed_verdicts import (
@@ -191,74 +193,87 @@ def test_explain_reproduces_a_score_by_the_record(seed: int) -> None:
     assert "verdicts on the agent in this domain" in text
 
 
-def test_whatif_keeps_the_used_confidence_and_takes_another_where_the_settings_name_one(tmp_path: Path) -> None:
+def test_report_keeps_the_used_confidence_and_takes_another_where_the_settings_name_one(tmp_path: Path) -> None:
     documents = documents_by_record(random.Random(5))
     file = tmp_path / "scored.jsonl"
     file.write_bytes(b"\n".join(documents))
 
     def scores(*options: str) -> dict[str, tuple[float, float]]:
-        found = run("whatif", str(file), "--json", "--set", "threshold=0", *options)
+        found = run("report", str(file), "--json", "--set", "threshold=0", *options)
         assert found.exit_code == 0, found.output
-        assert json.loads(found.stdout)["inconsistent"]["count"] == 0
-        rows = run("whatif", str(file), "--export", "csv", "--set", "threshold=0", *options).stdout.splitlines()
-        head = rows[0].split(",")
-        cells = [dict(zip(head, row.split(","), strict=True)) for row in rows[1:]]
-        return {it["id"]: (float(it["score_before"]), float(it["score"])) for it in cells}
+        said = json.loads(found.stdout)
+        assert said["inconsistent"]["count"] == 0
+        return {it["id"]: (it["before"]["score"], it["after"]["score"]) for it in said["changes"]["decisions"]}
 
     for options in ((), ("--set", "confidence=record")):
         assert all(before == after for before, after in scores(*options).values())
     plain = {it["id"]: it for it in map(json.loads, documents)}
-    for identity, (_, after) in scores("--set", "confidence=stated").items():
+    stated = scores("--set", "confidence=stated")
+    assert len(stated) > 20
+    for identity, (_, after) in stated.items():
         document = {name: value for name, value in plain[identity].items() if name != "scoring"}
         assert after == PartitionScorer().score(parse_trace(json.dumps(document).encode()), None, 0).score
 
 
-def test_whatif_foresees_the_switch_exactly(seed: int, tmp_path: Path) -> None:
+def test_report_foresees_the_switch_exactly(seed: int) -> None:
     rng = random.Random(seed)
     sources = traces(rng, 60)
     verdicts = [line(rng.choice(sources[:after]), rng, after) for after in range(1, 60)]
     by_record = file_scored(sources, verdicts, threshold=0.6)
-    stated = [dict(it, scoring={k: v for k, v in it["scoring"].items() if k != "confidence"}) for it in by_record]
     output = io.BytesIO()
     score_lines(io.BytesIO(b"\n".join(sources)), output, None, load(threshold=0.6), None)
-    stated = [json.loads(it) for it in output.getvalue().splitlines()]
-    file, judged = tmp_path / "scored.jsonl", tmp_path / "verdicts.jsonl"
-    file.write_bytes(output.getvalue())
-    judged.write_text("\n".join(map(json.dumps, verdicts)))
-    switch = ("--verdicts", str(judged), "--set", "confidence=record", "--set", "threshold=0.6")
-    found = run("whatif", str(file), *switch, "--json")
-    said = json.loads(found.stdout)
+    stated = output.getvalue().splitlines()
+    standings = Standings(placed(verdicts, as_scored=True))
+    found = Traces(load(threshold=0.6, confidence="record"), rescore=True, asked=Asked("x_won"), standings=standings)
+    found.files.append("x")
+    for number, document in enumerate(stated):
+        found.add(changed(document, "x_won", number % 3 == 0), "")
+    report = found.report("x")
     accepted, expected = (
-        sum(it["scoring"]["decision"] == "accepted" for it in documents) for documents in (stated, by_record)
+        sum(it["scoring"]["decision"] == "accepted" for it in documents)
+        for documents in (map(json.loads, stated), by_record)
     )
-    assert (said["total"]["before"]["accepted"], said["total"]["after"]["accepted"]) == (accepted, expected)
+    assert (report.total.before.accepted, report.total.after.accepted) == (accepted, expected)
     scores = sorted(it["scoring"]["score"] for it in by_record)
+    assert report.total.after.quantiles[2] == pytest.approx(statistics.median(scores))
+    assert report.changes is not None
+    kept = report.changes.same_share
     if accepted:
-        assert sum(score >= said["same_share"] for score in scores) >= accepted
-        assert sum(score > said["same_share"] + 0.01 for score in scores) <= accepted
-    with_verdicts = Standings(placed(verdicts, as_scored=True))
-    switched = switch_to_record(output.getvalue().splitlines(), with_verdicts, load(threshold=0.6))
+        assert kept is not None
+        assert sum(score >= kept for score in scores) >= accepted
+        assert sum(score > kept + 0.01 for score in scores) <= accepted
+    switched = switch_to_record(stated, standings, load(threshold=0.6))
     assert switched is not None
     assert switched[:3] == (60, accepted, expected)
-    assert (switched.same_share and switched.same_share.threshold) == said["same_share"]
+    assert (switched.same_share and switched.same_share.threshold) == kept
+
+    # Every run claims success; its confidence by the record is that of the documents that were scored so.
+    assert report.outcome is not None
+    assert report.outcome.record is not None
+    squares = []
+    for number, source in enumerate(map(json.loads, sources)):
+        standing = standings.at(0, number, source["metadata"]["agent_id"], source["metadata"]["task_domain"])
+        confidence = by_record[number]["scoring"]["confidence"]
+        if source["metadata"]["success"] and not source["outcome"].get("evaluated"):
+            assert confidence["used"] == standing.used
+        squares.append((standing.used - (number % 3 == 0)) ** 2)
+    assert report.outcome.record.brier.value == pytest.approx(statistics.mean(squares), abs=1e-4)
 
 
-def test_options_that_do_not_go_together_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "scored.jsonl"
-    file.write_bytes(documents_by_record(random.Random(1))[0])
-    for arguments in (
-        (str(file), "--verdicts", str(file), "--set", "confidence=record"),
-        (str(file), "--verdicts", __file__),
-        ("--from-kafka", "--verdicts", __file__, "--set", "confidence=record"),
-    ):
-        assert run("whatif", *arguments).exit_code == 2
+def test_the_record_needs_verdicts(tmp_path: Path) -> None:
+    output, file = io.BytesIO(), tmp_path / "scored.jsonl"
+    score_lines(io.BytesIO(b"\n".join(traces(random.Random(1), 3))), output, None, load(), None)
+    file.write_bytes(output.getvalue())
+    found = run("report", str(file), "--set", "confidence=record")
+    assert found.exit_code == 1
+    assert "confidence=record needs verdicts, and these traces were scored without: read the topics" in found.stderr
 
 
 def test_a_document_whose_stated_confidence_is_not_its_own_is_left_out(tmp_path: Path) -> None:
     document = documents_by_record(random.Random(1))[0]
     file = tmp_path / "scored.jsonl"
     file.write_bytes(changed(document, "scoring.confidence.stated", 0.123))
-    found = run("whatif", str(file), "--json")
+    found = run("report", str(file), "--json", "--set", "threshold=0.7")
     assert "confidence.stated is 0.123" in found.stderr
 
 

@@ -154,10 +154,9 @@ COMMANDS: dict[str, list[str]] = {
     "explain: refused": ["explain", "{bad}"],
     "explain: name": ["explain", "{named}"],
     "explain: no file": ["explain", f"/nowhere/{EVIL}"],
-    "report": ["report", "{scored}", "--output", "-"],
+    "report": ["report", "{scored}", "--set", "threshold=0"],
     "report: name": ["report", "{named}"],
-    "whatif": ["whatif", "{scored}", "--set", "threshold=0"],
-    "whatif: name": ["whatif", "{named}"],
+    "report: outcome": ["report", "{scored}", "--outcome", EVIL],
     "fetch-model": ["fetch-model", "--from", EVIL],
     "an option": ["tail", f"--{EVIL}"],
     "a command": [EVIL],
@@ -170,9 +169,6 @@ COMMANDS: dict[str, list[str]] = {
     "assemble: a setting": ["assemble"],
     "assemble: no file": ["assemble", "--try", f"/nowhere/{EVIL}"],
     "verdict: a setting": ["verdict", "-"],
-    "evaluate": ["evaluate", "{scored}", "--label", EVIL],
-    "evaluate: no file": ["evaluate", f"/nowhere/{EVIL}", "--label", "id"],
-    "evaluate: a grid": ["evaluate", "{scored}", "--label", "id", "--grid", EVIL],
     "config": ["config", "show", "--set", f"group_id={EVIL}"],
     "config: no file": ["config", "check", f"/nowhere/{EVIL}"],
     "config: not TOML": ["config", "check", "{named}"],
@@ -184,7 +180,7 @@ COMMANDS: dict[str, list[str]] = {
 SILENT = {"score: name", "config: an assignment"}
 """What shows no such text: for the assignment, because it could be a secret."""
 TABLES = {
-    "score", "explain a trace", "explain a document", "whatif", "a setting", "doctor: a setting", "config", "convert",
+    "score", "explain a trace", "explain a document", "report", "a setting", "doctor: a setting", "config", "convert",
 }  # fmt: skip
 """What looks otherwise on a terminal; the others write the same there, and each process takes seconds."""
 

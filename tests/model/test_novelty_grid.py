@@ -1,4 +1,4 @@
-"""`evaluate` and KP_EMBED_TEXT with the real model, on a small labelled set that is made here."""
+"""KP_EMBED_TEXT with the real model, on a small labelled set that is made here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.runs.novelty_grid import Row, Vectors, choices, measured, read_labelled
 from tests.support.builders import trace_document
 from tests.support.output_embedding import decode
 from worker import parse_trace
@@ -61,14 +62,22 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def figures(file: Path, view: str) -> Row:
+    """Return the figures at 64 tokens."""
+    traces, labels = read_labelled(file, "x_task")
+    [(settings, shown)] = choices([f"embed_text={view}", "max_tokens=64"], [])
+    made, cut = Vectors().of(traces, settings)
+    return Row(file.name, shown, cut, measured(made, labels, 1)[0])
+
+
 def test_the_objective_apart_tells_repeats_where_the_transcripts_are_alike(file: Path) -> None:
-    arguments = ["evaluate", str(file), "--label", "x_task", "--grid", "embed_text=whole,objective", "--json"]
-    output = CliRunner().invoke(cli, [*arguments, "--set", "max_tokens=64"]).stdout
-    whole, objective = map(json.loads, output.splitlines())
-    assert whole["settings"] == {"embed_text": "whole", "max_tokens": 64}
-    assert whole["figures"]["repeats"] == objective["figures"]["repeats"] == len(TASKS) * (TRIALS - 1)
-    assert objective["figures"]["auc_warm"]["value"] > max(0.9, whole["figures"]["auc_warm"]["value"])
-    assert (whole["cut"], objective["cut"]) == (len(TASKS) * TRIALS,) * 2
+    whole, objective = figures(file, "whole"), figures(file, "objective")
+    assert whole.settings == {"embed_text": "whole", "max_tokens": 64}
+    assert whole.figures.repeats == objective.figures.repeats == len(TASKS) * (TRIALS - 1)
+    assert whole.figures.auc_warm is not None
+    assert objective.figures.auc_warm is not None
+    assert objective.figures.auc_warm.value > max(0.9, whole.figures.auc_warm.value)
+    assert (whole.cut, objective.cut) == (len(TASKS) * TRIALS,) * 2
 
 
 def test_score_embeds_the_objective_apart(file: Path, tmp_path: Path) -> None:
@@ -106,10 +115,10 @@ def test_a_goal_at_the_end_of_a_long_objective_is_read_whatever_the_token_limit(
         document["task"]["objective"] = PREAMBLE + document["task"]["objective"]
     file = tmp_path / "long.jsonl"
     file.write_text("".join(json.dumps(document) + "\n" for document in documents))
-    arguments = ["evaluate", str(file), "--label", "x_task", "--grid", "embed_text=objective", "--json"]
-    row = json.loads(CliRunner().invoke(cli, [*arguments, "--set", "max_tokens=64"]).stdout)
     # Cut at 64 tokens, all objectives are equal, and the AUC is about .5.
-    assert row["figures"]["auc_warm"]["value"] > 0.95
+    warm = figures(file, "objective").figures.auc_warm
+    assert warm is not None
+    assert warm.value > 0.95
 
 
 def test_an_objective_beyond_the_model_s_own_limit_is_cut_and_said(tmp_path: Path) -> None:

@@ -1,0 +1,339 @@
+"""Measure how well novelty tells a repeated task from a new one, with each combination of settings.
+
+Traces with the same label (--label FIELD; dots for nested fields) are the same task. A trace is a *first* if no earlier
+one has its label, otherwise a *repeat*. AUC is the probability that a first has a higher novelty than a repeat, ties
+counting half (Mann-Whitney); 0.5 is chance, 1 is perfect:
+
+- warm: half of the tasks come first, as history (means over both halves of two random halvings);
+- in order: in the file's order, without its very first trace;
+- pairs: similarity of two traces with the same label against other pairs.
+
+`nearest` is the share of repeats whose nearest earlier trace has the same label, `cut` the number of truncated traces.
+A file is one partition without TTL and capacity: the figures show what text and model can tell, whatever the cache.
+Intervals are 95 % bootstrap intervals over the labels. Two settings are compared by the interval of their paired
+difference: their own intervals may overlap although one is better in nearly every draw.
+
+    python -m tests.runs.novelty_grid FILE --label x_task --grid embed_text=whole,objective --grid max_tokens=128,256
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct, structs
+
+from worker.commands.report.numbers import CHANCE, Floats, Interval, Ints, interval, mean_of, numbered, resampled
+from worker.commands.shared.json_lines import value_at
+from worker.config import ConfigError, Settings, read
+from worker.config.sources import parse_assignments
+from worker.core.trace import ReasoningTrace, embedded_texts, is_objective, parse_trace
+from worker.embed.embedder import Embedder, Embedding, embed_or_diagnose
+from worker.embed.load import load_configured
+from worker.embed.pool import mean_of_parts
+
+GRID: Final = ("embed_text", "max_tokens", "model", "precision", "embedder")
+"""Settings that --grid may vary: those that affect vectors."""
+
+HALVINGS: Final = 2
+
+BLOCK: Final = 512
+"""Rows of similarities at once: 512 x 100,000 float32 are 200 MB."""
+
+MOST_PAIRS: Final = 400_000
+"""Maximum number of pairs whose similarities are compared; if there are more, a random sample."""
+
+
+class Figures(Struct, frozen=True):
+    """The figures of one file with one choice of settings; None if there was nothing to compare."""
+
+    traces: int
+    labels: int
+    repeats: int
+    auc_warm: Interval | None
+    auc_in_order: Interval | None
+    auc_pairs: Interval | None
+    nearest_is_same: Interval | None
+    median_first: float | None  # novelty
+    median_repeat: float | None
+
+
+class Row(Struct, frozen=True):
+    """The figures of one file with one choice of settings."""
+
+    file: str
+    settings: dict[str, object]
+    cut: int  # traces that were truncated
+    figures: Figures
+    behind: Interval | None = None
+    """Distance of the warm AUC from the highest one of the file, with the interval of the paired difference (same draws
+    and halves); None for the highest itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Traces in the order in which they were compared."""
+
+    novelty: Floats
+    labels: Ints
+    first: npt.NDArray[np.bool_]
+    same: npt.NDArray[np.bool_]  # the nearest one has the same label
+
+
+def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats | None]:
+    """Return the figures of traces in order, and the draws of the warm AUC, shape (DRAWS + 1,) (see `_auc`).
+
+    `vectors`: unit vectors, shape (n, dimensions); `labels`: 0..k-1, shape (n,). Draws for the same labels and seed are
+    paired: they have the same halves and the same weights.
+    """
+    rng = np.random.default_rng(seed)
+    count = int(labels.max()) + 1 if len(labels) else 0
+    weights = resampled(count, rng)
+    in_order = compared(vectors, labels, np.arange(0), np.arange(len(labels)))
+    warm = [run for _ in range(HALVINGS) for run in _halves(vectors, labels, rng)]
+    repeats = ~in_order.first
+    warm_auc = mean_of([_auc(run, weights) for run in warm])
+    # The novelty of the very first trace, 0.5, says nothing.
+    rest = Run(in_order.novelty[1:], in_order.labels[1:], in_order.first[1:], in_order.same[1:])
+    found = Figures(
+        len(labels),
+        count,
+        int(repeats.sum()),
+        interval([warm_auc]),
+        interval([_auc(rest, weights)]),
+        interval([_auc(_pairs(vectors, labels, rng), weights)]),
+        interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
+        *(round(float(np.median(in_order.novelty[at])), 4) if at.any() else None for at in (in_order.first, repeats)),
+    )
+    return found, warm_auc
+
+
+def compared(vectors: Floats, labels: Ints, history: Ints, order: Ints) -> Run:
+    """Compare the traces of `order` (indices) with the history and with the earlier ones of `order`."""
+    known = vectors[history]
+    novelty, nearest = np.empty(len(order)), np.empty(len(order), np.int64)
+    everything = np.concatenate([history, order])
+    for start in range(0, len(order), BLOCK):
+        rows = order[start : start + BLOCK]
+        similar = vectors[rows] @ np.vstack([known, vectors[order[: start + len(rows)]]]).T
+        for row in range(len(rows)):
+            similar[row, len(history) + start + row :] = -np.inf
+        best = similar.argmax(1)
+        novelty[start : start + len(rows)] = 1 - similar[np.arange(len(rows)), best]
+        nearest[start : start + len(rows)] = everything[best]
+    novelty[np.isinf(novelty)] = 0.5  # the worker's value for an empty cache
+    ordered = labels[order]
+    first = np.zeros(len(order), bool)
+    first[np.unique(ordered, return_index=True)[1]] = True
+    first &= ~np.isin(ordered, labels[history])
+    return Run(novelty, ordered, first, labels[nearest] == ordered)
+
+
+def _halves(vectors: Floats, labels: Ints, rng: np.random.Generator) -> list[Run]:
+    shuffled = rng.permutation(int(labels.max()) + 1)
+    runs = []
+    for part in (shuffled[: len(shuffled) // 2], shuffled[len(shuffled) // 2 :]):
+        known = np.isin(labels, part)
+        runs.append(compared(vectors, labels, rng.permutation(np.flatnonzero(known)), np.flatnonzero(~known)))
+    return runs
+
+
+def _pairs(vectors: Floats, labels: Ints, rng: np.random.Generator) -> Run:
+    """Return pairs as if each were one trace: its novelty is the similarity, and a `first` has equal labels."""
+    left, right = (
+        np.triu_indices(len(labels), 1) if len(labels) <= 1200 else rng.integers(len(labels), size=(2, MOST_PAIRS))
+    )
+    apart = left != right
+    left, right = left[apart], right[apart]
+    if len(left) > MOST_PAIRS:
+        drawn = rng.choice(len(left), MOST_PAIRS, replace=False)
+        left, right = left[drawn], right[drawn]
+    similar = np.einsum("ij,ij->i", vectors[left], vectors[right]) if len(left) else np.empty(0)
+    same = labels[left] == labels[right]
+    return Run(similar, labels[left], same, same)
+
+
+def _auc(run: Run, weights: Floats) -> Floats | None:
+    """Return the AUC of each draw, shape (draws + 1,); draw 0 is the sample itself."""
+    if run.first.all() or not run.first.any():
+        return None
+    values, place = np.unique(run.novelty, return_inverse=True)
+    result = np.full(len(weights), np.nan)
+    for draw, weight in enumerate(weights):
+        of_trace = weight[run.labels]
+        repeats = np.bincount(place, of_trace * ~run.first, len(values))
+        firsts = np.bincount(place, of_trace * run.first, len(values))
+        total = repeats.sum() * firsts.sum()
+        if total:
+            result[draw] = (firsts @ (np.cumsum(repeats) - repeats / 2)) / total
+    return result
+
+
+def _share(hits: npt.NDArray[np.bool_], labels: Ints, weights: Floats) -> Floats | None:
+    if not len(hits):
+        return None
+    of_trace = weights[:, labels]
+    with np.errstate(invalid="ignore"):
+        return np.asarray((of_trace @ hits) / of_trace.sum(1))
+
+
+def behind_the_highest(rows: Sequence[tuple[Row, Floats | None]]) -> list[Row]:
+    """Return the rows of one file with `behind`, given each row with the draws of its warm AUC."""
+    known = [draws for _, draws in rows if draws is not None]
+    if not known:
+        return [row for row, _ in rows]
+    best = max(known, key=lambda draws: float(draws[0]))
+    return [
+        row if draws is None or draws is best else structs.replace(row, behind=interval([best - draws]))
+        for row, draws in rows
+    ]
+
+
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """Return what the warm AUC of a file's rows shows, in sentences."""
+    found = [(row, row.figures.auc_warm) for row in rows if row.figures.auc_warm is not None]
+    best = next(((row, auc) for row, auc in found if row.behind is None), None)
+    if best is None:
+        return ["No warm AUC, so no verdict: no half of the tasks has both firsts and repeats."]
+    row, auc = best
+    told = "better than" if auc.low > CHANCE else "worse than" if auc.high < CHANCE else "not shown to differ from"
+    sentences = [f"The highest warm AUC is {auc}, with {named(row.settings)}: {told} chance ({CHANCE})."]
+    for row, _ in found:
+        if row.behind is not None:
+            shown = "no difference is shown" if row.behind.low <= 0 <= row.behind.high else "a difference is shown"
+            sentences.append(f"It is ahead of {named(row.settings)} by {row.behind}; {shown}.")
+    return sentences
+
+
+def named(settings: Mapping[str, object]) -> str:
+    """Name a choice of settings: embed_text=whole max_tokens=256."""
+    return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+# -- the run
+
+
+class Vectors:
+    """Vectors of traces with several settings; a text is embedded once for each model, precision and limit."""
+
+    def __init__(self) -> None:
+        self._embedders: dict[tuple[object, ...], tuple[Embedder, dict[tuple[str, bool], Embedding]]] = {}
+
+    def of(self, traces: Sequence[ReasoningTrace], settings: Settings) -> tuple[Floats, int]:
+        """Return the vectors, shape (n, dimensions), and the number of truncated traces."""
+        key = (settings.embedder, settings.model, settings.precision, settings.max_tokens)
+        if key not in self._embedders:
+            embedder = load_configured(settings)
+            if embedder is None:
+                sys.exit("KP_EMBEDDER=none makes no vectors; choose another embedder")
+            self._embedders[key] = embedder, {}
+        embedder, known = self._embedders[key]
+        found = []
+        for trace in traces:
+            texts = [
+                (text, is_objective(index, settings.embed_text))
+                for index, text in enumerate(embedded_texts(trace, settings.embed_text))
+            ]
+            for text in texts:
+                if text not in known:
+                    known[text] = embed_or_diagnose(embedder, *text)
+            found.append(mean_of_parts([known[text] for text in texts]))
+        cut = sum(embedding.truncated or embedding.objective_truncated for embedding in found)
+        return np.array([embedding.vector for embedding in found]), cut
+
+
+def choices(grid: Sequence[str], assignments: Sequence[str]) -> list[tuple[Settings, dict[str, object]]]:
+    """Return the settings of each point of the grid, with the values to show."""
+    axes = []
+    for axis in grid:
+        name, _, values = axis.partition("=")
+        if name not in GRID or not values:
+            sys.exit(f"--grid {axis!r}: give NAME=VALUE,VALUE with a name of {', '.join(GRID)}")
+        axes.append([f"{name}={value}" for value in values.split(",")])
+    found: list[tuple[Settings, dict[str, object]]] = []
+    for point in itertools.product(*axes):
+        settings = read(None, parse_assignments([*assignments, *point])).settings
+        names = {"embed_text", "max_tokens", *(assignment.partition("=")[0] for assignment in point)}
+        found.append((settings, {name: getattr(settings, name) for name in GRID if name in names}))
+    return found
+
+
+def read_labelled(path: Path, label: str) -> tuple[list[ReasoningTrace], Ints]:
+    """Return the traces of a file and their labels as numbers, in order."""
+    traces, labels = [], []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            found = value_at(json.loads(line), label)
+            if found is None or isinstance(found, Mapping | list):
+                sys.exit(f"{path}:{number}: no text or number at {label}, which --label names")
+            traces.append(parse_trace(line))
+            labels.append(str(found))
+    if not 1 < len(set(labels)) < len(labels):
+        sys.exit(f"{path}: {len(labels)} traces, {len(set(labels))} labels: no two tasks, or no repeat")
+    return traces, numbered(labels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--label", required=True, metavar="FIELD")
+    parser.add_argument("--grid", action="append", default=[], metavar="NAME=V,V")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one line for each row")
+    given = parser.parse_args()
+    try:
+        points = choices(given.grid, given.assignments)
+    except ConfigError as error:
+        sys.exit(str(error))
+    vectors = Vectors()
+    for path in given.files:
+        traces, labels = read_labelled(path, given.label)
+        rows = []
+        for settings, shown in points:
+            made, cut = vectors.of(traces, settings)
+            figures, warm = measured(made, labels, given.seed)
+            rows.append((Row(path.name, shown, cut, figures), warm))
+        found = behind_the_highest(rows)
+        if given.json:
+            sys.stdout.writelines(msgspec.json.encode(row).decode() + "\n" for row in found)
+        else:
+            show(found)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the figures of one file."""
+    width = max(len(named(row.settings)) for row in rows)
+    first = rows[0].figures
+    print(f"{rows[0].file}: {first.traces} traces, {first.labels} labels, {first.repeats} repeats")
+    print(f"  {'':{width}}  {'AUC warm':18}  {'AUC in order':18}  nearest  pairs  first  repeat   cut")
+    for row in rows:
+        it = row.figures
+        cells = [_cell(it.auc_warm, 18), _cell(it.auc_in_order, 18), _short(it.nearest_is_same, 7),
+                 _short(it.auc_pairs, 5), _short(it.median_first, 5), _short(it.median_repeat, 6)]  # fmt: skip
+        print(f"  {named(row.settings):{width}}  {'  '.join(cells)}  {row.cut:4}")
+    for sentence in verdict(rows):
+        print(f"  {sentence}")
+    print()
+
+
+def _cell(it: Interval | None, width: int) -> str:
+    return ("-" if it is None else f"{it.value:.3f} {it.low:.3f}-{it.high:.3f}").ljust(width)
+
+
+def _short(it: Any, width: int) -> str:
+    value = it.value if isinstance(it, Interval) else it
+    return ("-" if value is None else f"{value + 0.0:.2f}").ljust(width)
+
+
+if __name__ == "__main__":
+    main()

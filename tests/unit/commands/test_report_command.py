@@ -1,0 +1,330 @@
+"""`kp-worker report` as a user gets it: its text, JSON and page, and what it says is wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders import T0, trace_bytes
+from tests.support.imports import MODEL_RUNTIMES, loaded_after
+from tests.support.reports import (
+    changed,
+    dump,
+    parsed,
+    random_documents,
+    random_sources,
+    rendered,
+    report_of,
+    run,
+    scored,
+    scored_document,
+    words,
+)
+from tests.support.surroundings import ROOT
+from worker.commands.report.numbers import LEFT_OUT, Asked, Judging
+from worker.version import install_extra
+
+HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
+OUTCOME = ("--outcome", "metadata.success", "--verdicts", "50%", "--late", "5")
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    rng = random.Random(5)
+    path = tmp_path / "scored.jsonl"
+    rows = [changed(row, "x_won", rng.random() < 0.5) for _, row in scored(random_sources(rng, 160))]
+    path.write_bytes(b"\n".join(rows))
+    return path
+
+
+# -- text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--config", "{candidate}"),
+        ("--share", "10%"),
+        ("--set", "threshold=0.123456789", "--share", "0.1"),
+        ("--outcome", "x_won"),
+        ("--outcome", "x_won", "--verdicts", "50%", "--late", "5"),
+        ("--config", "{candidate}", "--share", "10%", "--outcome", "x_won", "--verdicts", "30%"),
+    ],
+    ids=" ".join,
+)
+def test_tables_are_whole_at_80_columns(
+    documents: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = run_text(documents, *arguments)
+    monkeypatch.setattr("worker.commands.shared.console.PIPE_WIDTH", 80)
+    shown = run_text(documents, *arguments)
+    cut = [line for line in shown.splitlines() if "…" in line and line not in wide]
+    assert not cut
+    assert max(map(len, shown.splitlines())) <= 80
+    assert " ".join(shown.split()) == " ".join(wide.split()), "only sentences are wrapped"
+
+
+def run_text(documents: Path, *arguments: str) -> str:
+    candidate = documents.with_name("candidate.toml")
+    candidate.write_text("threshold = 0.5\n[profiles.gardenin]\n[profiles.code]\nthreshold = 0.9\n")
+    result = run(str(documents), *(it.format(candidate=candidate) for it in arguments), "--text")
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_text_says_what_there_is(documents: Path) -> None:
+    told = run_text(documents)
+    assert re.match(r"160 traces of scored\.jsonl, 2026-04-14 08:00 UTC\naccepted: \d+ \(", told)
+    assert "\nShare that reaches a threshold\ndomain" in told
+    assert "\nDomains without a profile (they take default)\n  gardening: " in told
+    assert "paste this" not in told
+
+
+def test_the_text_says_what_settings_change_and_how_to_use_them(documents: Path) -> None:
+    told = run_text(documents, "--config", "{candidate}")
+    assert re.search(
+        r"^With these settings: accepted \d+ .* -> .*; \d+ become accepted, \d+ become rejected$", told, re.M
+    )
+    assert "\nDecisions that change: " in told
+    assert "\n  gardenin; did you mean gardening?\n" in told
+    pasted = told[told.index("(--config FILE, KP_CONFIG):") :].partition("\n")[2]
+    assert tomllib.loads(pasted) == tomllib.loads(documents.with_name("candidate.toml").read_text())
+    same = run_text(documents, "--set", "threshold=0.75")
+    assert "With these settings no decision changes." in same
+    assert "there is nothing to set" in same
+
+
+def test_the_text_proposes_thresholds_ready_to_paste(documents: Path) -> None:
+    told = run_text(documents, "--share", "10%")
+    assert "\nThresholds for the best 10% of each domain; accepted of all: " in told
+    assert "without a profile: gardening. Such domains share the threshold of default" in told
+    assert "traces are few; the threshold may accept another share of the next ones" in told
+    pasted = tomllib.loads(told[told.index("KP_CONFIG):") :].partition("\n")[2])
+    found = json.loads(run(str(documents), "--share", "0.1").stdout)
+    assert pasted == tomllib.loads(found["config"])
+    assert {name: it["threshold"] for name, it in pasted["profiles"].items()} == {
+        row["domain"]: row["threshold"] for row in found["share"]["domains"]
+    }
+
+
+def test_ties_near_misses_and_default_are_told() -> None:
+    sources = [trace_bytes(f"kp:trace:{n}", domain=("Finance", "default")[n % 2]) for n in range(60)]
+    data = b"\n".join(document for _, document in scored(sources, embed=False))
+    told = " ".join(run("-", "--share", "10%", "--text", data=data).stdout.split())
+    assert "Finance: 30 traces tie, so 30 are accepted, not 3; a threshold above the tie accepts 0" in told
+    assert "Finance: 30 traces; did you mean finance?" in told
+    assert "default: its threshold also applies to every domain without a profile" in told
+    few = run("-", "--share", "10%", "--text", data=b"\n".join(data.splitlines()[:3])).stdout
+    assert "Finance: 2 traces are too few to propose a threshold (30 at least); it keeps its threshold" in few
+
+
+def test_the_text_says_how_well_scores_tell_success(documents: Path) -> None:
+    told = run_text(documents, "--outcome", "x_won", "--verdicts", "50%", "--late", "5")
+    for text in (
+        "160 runs, ", "AUC of the score", "best fifth", "Brier", "constant", "ECE", "Intervals are 95 %",
+        "record: verdicts on 50% of the runs, drawn at random, 5 runs late",
+    ):  # fmt: skip
+        assert text in told
+
+
+def test_what_a_reader_must_know_is_told() -> None:
+    documents = [scored_document(n, threshold=0.75 - n / 10, time_ms=T0 + n) for n in range(2)]
+    documents[1]["scoring"] |= {"worker_version": "9.9", "screen": {"rules": ["tag-characters"]}}
+    told = run("-", "--text", data=b"\n".join(map(dump, documents))).stdout
+    assert "scored in 2 ways: no embedder, kp-worker 0.1.0: 1; no embedder, kp-worker 9.9: 1." in told
+    assert "threshold or weights changed within: finance. The threshold shown is the last one." in told
+    assert "traces with hidden text, by the screen's rule: tag-characters 1." in told
+
+
+def test_what_is_left_out_is_said_on_standard_error(documents: Path) -> None:
+    lines = documents.read_bytes().split(b"\n")
+    bad = changed(lines[0], "scoring.score", 0.123)
+    data = b"\n".join([*lines[1:], bad, lines[1], *[b"{"] * (LEFT_OUT + 2)])
+    result = run("-", "--set", "threshold=0.7", data=data)
+    assert result.exit_code == 0, result.output
+    assert "skipped, since their score does not follow from their own figures: 1" in result.stderr
+    assert "  line 160: kp:trace:0: score is 0.123, but " in result.stderr
+    assert "repeated documents (identical bytes), counted once: 1" in result.stderr
+    assert f"skipped, since they cannot be read: {LEFT_OUT + 2}" in result.stderr
+    assert "  and 2 more" in result.stderr
+    found = json.loads(result.stdout)
+    assert (found["total"]["traces"], found["inconsistent"]["count"], found["repeated"]) == (159, 1, 1)
+
+
+def test_files_are_read_together_and_named(documents: Path, tmp_path: Path) -> None:
+    lines = documents.read_bytes().split(b"\n")
+    (tmp_path / "more").mkdir()
+    parts = [tmp_path / "a.jsonl", tmp_path / "more" / "a.jsonl"]
+    for part, content in zip(parts, (lines[:80], [*lines[80:], b"{"]), strict=True):
+        part.write_bytes(b"\n".join(content))
+    both = run(*map(str, parts), "--json")
+    one, two = (json.loads(it) for it in (run(str(documents)).stdout, both.stdout))
+    assert one["total"] == two["total"]
+    assert two["source"] == f"{parts[0]} and {parts[1]}", "the same name twice: with folders"
+    assert f"  {parts[1]}: line 81: " in both.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["-"], 1, "standard input: no documents"),
+        (["."], 2, "Is a directory"),
+        ([], 2, "pass files of scored traces"),
+        (["-", "--from-kafka"], 2, "pass files of scored traces"),
+        (["-", "--last", "5"], 2, "--since and --last require --from-kafka"),
+        (["--from-kafka", "--since", "yesterday"], 2, "yesterday"),
+        (["-", "--set", "threshold=7"], 2, "threshold"),
+        (["-", "--config", "/no/such.toml"], 2, "/no/such.toml"),
+        (["-", "--share", "2"], 2, "give a share above 0 and up to 1, such as 0.1 or 10%"),
+        (["-", "--claimed", "x"], 2, "--claimed and --verdicts require --outcome"),
+        (["-", "--verdicts", "10%"], 2, "--claimed and --verdicts require --outcome"),
+        (["-", "--outcome", "x", "--claimed", "x"], 2, "what is recorded is no claim"),
+        (["-", "--outcome", "x", "--late", "5"], 2, "--late requires --verdicts"),
+        (["-", "--outcome", "x", "--verdicts", "0"], 2, "--verdicts"),
+        (["-", "--outcome", "x", "--set", "confidence=record"], 2, "requires --verdicts or --from-kafka"),
+    ],
+)
+def test_wrong_input_is_a_clear_error(arguments: list[str], code: int, message: str) -> None:
+    result = run(*arguments, data=b"")
+    assert (result.exit_code, message in result.stderr) == (code, True), result.output
+
+
+def test_traces_without_scores_are_to_be_scored_first(tmp_path: Path) -> None:
+    (tmp_path / "traces.jsonl").write_bytes(trace_bytes())
+    for arguments in ((), ("--outcome", "metadata.success")):
+        result = run(str(tmp_path / "traces.jsonl"), *arguments)
+        assert result.exit_code == 1
+        assert result.stderr == (
+            "Error: traces.jsonl: none of 1 documents can be counted; line 1: it is not scored: kp-worker score first\n"
+        )
+
+
+def test_hostile_texts_do_not_reach_the_terminal() -> None:
+    hostile = "a\x1b[31m\u202e[bold]"
+    rows = [document for _, document in scored([trace_bytes(f"kp:trace:{hostile}", domain=hostile)])]
+    data = b"\n".join([changed(row, hostile, True) for row in rows] + [trace_bytes(f"kp:trace:{hostile}")])
+    for arguments in ((), ("--set", "threshold=0"), ("--share", "1"), ("--outcome", hostile), ("--outcome", "nothing")):
+        for form in ("--text", "--json"):
+            result = run("-", form, *arguments, data=data)
+            assert not {"\x1b", "\u202e"} & set(result.output)
+    assert "[bold]" in result.output
+
+
+def test_neither_a_model_nor_plots_are_loaded_for_text(documents: Path) -> None:
+    loaded = loaded_after(
+        "from worker.cli import cli\n"
+        f"cli(['report', {str(documents)!r}, '--text', '--set', 'threshold=0', '--share', '1'], standalone_mode=False)"
+    )
+    assert "numpy" in loaded
+    assert not loaded & {*MODEL_RUNTIMES, "aiokafka", "matplotlib", "jinja2"}
+
+
+# -- the page
+
+
+@pytest.mark.slow
+def test_the_page_is_well_formed_loads_nothing_and_is_the_same_for_the_same_input(seed: int) -> None:
+    documents = random_documents(random.Random(seed), 50)
+    page = rendered(report_of(documents))
+    root = parsed(page)
+    assert rendered(report_of(documents[::-1])) == page
+    ids = re.findall(r' id="(?!p[0-9a-f]{10}|m[0-9a-f]{10}|C)([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert not list(root.iter("script"))
+    loading = [
+        value for element in root.iter() for name, value in element.attrib.items()
+        if name.split("}")[-1] in ("src", "href", "data", "action") and not value.startswith("#")
+    ]  # fmt: skip
+    assert not loading
+    assert "url(http" not in page
+    assert "@import" not in page
+
+
+@pytest.mark.slow
+def test_all_texts_are_escaped() -> None:
+    hostile = [
+        scored_document(
+            n, trace_id=f"kp:trace:{n}{HOSTILE}", domain=f"{HOSTILE}{n % 2}", objective=HOSTILE, overrides=(HOSTILE,),
+            nearest=(f"kp:trace:0{HOSTILE}", 0.95),
+        )
+        for n in range(4)
+    ]  # fmt: skip
+    for document in hostile:
+        document["scoring"] |= {"profile": HOSTILE, "worker_version": HOSTILE, "screen": {"rules": [HOSTILE]}}
+    sources = [trace_bytes(f"kp:trace:{n}{HOSTILE}", domain=HOSTILE) for n in range(40)]
+    rows = [changed(document, HOSTILE, n % 2) for n, (_, document) in enumerate(scored(sources))]
+    asked = Asked(HOSTILE, None, Judging(0.5, 1))
+    for report in (report_of([*map(dump, hostile), b"{"]), report_of([*rows, b"{"], asked=asked, threshold=0)):
+        page = rendered(report)
+        assert not list(parsed(page).iter("script"))
+        assert not set("\u202e\0\a") & set(page)
+        assert HOSTILE[: HOSTILE.index("\u202e")].strip() in words(page)
+
+
+@pytest.mark.slow
+def test_the_page_has_the_figures_and_plots_of_what_was_asked(documents: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    arguments = ("--set", "threshold=0.5", "--share", "10%", "--outcome", "x_won", "--verdicts", "30%")
+    result = run(str(documents), *arguments, "--page", str(page), "--json")
+    assert result.exit_code == 0, result.output
+    assert f" kB to {page}" in result.stderr
+    root, told, found = parsed(page.read_text("utf-8")), words(page.read_text("utf-8")), json.loads(result.stdout)
+    assert found["total"]["to_accepted"] > 0
+    assert f"{found['total']['to_accepted']} become accepted, 0 rejected" in told
+    for row in found["share"]["domains"]:
+        low, high = row["interval"]
+        assert f"{low:.3f}\u2013{high:.3f}" in told
+    brier = found["outcome"]["record"]["brier"]
+    assert f"{brier['value']:.3f} {brier['low']:.3f}\u2013{brier['high']:.3f}" in told
+    assert [pasted.text for pasted in root.iter("pre")] == [found["config"]]
+    # before and after, shares, proposed thresholds, AUC, calibration with and without the record
+    assert len(list(root.iter("figure"))) == 7
+    assert "At the border" in told
+    assert "Near-duplicates" in told
+    alone = parsed(rendered(report_of(documents.read_bytes().splitlines())))
+    assert len(list(alone.iter("figure"))) == 2
+    assert not list(alone.iter("pre"))
+
+
+@pytest.mark.slow
+def test_one_trace_makes_a_page(tmp_path: Path) -> None:
+    [(_, document)] = scored([trace_bytes()], embed=False)
+    page = tmp_path / "page.html"
+    for arguments in ((), ("--set", "threshold=0.75"), ("--share", "10%")):
+        assert run("-", "--page", str(page), *arguments, data=document).exit_code == 0
+        assert words(page.read_text("utf-8")).startswith("kp-worker report: 1 trace ")
+    assert "1 trace is too few to propose a threshold" in words(page.read_text("utf-8"))
+    failed = run("-", "--page", "/no/such/dir/page.html", "--text", data=document)
+    assert failed.exit_code == 1
+    assert "/no/such/dir/page.html cannot be written: No such file or directory; choose another file" in failed.stderr
+
+
+@pytest.mark.slow
+def test_a_dash_means_the_threshold_alone() -> None:
+    page = rendered(report_of([scored_document(n, domain=f"d{n % 5}", score=n / 50) for n in range(50)]))
+    dashed = re.findall(r'style="[^"]*stroke-dasharray[^"]*"', page)
+    assert dashed
+    assert all("var(--mark)" in style for style in dashed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_without_the_extra_the_error_names_it_and_text_needs_none(package: str, documents: Path) -> None:
+    def done(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = (
+            f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = {['report', str(documents), *arguments]!r}\n"
+            "from worker.cli import main; main()"
+        )
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert done("--page", "page.html").stderr == f"Error: {package} is not installed; {install_extra('report')}\n"
+    assert done("--text").returncode == 0

@@ -1,0 +1,1 @@
+"""`kp-worker report`: what scored traces show, and what other settings would change."""
