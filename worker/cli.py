@@ -49,8 +49,6 @@ COMMANDS: Final = {
         "Show scored traces as they arrive: a table on a terminal, JSON Lines in a pipe."),
     "redrive": ("worker.commands.redrive.command:redrive",
         "Send dead letters back to the source topic, each exactly once, or write them to a file."),
-    "forget": ("worker.commands.forget.command:forget",
-        "Make the workers forget traces, or all traces of an agent."),
     "verdict": ("worker.commands.verdict:verdict",
         "Say whether traces succeeded: write a signed verdict for each line of a JSON Lines file."),
     "convert": ("worker.commands.convert.command:convert",

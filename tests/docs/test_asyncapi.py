@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from tests.support.builders import make_record, make_trace, trace_bytes
-from tests.support.forgetting import KEY, TOPIC_ID, control_record
+from tests.support.builders import TOPIC_ID, make_record, make_trace, trace_bytes
 from tests.support.schemas import REGISTRY
 from tests.support.surroundings import SCHEMAS
 from worker.assemble import rows
@@ -35,8 +33,6 @@ from worker.core.documents import (
     readdressed,
     scored_record,
 )
-from worker.core.forgetting import Forgetting, Kept, Processed, read_request, receipt_record
-from worker.core.novelty import Label, VectorCache
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
@@ -82,7 +78,7 @@ def headers_of(record: Any) -> dict[str, str]:
 
 
 def test_its_topics_are_the_default_settings_and_its_version_the_worker_s() -> None:
-    settings = load(forget=True, forget_key="x" * 32, verdict_key_file="judges.key")
+    settings = load(verdict_key_file="judges.key")
     topics = [*settings.topics.values(), settings.contributed, settings.refused, marks_topic(settings)]
     topics.append(followed_topic(settings))
     topics += [*settings.span_topics, settings.assemble_spans, settings.assemble_state]
@@ -197,7 +193,7 @@ def test_the_cache_entry_is_the_code_s() -> None:
 def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
     line = {"trace_id": "t", "agent_id": "ada", "task_domain": "code", "partition": 0, "success": 1, "judge": "ci"}
     verdict = make_verdict(line, topic="traces", topic_id=TOPIC_ID, issued_at=datetime.now(UTC))
-    signed = sign_verdict(verdict, KEY)
+    signed = sign_verdict(verdict, b"k" * 32)
     validator("verdict", "payload").validate(json.loads(signed.value))
     headers = {name: value.decode() for name, value in signed.headers}
     validator("verdict", "headers").validate(headers)
@@ -212,29 +208,6 @@ def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
     assert [it["title"] for it in items] == list(Stored.__struct_fields__)
     readable = [base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in fields]
     validator("trackRecord", "payload").validate(readable)
-
-
-def test_control_record_receipt_and_processed_request_are_the_code_s() -> None:
-    record = control_record(7, agent_id="ada")
-    validator("forget", "payload").validate(json.loads(record.value or b""))
-    validator("forget", "headers").validate(headers_of(record))
-    request = read_request(record, [KEY], TOPIC_ID)
-    cache = VectorCache(2, 2)
-    cache.add_unit(np.array([1, 0], np.float32), 5, Label("kp:trace:1", "ada", 3))
-    done = Forgetting({b"1:1026:0": Kept(0, Label("kp:trace:1", "ada", 3))}, [], 1, "m", None).forget(
-        request, cache, 7, 5
-    )
-    assert not len(cache)
-    assert done.rows[0] == (b"1:1026:0", None)
-    assert done.rows[1][0] == b"forgotten:1:7"
-    row = msgspec.msgpack.decode(done.rows[1][1] or b"")
-    row[-2] = [base64.b64encode(value).decode() for value in row[-2]]
-    validator("processedRequest", "payload").validate(row)
-    schema: Mapping[str, Any] = resolved(MESSAGES["processedRequest"]["payload"])
-    assert tuple(item["title"] for item in schema["items"]) == Processed.__struct_fields__
-    receipt = json.loads(receipt_record(record, request, "group", done.removed).value or b"")
-    validator("receipt", "payload").validate(receipt)
-    assert receipt["removed"]["entries"] == [{"id": "kp:trace:1", "offset": 3, "sequence": 0, "cached": True}]
 
 
 MARK = rows.Mark("otlp_spans", 0, 5)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import NO_MODEL
 from tests.support.crash_worker import HashEmbedder
-from tests.support.damaged import bad_entries, bad_markers, bad_requests, entry_fields, request_fields
+from tests.support.damaged import bad_entries, bad_markers, entry_fields
 from tests.support.kafka_fixtures import consume_all, create_topics, produce
 from tests.support.processes import run_command
 from tests.support.raw_batches import RawRecord, batch_of, encode_batch, encode_record, produce_batch
@@ -87,9 +87,7 @@ def _damaged(last: Entry, topic_id: str) -> list[tuple[bytes, bytes]]:
     fields = entry_fields(last.sequence, last.source_offset, last.stream_time_ms, MODEL, last.array(), number)
     values = [value for _, value in bad_entries(fields)]
     rows = [(b"%d:2024:%d" % (number, 1000 + place), value) for place, value in enumerate(values)]
-    forgotten = request_fields(last.source_offset, last.sequence, last.stream_time_ms, MODEL, number)
-    key = b"forgotten:%d:%d" % (number, last.source_offset)
-    return [*rows, (key, next(iter(bad_requests(forgotten)))), (MARKER_KEY, next(iter(bad_markers(topic_id))))]
+    return [*rows, (MARKER_KEY, next(iter(bad_markers(topic_id))))]
 
 
 @pytest.mark.sample(1)

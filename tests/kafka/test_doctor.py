@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from tests.support.builders import make_record
-from tests.support.commands import NO_MODEL, Desk, Diagnosis
-from tests.support.forgetting import ANOTHER_ID, KEY, control_record, of_version_1
-from tests.support.kafka_fixtures import admin, commit_offset, committed, create_topics, produce, topic_id, unique
+from tests.support.commands import Desk, Diagnosis
+from tests.support.kafka_fixtures import admin, commit_offset, committed, create_topics, produce, unique
 from tests.support.kafka_versions import since
 from tests.support.secure_kafka import Acl, secure_kafka
 from tests.support.stage import untouched
 from tests.support.surroundings import topic_settings
-from worker.core.records import SourceRecord
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
@@ -72,38 +69,6 @@ def test_markers_of_transactions_are_no_lag(kafka: EmbeddedKafka) -> None:
     may_hang = since("4.0") and not since("4.3")
     assert level == ("warn" if may_hang else "ok")
     assert ("KAFKA-20090" in message) == may_hang
-
-
-def test_control_records_that_wait_and_will_be_refused(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    key_file = tmp_path / "forget.key"
-    key_file.write_bytes(KEY)
-    env = {"KP_FORGET": "true", "KP_FORGET_KEY_FILE": str(key_file), **NO_MODEL}
-    stage = untouched(kafka, KP_TOPIC_PARTITIONS="2", KP_FORGOTTEN_TOPIC=unique("receipts"), **env)
-    assert stage.topics("--create").exit_code == 0
-    place = {"topic": stage.name, "topic_id": topic_id(kafka.bootstrap_servers, stage.name), "agent_id": "ada"}
-
-    def write(*records: SourceRecord) -> None:
-        produce(kafka.bootstrap_servers, stage.name, [(it.key, it.value, it.headers, it.partition) for it in records])
-
-    write(control_record(0, **place), control_record(0, partition=1, **place))
-    committed(kafka.bootstrap_servers, stage.name, stage.name)  # from now on there are coordinators
-    assert Diagnosis(stage.env).of("forget") == [("ok", "1 key; 2 control records wait")]
-    write(of_version_1(control_record(1, **place)), control_record(1, partition=1, **place | {"topic_id": ANOTHER_ID}))
-    diagnosis = Diagnosis(stage.env)
-    ((level, message),) = diagnosis.of("forget")
-    assert level == "warn"
-    assert message.startswith(
-        "4 control records wait, and 2 of them will become dead letters (bad_control), the first at "
-    )
-    assert "0:1: the request has version 1" in message or "1:1: the record was signed for another topic" in message
-    assert [failed.partition(":")[0] for failed in diagnosis.failed()] == ["model"]
-    write(*[make_record(b"x", partition=1)] * 1001)
-    ((level, message),) = Diagnosis(stage.env).of("forget")
-    assert message.startswith("2 control records wait among the records that were read, and 1 of them will become")
-    key_file.unlink()
-    ((level, message),) = Diagnosis(stage.env).of("forget")
-    assert (level, "cannot be read" in message) == ("fail", True)
-    assert Diagnosis({**stage.env, "KP_FORGET": "false"}).of("forget") == []
 
 
 def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> None:

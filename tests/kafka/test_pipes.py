@@ -39,7 +39,6 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "publish": [["{bad}"], ["{traces}"]],
     "tail": [["--text", "--no-follow"], ["--json", "--from-beginning", "--no-follow"], ["--dead-letters"]],
     "redrive": [[], ["--to-file", "-", "--execute"]],
-    "forget": [["--trace", "kp:trace:none", "--text", "--set", f"forget_key={'x' * 32}"]],
     "verdict": [["{verdicts}", "--set", "verdict_key_file={keys}"]],
     "convert": [["{runs}", "--success", "true", "--created-at", "2026-01-01T00:00Z", *OPTIONS]],
 }

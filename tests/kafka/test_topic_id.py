@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import UnknownTopicOrPartitionError
 
-from tests.support.kafka_fixtures import create_topics_async, topic_id_async, unique
+from tests.support.kafka_fixtures import create_topics_async, unique
 from worker.kafka.cluster.describe import topic_id
-from worker.kafka.state.restore import OffsetsError, confirm_topic
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
@@ -38,24 +36,3 @@ async def test_a_topic_that_is_made_anew_has_another_id_and_none_is_created_by_a
         assert len(found) == 2
     finally:
         await admin.close()
-
-
-async def test_an_id_is_confirmed_as_soon_as_a_broker_answers(kafka: EmbeddedKafka) -> None:
-    name = unique("confirmed")
-    servers = kafka.bootstrap_servers
-    await create_topics_async(servers, {name: 1})
-    known, client = await topic_id_async(servers, name), {"bootstrap_servers": servers}
-    await confirm_topic(client, name, known, 30)
-    for other in ("A" * 22, None):
-        with pytest.raises(OffsetsError, match=f"its id was {other}, and is {known} now"):
-            await confirm_topic(client, name, other, 30)
-    await asyncio.to_thread(kafka.kill_node, 0)
-    try:
-        with pytest.raises(TimeoutError):
-            await confirm_topic(client, name, known, 1)
-        waiting = asyncio.create_task(confirm_topic(client, name, known, 60))
-        await asyncio.sleep(0.5)
-        assert not waiting.done()
-    finally:
-        await asyncio.to_thread(kafka.start_node, 0)
-    await waiting

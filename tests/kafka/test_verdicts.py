@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_document
 from tests.support.commands import Diagnosis
-from tests.support.forgetting import KEY
-from tests.support.kafka_fixtures import consume_all, create_topics, produce, wait_until
+from tests.support.kafka_fixtures import consume_all, create_topics, wait_until
 from tests.support.processes import run_command, start_command
 from tests.support.schemas import VALIDATORS
 from tests.support.snippets import shell, snippets
@@ -28,7 +26,6 @@ from worker import PartitionScorer, parse_trace
 from worker.cli import cli
 from worker.commands.shared.scored_topics import read_judged
 from worker.config import load
-from worker.core.changelog import encode, slot_key
 from worker.core.track_record import RECORD_PREFIX
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -192,32 +189,6 @@ def test_what_does_not_count_is_a_dead_letter_with_its_reason_and_can_be_redrive
     stage.wait_committed(6)
     (counted,) = judged(stage)
     assert counted["trace_id"] == "kp:trace:0"
-
-
-def test_an_agent_is_forgotten_without_an_embedder_too(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
-    stage = stage_of(kafka, tmp_path / "keys", KP_FORGET="true", KP_FORGET_KEY=KEY.decode())
-    stage.env["KP_FORGOTTEN_TOPIC"] = f"{stage.name}.receipts"
-    worker = workers(stage.env).wait_ready()
-    assert verdict(stage, [LINE, LINE | {"agent_id": "bob"}]).exit_code == 0
-    stage.wait_committed(2)
-    assert rows(stage) == 2
-    worker.kill()
-    entry = encode(
-        sequence=0, source_offset=0, stream_time_ms=0, trace_id="kp:trace:9", model="former",
-        vector=np.array([1, 0], np.float32), pass_number=1, agent_id="ada",
-    )  # fmt: skip
-    produce(stage.bootstrap, f"{stage.name}-novelty-changelog", [(slot_key(0, 5, 1), entry, (), 0)])
-    worker = workers(stage.env).wait_ready()
-    assert rows(stage, b"1:") == 1
-    result = CliRunner().invoke(cli, ["forget", "--agent", "ada", "--wait"], env=stage.env, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert rows(stage) == 1
-    assert rows(stage, b"1:") == 0, "an entry of an earlier embedder comes back with it"
-    worker.kill()
-    workers(stage.env).wait_ready()
-    stage.produce([(None, trace(n, agent), (), 0) for n, agent in ((1, "ada"), (2, "bob"))])
-    stage.wait_committed(6)
-    assert {name: it["judged"] for name, it in confidences(stage).items()} == {"kp:trace:1": 0, "kp:trace:2": 0}
 
 
 def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, tmp_path: Path) -> None:

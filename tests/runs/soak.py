@@ -1,7 +1,7 @@
 """The long chaos run, and the long quiet one: `python -m tests.runs.soak --minutes N [--seed S] [--state DIR]`.
 
 Chaos: 20 SIGKILLs, 10 joins and leaves, 2 broker restarts and more over at least 10,000 traces; once more as long as
-there is time. `--hostile` mixes the records of hostile.py in, `--forget` control records. `--steady`: one worker under
+there is time. `--hostile` mixes the records of hostile.py in. `--steady`: one worker under
 constant load, with 50 forced rebalances after the first minute. `--model`: the real model, at a rate that two cores
 bear. Memory, threads, files, open transactions and the changelog's size are reported at 5, 30 and 60 minutes and at the
 end. With `--state`, a run that was interrupted goes on: broker data, figures and minutes are kept there.
@@ -30,8 +30,7 @@ from tests.support import chaos, hostile, oracle
 from tests.support.chaos import Chaos, Fleet, Load, Slot, settings, shuffled, traces, wait_settled
 from tests.support.crash_worker import hash_vector
 from tests.support.figures import Figure, Source, Watch, at_marks, growth, open_transactions
-from tests.support.forgetting import KEY
-from tests.support.kafka_fixtures import consume_all, create_topics, topic_id, unique, wait_until
+from tests.support.kafka_fixtures import consume_all, create_topics, unique, wait_until
 from tests.support.processes import interrupt_on_signals
 from worker.embed.load import load_embedder
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -83,8 +82,7 @@ def environment(kafka: EmbeddedKafka, state: State) -> dict[str, str]:
         extra |= {"KP_CACHE_MAX_ELEMENTS": "1000", "KP_CACHE_TTL_SECONDS": "none"}
     if o["hostile"]:
         extra["KP_MAX_BATCH_BYTES"] = str(hostile.MAX_BATCH_BYTES)
-    env = settings(kafka.bootstrap_servers, state.group, **extra)
-    return env | (chaos.forgetting(env) if o["forget"] else {})
+    return settings(kafka.bootstrap_servers, state.group, **extra)
 
 
 def create(kafka: EmbeddedKafka, env: dict[str, str], state: State) -> None:
@@ -110,9 +108,6 @@ class Session:
         self.sent_before = state.sent
         self.watched: Slot | None = None
         records = traces(state.seed, PARTITIONS)
-        if state.options["forget"]:
-            identity = topic_id(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
-            records = chaos.with_requests(state.seed, records, env["KP_SOURCE_TOPIC"], identity, KEY)
         least = max(0, state.options["traces"] - state.sent)
         self.load = Load(
             kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], records, least, self.pace.traces, open_end=True
@@ -284,7 +279,6 @@ def judge(kafka: EmbeddedKafka, env: dict[str, str], state: State) -> tuple[list
         "sessions": state.session + 1,
         "traces": report.source,
         "accepted/rejected/dead": f"{report.accepted}/{report.rejected}/{report.dead_letters}",
-        "receipts": report.receipts,
         "hostile batches": ", ".join(f"{kind} {n}" for kind, n in state.hostile.most_common()) or "none",
         "SIGKILL": d["sigkill"],
         "SIGTERM": d["sigterm"],
@@ -366,7 +360,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", action="store_true", help="the real model, at 4 traces a second")
     parser.add_argument("--rate", type=float, help="traces a second [60; --steady: 150; --model: 4]")
     parser.add_argument("--hostile", action="store_true", help="hostile and odd records among the good ones")
-    parser.add_argument("--forget", action="store_true", help="control records among the traces (KP_FORGET=true)")
     parser.add_argument("--steady", action="store_true", help="one worker, constant load, some rebalances")
     parser.add_argument("--rebalances", type=int, default=REBALANCES, help="of --steady [%(default)s]")
     found = parser.parse_args()

@@ -15,6 +15,11 @@ from worker.core.trace import CONTEXT, ReasoningTrace, parse_trace
 from worker.embed.embedder import Embedding
 
 T0 = 1_776_153_600_000
+
+TOPIC_ID = "first-topic-0123456789"
+"""The id of the topic that verdicts are signed for, unless another one is given."""
+
+ANOTHER_ID = "another-topic-98765432"
 """2026-04-14T08:00:00Z, the time of everything that a test gives no time."""
 
 NEVER_ACCEPTED = ("thought",)

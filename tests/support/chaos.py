@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from tests.support.forgetting import ANOTHER_ID, KEY, control_record
+from tests.support.builders import ANOTHER_ID
 from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique, wait_until
 from tests.support.surroundings import DATA, topic_settings
 from worker import make_verdict, sign_verdict
@@ -47,11 +47,6 @@ def settings(bootstrap: str, name: str | None = None, **extra: str) -> dict[str,
         "KP_CACHE_TTL_SECONDS": str(TTL_SECONDS),
     }
     return topic_settings(bootstrap, name or unique("chaos"), **small | extra)
-
-
-def forgetting(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings with which the workers honour the control records of `with_requests`."""
-    return {"KP_FORGET": "true", "KP_FORGET_KEY": KEY.decode(), "KP_FORGOTTEN_TOPIC": f"{env['KP_GROUP_ID']}.forgotten"}
 
 
 JUDGES: Final = {"ci": b"c" * 40, "reviewer": b"r" * 40}
@@ -110,40 +105,6 @@ def traces(seed: int, partitions: int) -> Iterator[Record]:
         headers = [("traceparent", b"00-%032x-%016x-01" % (number, number))] if rng.random() < 0.5 else []
         timestamp = round(clocks[partition] + rng.uniform(-2000, 6000))
         yield Record(document["metadata"]["agent_id"].encode(), value, headers, partition, timestamp)
-
-
-def with_requests(
-    seed: int, records: Iterator[Record], topic: str, topic_id: str, key: bytes, everywhere: int | None = None
-) -> Iterator[Record]:
-    """Yield the records, and control records among them: for the partition's last traces or an agent.
-
-    A tenth is forged, a tenth is of another topic, a tenth is sent twice. `everywhere`: the number of partitions, each
-    of which gets the request.
-    """
-    rng = random.Random(seed)
-    recent: dict[int | None, deque[str]] = defaultdict(lambda: deque(maxlen=8))
-    for number, record in enumerate(records):
-        yield record
-        try:
-            document = json.loads(record.value or b"")
-            recent[record.partition].append(document["id"])
-        except ValueError:
-            continue
-        if rng.random() > 0.05:
-            continue
-        last = list(recent[record.partition])
-        wanted: dict[str, Any] = {"trace_ids": [last[-1], *rng.sample(last, min(2, len(last)))]}
-        if rng.random() < 0.3:
-            wanted = {"agent_id": document["metadata"]["agent_id"]}
-        wanted |= {"topic": topic, "request_id": f"r-{number}"}
-        wanted["topic_id"] = ANOTHER_ID if rng.random() < 0.1 else topic_id
-        if everywhere is not None:
-            wanted["end_offsets"] = [0] * everywhere
-        signed_by = b"x" * 32 if rng.random() < 0.1 else key
-        for partition in [record.partition or 0] if everywhere is None else range(everywhere):
-            control = control_record(key=signed_by, partition=partition, **wanted)
-            for _ in range(2 if rng.random() < 0.1 else 1):
-                yield Record(b"r", control.value, control.headers, partition, record.timestamp_ms)
 
 
 def with_verdicts(

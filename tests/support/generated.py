@@ -31,7 +31,7 @@ SCHEMA = SCHEMAS / "config.schema.json"
 HEADINGS = {
     "Kafka": r"bootstrap_|group_(instance_)?id|(source|accepted|rejected|dead_letter|changelog|forgotten|judged)_topic|"
     r"create_topics|topic_|security_|sasl_|tls_|delivery|session_|transaction_|commit_",
-    "Scoring": r"threshold|profiles|cache_|event_time|stream_time|forget|verdict_key|confidence|output_|redact|screen",
+    "Scoring": r"threshold|profiles|cache_|event_time|stream_time|verdict_key|confidence|output_|redact|screen",
     "Model": r"embed|precision|model|max_tokens",
     "Limits": r"max_(message|batch|steps|depth)|memory_|strict_context|dead_letter_breaker|latency_|stuck_|shutdown_",
     "HTTP, logs and spans": r"http_|status_|tracing|log_",

@@ -43,7 +43,6 @@ class Report:
     accepted: int = 0
     rejected: int = 0
     dead_letters: int = 0
-    receipts: int = 0
     judged: int = 0
     missing: int = 0
     duplicates: int = 0
@@ -102,10 +101,6 @@ class Judged:
         of[body["trace_id"], body["judge"]] = new
         return True
 
-    def forget(self, agent_id: str) -> None:
-        """Forget an agent's verdicts."""
-        self._of = {name: of for name, of in self._of.items() if name[0] != agent_id}
-
     def standing(self, agent_id: str, domain: str) -> Standing:
         """Return what is known by the formula of docs/verdicts.md; at most 200 verdicts stand for an agent here."""
         firsts = [min(of.values())[2] for of in self._of.values()]
@@ -127,19 +122,16 @@ class Verdict:
     score: float | None = None
     novelty: float | None = None
     reason: str | None = None  # of the dead letter, where it must be this one
-    removed: frozenset[str] = frozenset()  # ids of the cache's entries that a control record removes
     standing: Standing | None = None  # of a trace, or after a verdict
     counts: bool = True  # of a verdict
 
 
 @dataclass
 class Remembered:
-    """An entry of a cache: stream time at insertion, vector (None: forgotten), and whose it is."""
+    """An entry of a cache: stream time at insertion, and vector."""
 
     time: int
     vector: Any
-    trace_id: str
-    agent_id: str
 
 
 def score(document: Mapping[str, Any], novelty: float, used: float | None = None) -> float:
@@ -172,7 +164,6 @@ def judge(
     refused: Callable[[Any], bool] = lambda record: False,
     *,
     objective_apart: bool = False,
-    forget_key: bytes | None = None,
     topic_id: str | None = None,
     judges: Mapping[str, bytes] | None = None,
     older: Container[Place] = (),
@@ -180,14 +171,12 @@ def judge(
     """Score the records of all partitions, each partition in offset order.
 
     `reason`: of a dead letter that a record becomes before it is parsed; `refused`: whether the output topics refuse a
-    trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective. `forget_key`:
-    control records are honoured if they are signed for `topic_id`; `judges`: the keys of verdicts, whose records make
-    the scores then, except for the places in `older`: a release without verdicts has read them. A forgotten entry
-    leaves a gap: None in place of its vector.
+    trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective. `judges`:
+    the keys of verdicts, which must be signed for `topic_id` and whose records make the scores then, except for the
+    places in `older`: a release without verdicts has read them.
     """
     verdicts: dict[Place, Verdict] = {}
     entries: dict[int, list[Remembered]] = defaultdict(list)
-    requests: set[tuple[int, str]] = set()
     judged: dict[int, Judged] = defaultdict(Judged)
     stream_time: dict[int, int] = {}
     for record in sorted(records, key=lambda r: (r.partition, r.offset)):
@@ -201,13 +190,6 @@ def judge(
             continue
         if control == b"verdict":
             verdicts[place] = rule(record, judged[record.partition], judges or {}, topic_id)
-            continue
-        if forget_key is not None and control is not None:
-            now = stream_time.get(record.partition, -(1 << 62))
-            live = [it for it in entries[record.partition][-capacity:] if ttl_ms is None or now - it.time < ttl_ms]
-            verdicts[place] = obey(record, live, forget_key, topic_id, requests)
-            if verdicts[place].kind == "forgotten" and "agent_id" in (body := json.loads(record.value)):
-                judged[record.partition].forget(body["agent_id"])
             continue
         try:
             parse_trace(record.value)
@@ -225,10 +207,10 @@ def judge(
             vector = vector + np.asarray(embed(objective)) if any(contents) else np.asarray(embed(objective), "f8")
         vector = vector / np.sqrt(vector @ vector)
         cache = entries[record.partition][-capacity:]
-        live = [it.vector for it in cache if it.vector is not None and (ttl_ms is None or now - it.time < ttl_ms)]
+        live = [it.vector for it in cache if ttl_ms is None or now - it.time < ttl_ms]
         novelty = 1.0 - float(max(np.asarray(live) @ vector)) if live else 0.5
         agent_id = document["metadata"].get("agent_id", "")
-        entries[record.partition] = [*cache, Remembered(now, vector, document["id"], agent_id)]
+        entries[record.partition] = [*cache, Remembered(now, vector)]
         if refused(record):
             verdicts[place] = Verdict(record, "dead-letter", reason="refused_by_topic")
             continue
@@ -251,29 +233,6 @@ def rule(record: Any, judged: Judged, judges: Mapping[str, bytes], topic_id: str
         return Verdict(record, "dead-letter", reason="bad_control")
     counts = judged.take(body, record.timestamp)
     return Verdict(record, "judged", standing=judged.standing(body["agent_id"], body["task_domain"]), counts=counts)
-
-
-def obey(
-    record: Any, live: Sequence[Remembered], key: bytes, topic_id: str | None, requests: set[tuple[int, str]]
-) -> Verdict:
-    """Forget what a control record asks for, unless it is forged, of another topic, or a copy.
-
-    `requests`: done so far, by partition.
-    """
-    said = dict(record.headers)["kp-control-signature"]
-    if said != hmac.new(key, record.value, "sha256").hexdigest().encode():
-        return Verdict(record, "dead-letter", reason="bad_control")
-    body = json.loads(record.value)
-    if body["topic_id"] != topic_id or (record.partition, body["request_id"]) in requests:
-        return Verdict(record, "dead-letter", reason="bad_control")
-    requests.add((record.partition, body["request_id"]))
-    removed = set()
-    for it in live:
-        asked = it.trace_id in body.get("trace_ids", ()) or it.agent_id == body.get("agent_id", object())
-        if asked and it.vector is not None:
-            it.vector = None
-            removed.add(it.trace_id)
-    return Verdict(record, "forgotten", removed=frozenset(removed))
 
 
 def check(
@@ -301,13 +260,10 @@ def check(
         None if ttl == "none" else round(float(ttl) * 1000),
         *((hostile.reason, hostile.refused) if hostile_records else (lambda record: None, refused)),
         objective_apart=env.get("KP_EMBED_TEXT") == "objective",
-        forget_key=env["KP_FORGET_KEY"].encode() if env.get("KP_FORGET") == "true" else None,
         topic_id=topic_id(bootstrap, topic),
         judges=keys if env.get("KP_CONFIDENCE") == "record" else None,
     )
     names = {"accepted": "KP_ACCEPTED_TOPIC", "rejected": "KP_REJECTED_TOPIC", "dead-letter": "KP_DEAD_LETTER_TOPIC"}
-    if env.get("KP_FORGET") == "true":
-        names["forgotten"] = "KP_FORGOTTEN_TOPIC"
     if keys:
         names["judged"] = "KP_JUDGED_TOPIC"
     outputs = {kind: consume_all(bootstrap, env[name]) for kind, name in names.items()}
@@ -319,9 +275,9 @@ def check(
 
 def compare(verdicts: Mapping[Place, Verdict], outputs: Mapping[str, Sequence[Any]]) -> Report:
     """Compare every output record with the verdict on its source record."""
-    kinds = ("accepted", "rejected", "dead-letter", "forgotten", "judged")
-    accepted, rejected, dead_letters, receipts, judged = (len(outputs.get(kind, ())) for kind in kinds)
-    report = Report(len(verdicts), accepted, rejected, dead_letters, receipts, judged)
+    kinds = ("accepted", "rejected", "dead-letter", "judged")
+    accepted, rejected, dead_letters, judged = (len(outputs.get(kind, ())) for kind in kinds)
+    report = Report(len(verdicts), accepted, rejected, dead_letters, judged)
     copies: dict[Place, tuple[str, Any]] = {}
     homes: dict[tuple[str, int], int] = {}  # the output partition of each source partition, for each topic
     latest: dict[tuple[str, int], int] = {}
@@ -355,11 +311,6 @@ def _compare_one(report: Report, at: str, kind: str, record: Any, verdict: Verdi
     source = verdict.record
     if verdict.reason is not None:
         _compare_reason(report, at, kind, record, verdict)
-        return
-    if "forgotten" in (kind, verdict.kind):
-        removed = json.loads(record.value)["removed"]["entries"] if kind == verdict.kind else []
-        if {it["id"] for it in removed if it["cached"]} != verdict.removed or kind != verdict.kind:
-            report.note("damaged", f"{at}: expected a receipt for {sorted(verdict.removed)}")
         return
     if "judged" in (kind, verdict.kind):
         said: Any = json.loads(record.value) if kind == verdict.kind else {"counts": None, "used": {"now": math.inf}}
@@ -420,7 +371,7 @@ def origin(kind: str, record: Any) -> Place:
         headers = dict(record.headers)
         return int(headers["kp-source-partition"]), int(headers["kp-source-offset"])
     document = json.loads(record.value)
-    source = document["source"] if kind in ("forgotten", "judged") else document["scoring"]["source"]
+    source = document["source"] if kind == "judged" else document["scoring"]["source"]
     return source["partition"], source["offset"]
 
 

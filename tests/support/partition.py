@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry
 from tests.support.builders import TextEmbedder, make_record, text_vector, trace_bytes
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
-from worker.core.control import NO_CONTROL, ControlConfig
+from worker.core.control import Judges
 from worker.core.findings import Clean, Screen
-from worker.core.forgetting import Forgetting
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import EvaluationConfig
@@ -44,9 +43,6 @@ class ManualPool:
         future: Future[Embedding] = Future()
         self.submitted.append((text, future))
         return asyncio.wrap_future(future)
-
-    def drop_remembered(self) -> None:
-        pass
 
     def finish(self, number: int, error: BaseException | None = None) -> None:
         text, future = self.submitted[number]
@@ -108,9 +104,6 @@ class CommittedRecords:
     def committed(self, *what: Any) -> None:
         self.records.append(what)
 
-    def forgotten(self) -> None:
-        pass
-
 
 def idle_context(failures: list[BaseException], **more: Any) -> Context:
     """Return the context of a worker in which no record waits; failures go to the list."""
@@ -142,7 +135,7 @@ class TaskHarness:
         tracing: Tracing = NO_TRACING,
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
-        control: ControlConfig = NO_CONTROL,
+        judges: Judges | None = None,
         drain_seconds: float | None = None,
     ) -> None:
         self.pool = ManualPool()
@@ -157,8 +150,6 @@ class TaskHarness:
         self.buffer.hold(OTHER)
         self.status = CommittedRecords()
         self.failures: list[BaseException] = []
-        self.confirmed: list[str | None] = []
-        self.not_confirmed: Exception | None = None
         context: dict[str, Any] = {
             "buffer": self.buffer,
             "pool": self.pool if embed else None,
@@ -168,20 +159,13 @@ class TaskHarness:
             "dead_letter_limit": dead_letter_limit,
             "tracing": tracing,
             "status": self.status,
-            "control": control,
+            "judges": judges or {},
             "drain_seconds": drain_seconds,
-            "confirm_topic": self._confirm_topic,
             "fail": lambda _, error: self.failures.append(error),
         }
-        forgetting = None if not control.keys else Forgetting({}, [], 0, self.pool.identity.key(), None)
-        state = PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping, forgetting)
+        state = PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping)
         self.task = Partition(0, state, self.publisher, Context(**context))
         self.task.start()
-
-    async def _confirm_topic(self, topic_id: str | None) -> None:
-        self.confirmed.append(topic_id)
-        if self.not_confirmed is not None:
-            raise self.not_confirmed
 
     def fetch(self, offsets: Iterable[int]) -> None:
         """Let records of the partition wait."""

@@ -8,7 +8,7 @@ from referencing import Registry, Resource
 
 from tests.support.surroundings import SCHEMAS
 
-NAMES = ("reasoning-trace", "scored-trace", "dead-letter-headers", "forget", "forget-receipt", "verdict", "judged")
+NAMES = ("reasoning-trace", "scored-trace", "dead-letter-headers", "verdict", "judged")
 
 
 def load(path: str) -> Any:

@@ -1,6 +1,6 @@
 """A compacted topic in memory, with a publisher that fails and a pool that embeds in any order.
 
-For the tests of crashes and of forgetting: what Kafka holds for one partition, and a random past of it.
+For the tests of crashes: what Kafka holds for one partition, and a random past of it.
 """
 
 import asyncio
@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from tests.support.builders import T0, TextEmbedder, make_record, random_trace_bytes
-from tests.support.forgetting import TOPIC_ID
+from tests.support.builders import T0, TOPIC_ID, TextEmbedder, make_record, random_trace_bytes
 from worker import InvalidTrace, PartitionScorer
 from worker.core.changelog import Log, Restored
-from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.passes import MARKER_KEY, Found, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.embed.embedder import Embedding
@@ -104,8 +102,7 @@ class Topics:
 
     def entries(self) -> dict[bytes, bytes]:
         """Return the live entries."""
-        others = (MARKER_KEY, FORGOTTEN_PREFIX)
-        return {key: value for _, key, value in self.compacted() if value is not None and not key.startswith(others)}
+        return {key: value for _, key, value in self.compacted() if value is not None and key != MARKER_KEY}
 
     def restored(self, capacity: int, model: str = IDENTITY.key()) -> Restored:
         """Read the changelog as worker/kafka/state/restore.py does; whether compaction has run makes no difference."""
@@ -116,7 +113,6 @@ class Topics:
         found = Found(self.offset, self.metadata is not None, committed, self.topic_id, recreated)
         whole, compact = (self._read(records, found, model, capacity) for records in (self.log, self.compacted()))
         assert (whole.entries, whole.replay, whole.current) == (compact.entries, compact.replay, compact.current)
-        assert (whole.requests, whole.next_sequence) == (compact.requests, compact.next_sequence)
         assert not whole.skipped["corrupt"]
         return whole
 
@@ -129,7 +125,7 @@ class Topics:
     def scorer(self, plan: Plan, found: Restored) -> PartitionScorer:
         scorer = plan.scorer()
         committed = committed_from(self.metadata or "")
-        scorer.restore(found.cache(), None if committed is None else committed.stream_time_ms, found.next_sequence)
+        scorer.restore(found.cache(), None if committed is None else committed.stream_time_ms)
         return scorer
 
 
@@ -190,9 +186,6 @@ class RandomPool:
         future: Future[Embedding] = Future()
         self._waiting.append((text, future))
         return asyncio.wrap_future(future)
-
-    def drop_remembered(self) -> None:
-        pass
 
     def work(self) -> None:
         if not self._waiting:

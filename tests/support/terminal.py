@@ -146,7 +146,6 @@ ON_KAFKA: dict[str, list[str]] = {
     "tail all": ["tail", "--no-follow", "--dead-letters", "--accepted", "--rejected", "--from-beginning"],
     "text of tail": ["tail", "--no-follow", "--text", "--objective", "--accepted", "--rejected", "--dead-letters"],
     "redrive": ["redrive"],
-    "forget": ["forget", "--text", "--trace", EVIL, "--set", f"forget_key={'x' * 32}"],
     "redrive --to-source": ["redrive", "--execute"],
     "report": ["report", "--from-kafka", "--output", "-"],
     "publish": ["publish", "{traces}"],

@@ -138,7 +138,6 @@ SAID: dict[str, list[tuple[str, int, str]]] = {
     "publish": [("samples", 2, NO_BROKER)],
     "tail": [("", 2, NO_BROKER)],
     "redrive": [("", 2, NO_BROKER)],
-    "forget": [(f"--trace kp:trace:one --set forget_key={'x' * 32}", 2, NO_BROKER)],
     "verdict": [("{traces} --set verdict_key_file={keys}", 2, NO_BROKER)],
     "convert": [
         (" ".join(["{runs}", *CONVERT]), 0, '"steps"'),

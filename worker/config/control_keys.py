@@ -1,4 +1,4 @@
-"""The keys of control records: for requests to forget, and for the judges' verdicts."""
+"""The keys of control records: those of the judges, which sign verdicts."""
 
 from __future__ import annotations
 
@@ -14,35 +14,10 @@ _MAKE: Final = "make one with: openssl rand -hex 32"
 _JUDGE: Final = re.compile(r"[A-Za-z0-9._@:/-]{1,64}")
 
 
-def forget_keys(settings: Settings) -> tuple[bytes, ...]:
-    """Return the keys for requests to forget, the one that signs first. Raises ConfigError, without a key's content.
-
-    A file may have several, one on each line: requests that an earlier key has signed then still count in a replay.
-    """
-    if settings.forget_key is not None:
-        variable, keys = "KP_FORGET_KEY", [settings.forget_key.get_secret_value().encode()]
-    elif settings.forget_key_file is not None:
-        variable, keys = (
-            f"KP_FORGET_KEY_FILE={settings.forget_key_file}",
-            _lines("KP_FORGET_KEY_FILE", settings.forget_key_file),
-        )
-    else:
-        raise ConfigError(
-            "control records are signed: set KP_FORGET_KEY_FILE or KP_FORGET_KEY, the "
-            f"same for all workers, which run with KP_FORGET=true ({_MAKE})"
-        )
-    if not keys:
-        raise ConfigError(f"{variable} is empty; {_MAKE}")
-    if any(len(key) < MIN_KEY_BYTES for key in keys):
-        raise ConfigError(f"{variable} has a key of less than {MIN_KEY_BYTES} bytes; {_MAKE}")
-    return tuple(keys)
-
-
 def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
     """Return the keys of each judge, the one that signs first; none without KP_VERDICT_KEY_FILE. Raises ConfigError.
 
-    A judge may have several, so that one can be replaced. No two share a key, and none may forget: the key tells who
-    signed.
+    A judge may have several, so that one can be replaced. No two share a key: the key tells who signed.
     """
     path = settings.verdict_key_file
     if path is None:
@@ -54,8 +29,8 @@ def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
         return {}
     variable = f"KP_VERDICT_KEY_FILE={path}"
     judges: dict[str, list[bytes]] = {}
-    owners = dict.fromkeys(forget_keys(settings) if settings.forget else (), "KP_FORGET_KEY")
-    for number, line in enumerate(_lines("KP_VERDICT_KEY_FILE", path), 1):
+    owners: dict[bytes, str] = {}
+    for number, line in enumerate(_lines(path), 1):
         name, _, key = (part.strip() for part in line.partition(b" "))
         judge = name.decode("utf-8", "replace")
         if not _JUDGE.fullmatch(judge) or not key:
@@ -74,12 +49,13 @@ def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
     return judges
 
 
-def _lines(variable: str, path: Path) -> list[bytes]:
+def _lines(path: Path) -> list[bytes]:
     """Return the lines of a file that are not empty. Raises ConfigError."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(
-            f"{variable}={path} cannot be read: {error.strerror}; check the path, the mount and the permissions"
+            f"KP_VERDICT_KEY_FILE={path} cannot be read: {error.strerror}; check the path, the mount and the "
+            "permissions"
         ) from None
     return [line.strip() for line in lines if line.strip()]

@@ -53,7 +53,7 @@ _TLS_FILES: Final = ("tls_ca_file", "tls_certificate_file", *_KEY)
 
 def check_security(given: Set[str], protocol: str, mechanism: str | None) -> None:
     """Raise ValueError where settings contradict each other, or would be ignored. `given`: fields that have a value."""
-    for name in ("sasl_password", "tls_key_password", "registry_key", "forget_key"):
+    for name in ("sasl_password", "tls_key_password", "registry_key"):
         if len(both := _variables(given, name, f"{name}_file")) == 2:
             raise ValueError(f"{both[0]} and {both[1]} are both set; keep one")
     if (tls := _variables(given, *_TLS_FILES)) and protocol not in TLS:
@@ -192,9 +192,6 @@ class Settings(BaseSettings):
     )
     changelog_topic: TopicName | None = Field(
         None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
-    )
-    forgotten_topic: TopicName | None = Field(
-        None, description="with KP_FORGET: topic for receipts (default: <source>.forgotten)"
     )
     judged_topic: TopicName | None = Field(
         None, description="with KP_VERDICT_KEY_FILE: topic for the verdicts that count (default: <source>.judged)"
@@ -401,16 +398,6 @@ class Settings(BaseSettings):
         description="how far one trace may advance stream time; unset: no limit (docs/security.md)",
     )
 
-    forget: bool = Field(
-        False, description="honour requests to forget (docs/forget.md); false: they become dead letters"
-    )
-    forget_key: SecretStr | None = Field(
-        None, description="key that signs requests to forget, at least 32 bytes; better in a file"
-    )
-    forget_key_file: Path | None = Field(
-        None, description="file with keys for requests to forget, one per line; the first signs, all are accepted"
-    )
-
     verdict_key_file: Path | None = Field(
         None,
         description="file with the judges' keys, one line JUDGE KEY each, at least 32 bytes (docs/verdicts.md); "
@@ -504,7 +491,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "sasl_password_file", "sasl_token_file", "tls_ca_file", "tls_certificate_file", "tls_key_file",
-        "tls_key_password_file", "forget_key_file", "verdict_key_file", "embedder_token_file", mode="before",
+        "tls_key_password_file", "verdict_key_file", "embedder_token_file", mode="before",
     )  # fmt: skip
     @classmethod
     def _is_path(cls, value: object) -> object:
@@ -515,10 +502,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_together(self) -> Settings:
         topics = list(self.topics.values())
-        number = {5: "five", 6: "six", 7: "seven"}[len(topics)]
+        number = {5: "five", 6: "six"}[len(topics)]
         if len(set(topics)) != len(topics):
             raise ValueError(f"the {number} topics must differ from each other, got {', '.join(topics)}")
-        self._check_forget()
         self._check_service()
         check_security(self._given(), self.security_protocol, self.sasl_mechanism)
         if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
@@ -538,17 +524,6 @@ class Settings(BaseSettings):
             # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
         return self
-
-    def _check_forget(self) -> None:
-        if not self.forget:
-            return
-        if self.forget_key is None and self.forget_key_file is None:
-            raise ValueError("KP_FORGET=true needs KP_FORGET_KEY_FILE or KP_FORGET_KEY: control records are signed")
-        if self.embedder == "none" and self.verdict_key_file is None:
-            raise ValueError(
-                "KP_FORGET=true needs an embedder or KP_VERDICT_KEY_FILE: without both there is nothing to forget; set "
-                "one of them"
-            )
 
     def _check_service(self) -> None:
         if self.embedder != "http":
@@ -595,7 +570,7 @@ class Settings(BaseSettings):
 
     @property
     def topics(self) -> Mapping[str, str]:
-        """Names of the topics, by the variable that sets each: five, and those of receipts and verdicts if used."""
+        """Names of the topics, by the variable that sets each: five, and that of verdicts if used."""
         names = {
             "KP_SOURCE_TOPIC": self.source_topic,
             "KP_ACCEPTED_TOPIC": self.accepted_topic,
@@ -603,8 +578,6 @@ class Settings(BaseSettings):
             "KP_DEAD_LETTER_TOPIC": self.dead_letter_topic,
             "KP_CHANGELOG_TOPIC": self.changelog,
         }
-        if self.forget:
-            names |= {"KP_FORGOTTEN_TOPIC": self.forgotten}
         return names if self.verdict_key_file is None else names | {"KP_JUDGED_TOPIC": self.judged}
 
     @property
@@ -651,11 +624,6 @@ class Settings(BaseSettings):
     def assemble_state(self) -> str:
         """Name of the compacted topic with the open runs, and the ids of the closed ones."""
         return f"{self.assemble_group}-state"
-
-    @property
-    def forgotten(self) -> str:
-        """Name of the topic of receipts."""
-        return self.forgotten_topic or f"{self.source_topic}.forgotten"
 
     @property
     def judged(self) -> str:

@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from worker.core.forgetting import FORGOTTEN_PREFIX, Kept, Processed, RemovedBy, Row, decode_processed
-from worker.core.novelty import CACHED_ID_LENGTH, LENGTH_TOLERANCE, Label, Vector
+from worker.core.novelty import CACHED_ID_LENGTH, LENGTH_TOLERANCE, Vector
 from worker.core.passes import (
     LAST_OFFSET,
     MARKER_KEY,
@@ -41,7 +40,7 @@ from worker.core.passes import (
     resolve,
     written_at,
 )
-from worker.core.records import Fault, IdentityKey
+from worker.core.records import Fault, IdentityKey, Row
 from worker.core.track_record import RECORD_PREFIX, Stored, read_stored
 
 VERSION: Final = 1
@@ -58,6 +57,8 @@ DECODED: Final = 1024  # values that a restore decodes at once
 MAX_DIMENSIONS: Final = 16_384  # more than any embedder's vector has
 
 PROBE_PREFIX: Final = b"probe:"
+
+OBSOLETE_PREFIX: Final = b"forgotten:"  # of builds until 2281abe, with KP_FORGET; deleted by the first commit
 
 PROBE_DISTANCE: Final = 0.05
 """Greatest distance between the vector of a fixed text and the kept one, for the same model: bf16 differs from fp32 by
@@ -86,10 +87,6 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass_number: PassNumber | None = None  # None: the pass that was current when it was written
     text_hash: bytes = b""  # of the embedded text (`text_hash`); empty if unknown
     agent_id: CachedId = ""
-
-    def label(self) -> Label:
-        """Return the entry's origin."""
-        return Label(self.trace_id, self.agent_id, self.source_offset)
 
     def array(self) -> Vector:
         """Return the vector, shape (dimensions,)."""
@@ -278,8 +275,8 @@ class Housekeeping:
     def rows(self, entries: list[Row], newest: int | None, next_offset: int) -> list[Row]:
         """Return the rows of the next batch: its entries and their housekeeping.
 
-        `entries` have consecutive sequences, up to `newest` (None: there is none), with the rows of processed requests
-        to forget in their places. `next_offset` is committed with them.
+        `entries` have consecutive sequences, up to `newest` (None: there is none), with track records in their places.
+        `next_offset` is committed with them.
 
         The order makes the rows safe even without a transaction, wherever the process dies:
          1. tombstones of entries that count in no pass, and the marker. Both follow from committed data, so the next
@@ -325,18 +322,11 @@ class Restored:
     overridden: int = 0  # entries of this model whose pass no longer counts
     begins: str | None = None  # why the pass is new; None: the committed pass continues
     problem: str = ""  # the first unreadable record, and why
-    requests: list[Processed] = field(default_factory=list)  # the ones that count, in rising order of offset
-    next_sequence: int = 0  # lower bound of the next entry's: the newest entries may have been forgotten
-    live: list[tuple[bytes, Entry]] = field(default_factory=list)  # readable, and not deleted by the first commit
     records: list[Stored] = field(default_factory=list)  # the track records, as stored
 
-    def kept(self) -> dict[bytes, Kept]:
-        """Return the live entries by key, as Forgetting expects them."""
-        return {key: Kept(entry.sequence, entry.label()) for key, entry in self.live}
-
-    def cache(self) -> list[tuple[int, int, str | Label, Vector]]:
+    def cache(self) -> list[tuple[int, int, str, Vector]]:
         """Return the cache's entries as PartitionScorer.restore expects them."""
-        return [(it.sequence, it.stream_time_ms, it.label(), it.array()) for it in self.entries]
+        return [(it.sequence, it.stream_time_ms, it.trace_id, it.array()) for it in self.entries]
 
 
 class _Live:
@@ -400,24 +390,17 @@ class Log:
         offset. `probes`: those of an embedding service's model; raises OtherModelError if different ones are kept.
         """
         result = Restored()
-        for position, fault in self._faults:
-            _corrupt(result, position, fault.message)
+        self.restore_records(result)
         marker = self._marker(result)
         live = self._entries(result, found, model)
-        requests = self._requests(result)
-        self._records(result)
-        numbers = [it.entry.pass_number or 0 for it in live if it.entry is not None]
-        greatest = max([*numbers, *(it.pass_number for it in requests)], default=0)
+        greatest = max((it.entry.pass_number or 0 for it in live if it.entry is not None), default=0)
         resolved = resolve(found, marker, greatest, self.end)
         result.current, result.chain, result.begins = resolved.current, resolved.chain, resolved.begins
-        sorting = _Sorted()
-        _sort_requests(result, sorting, requests, resolved, found.offset, model)
+        sorting = _Sorted(dead=[key for key, _ in self.live() if key.startswith(OBSOLETE_PREFIX)])
         _sort(result, sorting, live, resolved, found.offset, model, dimensions)
         slots = capacity + SLACK
         own = b"%d:%d:" % (resolved.current.number or 0, slots)
         first, leaving = _select(result, sorting, own, slots)
-        dead = {key for key, _ in first}
-        result.live = [(it.key, it.entry) for it in live if it.entry is not None and it.key not in dead]
         if resolved.marker() != marker:
             first.append((MARKER_KEY, encode_marker(resolved.marker())))
         if probes is not None:
@@ -425,20 +408,10 @@ class Log:
         result.housekeeping = Housekeeping(first, leaving, sorting.ahead)
         return result
 
-    def restore_records(self, result: Restored, found: Found) -> None:
-        """Restore without an embedder: track records, requests before the committed offset, and live records.
-
-        There is no cache then, but each entry can still be forgotten.
-        """
+    def restore_records(self, result: Restored) -> None:
+        """Restore the track records: all that there is without an embedder."""
         for position, fault in self._faults:
             _corrupt(result, position, fault.message)
-        self._records(result)
-        requests = (it for it in self._requests(result) if it.source_offset < found.offset)
-        result.requests = sorted(requests, key=lambda it: it.source_offset)
-        live = self._entries(result, found, model="")
-        result.live = [(it.key, it.entry) for it in live if it.entry is not None]
-
-    def _records(self, result: Restored) -> None:
         for key, (position, value) in self._values.items():
             if key is not None and key.startswith(RECORD_PREFIX):
                 try:
@@ -485,29 +458,14 @@ class Log:
                     live.append(_Live(key, position, entry))
         return live
 
-    def _requests(self, result: Restored) -> list[Processed]:
-        found = []
-        for key, (position, value) in self._values.items():
-            if key is not None and key.startswith(FORGOTTEN_PREFIX):
-                try:
-                    request = decode_processed(value, key)
-                except ValueError as error:
-                    _corrupt(result, position, str(error))
-                    continue
-                if request.next_sequence > request.source_offset:
-                    _corrupt(result, position, f"next sequence {request.next_sequence} at {request.source_offset}")
-                else:
-                    found.append(request)
-        return found
-
 
 def _may_be_entry(key: bytes | None) -> bool:
-    return key is None or (key != MARKER_KEY and not key.startswith((FORGOTTEN_PREFIX, PROBE_PREFIX, RECORD_PREFIX)))
+    return key is None or (key != MARKER_KEY and not key.startswith((OBSOLETE_PREFIX, PROBE_PREFIX, RECORD_PREFIX)))
 
 
 def _is_entry(row: Row) -> bool:
-    """Return whether a row writes an entry, and is no tombstone, processed request or track record."""
-    return row[1] is not None and not row[0].startswith((FORGOTTEN_PREFIX, RECORD_PREFIX))
+    """Return whether a row writes an entry, and is no tombstone or track record."""
+    return row[1] is not None and not row[0].startswith(RECORD_PREFIX)
 
 
 def _corrupt(result: Restored, position: int, problem: str) -> None:
@@ -523,22 +481,6 @@ class _Sorted:
     dead: list[bytes] = field(default_factory=list)
 
 
-def _sort_requests(
-    result: Restored, found: _Sorted, requests: Sequence[Processed], resolved: Resolved, committed: int, model: str
-) -> None:
-    """Sort the processed requests like entries; put the ones that count into `result`."""
-    for request in sorted(requests, key=lambda it: it.source_offset):
-        segment = at_offset(resolved.chain, request.source_offset)
-        if segment is None or segment.number != request.pass_number:
-            found.dead.append(request.key())
-        elif request.source_offset >= committed:
-            found.ahead.append((request.source_offset, request.key()))
-        else:
-            result.requests.append(request)
-            if request.model == model:
-                result.next_sequence = max(result.next_sequence, request.next_sequence)
-
-
 def _sort(
     result: Restored,
     found: _Sorted,
@@ -549,7 +491,6 @@ def _sort(
     dimensions: int,
 ) -> None:
     """Sort the live records; put the counts of skipped ones, and the entries that can be replayed, into `result`."""
-    removed = RemovedBy(result.requests)
     for record in live:
         entry = record.entry
         if entry is None:
@@ -563,9 +504,6 @@ def _sort(
         segment = at_offset(resolved.chain, entry.source_offset)
         if ours and entry.source_offset >= committed and entry.text_hash:
             result.replay[entry.source_offset] = entry
-        if removed.has(entry.trace_id, entry.agent_id, entry.source_offset):
-            found.dead.append(record.key)  # it had a tombstone, but a frozen worker may have written it again
-            continue
         if segment is None or number != segment.number:
             found.dead.append(record.key)
             result.overridden += ours

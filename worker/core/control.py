@@ -1,4 +1,4 @@
-"""Control records (requests to forget, and verdicts): their headers and signatures.
+"""Control records (verdicts are the only kind): their headers and signatures.
 
 They share the source topic with the traces because a replay loses the order between two topics. They are signed
 because many clients may write there.
@@ -10,7 +10,6 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from worker.core.records import Headers
@@ -19,24 +18,11 @@ from worker.core.trace import InvalidTrace, Reason
 CONTROL_HEADER: Final = "kp-control"
 SIGNATURE_HEADER: Final = "kp-control-signature"  # the signature: HMAC-SHA256 of the exact value, 64 hexadecimal digits
 
-FORGET: Final = b"forget"
 VERDICT: Final = b"verdict"
 
 MIN_KEY_BYTES: Final = 32  # as long as the hash, as RFC 2104 advises
 _BLOCK: Final = 64  # bytes of a SHA-256 block
 Judges = Mapping[str, Sequence[bytes]]  # the keys of each judge, by name
-
-
-@dataclass(frozen=True, slots=True)
-class ControlConfig:
-    """The control records that a worker honours."""
-
-    keys: Sequence[bytes] = ()  # for requests to forget (KP_FORGET); none: such a record is read as a trace
-    group: str = ""  # the worker's consumer group
-    judges: Judges = field(default_factory=dict)  # none: every verdict is a dead letter
-
-
-NO_CONTROL: Final = ControlConfig()
 
 
 def control_headers(kind: bytes, body: bytes, key: bytes) -> list[tuple[str, bytes]]:
@@ -45,18 +31,12 @@ def control_headers(kind: bytes, body: bytes, key: bytes) -> list[tuple[str, byt
 
 
 def control_kind(headers: Headers) -> bytes | None:
-    """Return the kind of control record that the headers name; None for any other record."""
-    for name, content in headers:
-        if name == CONTROL_HEADER and content in (FORGET, VERDICT):
-            return content
-    return None
+    """Return the kind of control record that the headers name, known or not; None for any other record."""
+    return next((content or b"" for name, content in headers if name == CONTROL_HEADER), None)
 
 
 def check_signature(headers: Headers, body: bytes, keys: Iterable[bytes], held_in: str) -> None:
-    """Raise InvalidTrace unless the record has exactly one signature, by one of the keys.
-
-    `held_in`: the setting that holds the keys.
-    """
+    """Raise InvalidTrace unless the record has exactly one signature, by one of the keys; `held_in` says whose."""
     said = [content or b"" for name, content in headers if name == SIGNATURE_HEADER]
     if len(said) != 1:
         raise bad_control(f"a control record needs one header {SIGNATURE_HEADER}, got {len(said)}")

@@ -1,14 +1,13 @@
 """The novelty cache: the latest embeddings of one partition, searched for the nearest to a new one.
 
 Memory is a ring: sequence number s is in row s % max_elements. So the shape of the matrix product depends on the
-sequence number alone, and a restored cache computes the same bits as one that was never interrupted. A forgotten entry
-leaves a gap: its row is never compared, and the other entries keep their rows and lifetimes.
+sequence number alone, and a restored cache computes the same bits as one that was never interrupted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,14 +29,6 @@ LENGTH_TOLERANCE: Final = 1e-3
 
 SURELY_UNIT: Final = 3e-7
 """A vector whose squared length is this close to 1, summed in any order, is within UNIT_TOLERANCE."""
-
-
-class Label(NamedTuple):
-    """The origin of an entry."""
-
-    trace_id: str
-    agent_id: str = ""
-    offset: int | None = None  # the source offset; None outside Kafka
 
 
 class Neighbour(NamedTuple):
@@ -87,16 +78,12 @@ def _length(wide: npt.NDArray[np.float64]) -> float:
     return math.sqrt(math.fsum((wide * wide).tolist()))
 
 
-_NO_LABEL: Final = Label("")
-
-
 class CacheMark(NamedTuple):
     """A cache's time, and which entries were live then (`VectorCache.mark`)."""
 
     now_ms: int | None
     oldest: int
     expired: int
-    gaps: frozenset[int]
 
 
 class VectorCache:
@@ -115,13 +102,12 @@ class VectorCache:
         self.ttl_ms = ttl_ms
         self._matrix = Matrix(max_elements, dimensions)
         self._times = [0] * max_elements
-        self._labels = [_NO_LABEL] * max_elements
+        self._trace_ids = [""] * max_elements
         self.clear()
 
     def clear(self) -> None:
-        """Forget every entry, the time and the eviction counts."""
-        self._oldest = self._next = 0  # sequence numbers: live entries are oldest <= s < next, except the gaps
-        self._gaps: set[int] = set()
+        """Remove every entry, the time and the eviction counts."""
+        self._oldest = self._next = 0  # sequence numbers: live entries are oldest <= s < next
         self._matrix.clear()
         self._now: int | None = None
         self.expired = 0
@@ -129,7 +115,7 @@ class VectorCache:
 
     def __len__(self) -> int:
         """Return the number of live entries at the latest time seen."""
-        return self._next - self._oldest - len(self._gaps)
+        return self._next - self._oldest
 
     @property
     def next_sequence(self) -> int:
@@ -143,7 +129,7 @@ class VectorCache:
 
     @property
     def oldest_sequence(self) -> int:
-        """The lowest sequence number that may be live; `next_sequence` if none is."""
+        """The sequence number of the oldest live entry; `next_sequence` if none is."""
         return self._oldest
 
     @property
@@ -155,12 +141,11 @@ class VectorCache:
 
     def mark(self) -> CacheMark:
         """Return a mark with which `back_to` undoes every `advance` from now on."""
-        return CacheMark(self._now, self._oldest, self.expired, frozenset(self._gaps) if self._gaps else frozenset())
+        return CacheMark(self._now, self._oldest, self.expired)
 
     def back_to(self, mark: CacheMark) -> None:
-        """Go back in time to the mark. Nothing may have been added, forgotten or restored since."""
+        """Go back in time to the mark. Nothing may have been added or restored since."""
         self._now, self._oldest, self.expired = mark.now_ms, mark.oldest, mark.expired
-        self._gaps = set(mark.gaps)
 
     def advance(self, now_ms: int) -> int:
         """Advance time, expire entries, return the current time (ms)."""
@@ -169,12 +154,13 @@ class VectorCache:
             if self.ttl_ms is not None:
                 dead_before = now_ms - self.ttl_ms
                 while self._oldest < self._next and self._times[self._oldest % self.max_elements] <= dead_before:
-                    self.expired += self._drop_oldest()
+                    self._oldest += 1
+                    self.expired += 1
         return self._now
 
     def add(self, vector: npt.ArrayLike, now_ms: int = 0, trace_id: str = "") -> int:
         """Add a vector of any length; return its sequence number. Raises ValueError (`unit`), changing nothing."""
-        return self.add_unit(unit(vector, self.dimensions), now_ms, Label(trace_id))
+        return self.add_unit(unit(vector, self.dimensions), now_ms, trace_id)
 
     def max_cosine_similarity(self, vector: npt.ArrayLike, now_ms: int = 0) -> float:
         """Return the greatest cosine similarity to a live entry, 0.0 if there is none. Raises ValueError (`unit`)."""
@@ -198,77 +184,44 @@ class VectorCache:
             live = ((first, self.max_elements),)
         else:  # the live range wraps: the older part is above the younger one
             live = ((first, self.max_elements), (0, end))
-        gaps = [sequence % self.max_elements for sequence in self._gaps] if self._gaps else ()
-        row, similarity = self._matrix.nearest(query, live, gaps)
-        return Neighbour(self._labels[row].trace_id, max(-1.0, similarity))
+        row, similarity = self._matrix.nearest(query, live)
+        return Neighbour(self._trace_ids[row], max(-1.0, similarity))
 
-    def add_unit(self, vector: Vector, now_ms: int, label: Label) -> int:
+    def add_unit(self, vector: Vector, now_ms: int, trace_id: str) -> int:
         """Do `add` for a vector that `unit` returned."""
         now = self.advance(now_ms)
         if self._next - self._oldest == self.max_elements:
-            self.displaced += self._drop_oldest()
+            self._oldest += 1
+            self.displaced += 1
         sequence = self._next
-        self._put(sequence, vector, now, label)
+        self._put(sequence, vector, now, trace_id)
         self._next += 1
         return sequence
 
-    def forget(self, matches: Callable[[Label], bool]) -> list[tuple[int, Label]]:
-        """Remove the live entries whose label matches; return their sequence numbers and labels, oldest first."""
-        forgotten = []
-        for sequence in range(self._oldest, self._next):
-            label = self._labels[sequence % self.max_elements]
-            if sequence not in self._gaps and matches(label):
-                forgotten.append((sequence, label))
-                self._leave_gap(sequence, self._times[sequence % self.max_elements])
-        return forgotten
-
-    def _put(self, sequence: int, vector: Vector, time_ms: int, label: Label) -> None:
+    def _put(self, sequence: int, vector: Vector, time_ms: int, trace_id: str) -> None:
         row = sequence % self.max_elements
         self._matrix.put(row, vector)
         self._times[row] = time_ms
-        self._labels[row] = label
+        self._trace_ids[row] = trace_id
 
-    def _leave_gap(self, sequence: int, time_ms: int) -> None:
-        self._put(sequence, np.zeros(self.dimensions, dtype=np.float32), time_ms, _NO_LABEL)
-        self._gaps.add(sequence)
+    def restore(self, entries: Iterable[tuple[int, int, str, Vector]], now_ms: int | None = None) -> None:
+        """Rebuild the cache from (sequence, time in ms, trace id, unit vector), in any order.
 
-    def _drop_oldest(self) -> bool:
-        """Drop the oldest sequence number; return whether it had an entry."""
-        sequence = self._oldest
-        self._oldest += 1
-        if sequence in self._gaps:
-            self._gaps.remove(sequence)
-            return False
-        return True
-
-    def restore(
-        self,
-        entries: Iterable[tuple[int, int, str | Label, Vector]],
-        now_ms: int | None = None,
-        next_sequence: int = 0,
-    ) -> None:
-        """Rebuild the cache from (sequence, time in ms, trace id or label, unit vector), in any order.
-
-        The next sequence is the greatest one plus 1, or `next_sequence` if greater. A sequence without an entry is a
-        gap. `now_ms`: the stream time, if known to be later than the last entry's.
+        The next sequence is the greatest one plus 1. The place of an entry that was lost is filled with its younger
+        neighbour, which changes no maximum. `now_ms`: the stream time, if known to be later than the last entry's.
         """
         self.clear()
         found = {entry[0]: entry for entry in entries}
         if found:
             newest = max(found)
-            self._next = max(newest + 1, next_sequence)
-            self._oldest = max(min(found), self._next - self.max_elements)
-            time = found[newest][1]
-            for sequence in range(self._next - 1, self._oldest - 1, -1):
-                entry = found.get(sequence)
-                if entry is None:
-                    self._leave_gap(sequence, time)  # with its younger neighbour's time: times rise
-                else:
-                    _, time, label, vector = entry
-                    self._put(sequence, vector, time, Label(label) if isinstance(label, str) else label)
+            self._next = newest + 1
+            self._oldest = min(sequence for sequence in found if sequence >= self._next - self.max_elements)
+            entry = found[newest]
+            for sequence in range(newest, self._oldest - 1, -1):
+                entry = found.get(sequence, entry)
+                _, time, trace_id, vector = entry
+                self._put(sequence, vector, time, trace_id)
             self.advance(found[newest][1])
-        else:
-            self._next = self._oldest = next_sequence
         if now_ms is not None:
             self.advance(now_ms)
         self._matrix.prepare()

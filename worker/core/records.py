@@ -35,7 +35,6 @@ class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
 ACCEPTED: Final = "accepted"
 REJECTED: Final = "rejected"
 DEAD_LETTER: Final = "dead_letter"
-FORGOTTEN: Final = "forgotten"
 JUDGED: Final = "judged"
 ASSEMBLED: Final = "assembled"
 SPANS: Final = "spans"
@@ -51,6 +50,8 @@ HEADER_OVERHEAD: Final = 2 * 5  # most bytes of one header's two lengths
 HEADER_OBJECTS: Final = 128
 """Bytes of one header's Python objects, however short it is: 700,000 empty headers are 1.4 MB on the wire and 80 MB in
 memory."""
+
+Row = tuple[bytes, bytes | None]  # key and value of a changelog record; None is a tombstone
 
 Headers = Sequence[tuple[str, bytes]]  # a producer may have sent null as a header's content
 

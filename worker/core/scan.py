@@ -89,23 +89,18 @@ class Matrix:
         codes = 0 if self._codes is None else self._codes.nbytes
         return self._vectors.nbytes + self._similarities.nbytes + codes
 
-    def nearest(self, query: Floats, ranges: Ranges, excluded: Sequence[int] = ()) -> tuple[int, float]:
-        """Return the most similar row in `ranges` and its similarity; a tie goes to the first (see `Ranges`).
-
-        At least one row of the ranges must not be excluded.
-        """
+    def nearest(self, query: Floats, ranges: Ranges) -> tuple[int, float]:
+        """Return the most similar row in `ranges` and its similarity; a tie goes to the first (see `Ranges`)."""
         used = -(-ranges[0][1] // BLOCK) * BLOCK
         if used < FROM_ROWS:
             similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
         else:
-            found = self._candidates(query, ranges, used, excluded)
+            found = self._candidates(query, ranges, used)
             if found is not None:
                 rows, similarities = found
                 at = int(similarities.argmax())
                 return int(rows[at]), float(similarities[at])
             similarities = self._product(query, ranges, used)
-        if excluded:
-            similarities[excluded] = -np.inf
         row, greatest = -1, -np.inf
         for first, end in ranges:
             other = first + int(similarities[first:end].argmax())
@@ -119,9 +114,7 @@ class Matrix:
             np.dot(self._vectors[first:end], query, out=self._similarities[first:end])
         return self._similarities[:used]
 
-    def _candidates(
-        self, query: Floats, ranges: Ranges, used: int, excluded: Sequence[int]
-    ) -> tuple[Indices, Floats] | None:
+    def _candidates(self, query: Floats, ranges: Ranges, used: int) -> tuple[Indices, Floats] | None:
         """Return the rows that can be most similar, in the order of `ranges`, and their similarities.
 
         None if the codes give no bound, or would not be faster than the full product.
@@ -139,8 +132,6 @@ class Matrix:
         bounds = self._codes.estimate(query, ranges, estimates)
         if bounds is None:
             return None
-        if excluded:
-            estimates[excluded] = -np.inf
         errors, common = bounds
         floor = max(
             float((estimates[first:end] - error).max()) for (first, end), error in zip(ranges, errors, strict=True)

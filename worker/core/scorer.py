@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from worker.core.documents import evaluation_failed, scored_record
 from worker.core.findings import Clean, Screen
-from worker.core.novelty import CACHED_ID_LENGTH, CacheMark, Label, Neighbour, Vector, VectorCache, unit
+from worker.core.novelty import CACHED_ID_LENGTH, CacheMark, Neighbour, Vector, VectorCache, unit
 from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, SourceRecord, encoded_size
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
@@ -98,16 +98,16 @@ class PartitionScorer:
         now = self.cache.advance(time)
         return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
 
-    def decide(self, trace: ReasoningTrace, comparison: Comparison, offset: int | None = None) -> ScoredTrace:
-        """Do the second half of `score`: score, decide, and add the vector, with its source offset, to the cache."""
+    def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
+        """Do the second half of `score`: score, decide, and add the vector to the cache."""
         scored = self.weigh(trace, comparison)
-        self.keep(trace, scored, offset)
+        self.keep(trace, scored)
         return scored
 
-    def keep(self, trace: ReasoningTrace, scored: ScoredTrace, offset: int | None = None) -> None:
-        """Add the vector of the trace weighed last, with its source offset, to the cache."""
+    def keep(self, trace: ReasoningTrace, scored: ScoredTrace) -> None:
+        """Add the vector of the trace weighed last to the cache."""
         if scored.vector is not None:
-            self.cache.add_unit(scored.vector, scored.stream_time_ms, label(trace, offset))
+            self.cache.add_unit(scored.vector, scored.stream_time_ms, cached_id(trace))
 
     def mark(self) -> Mark:
         """Return a mark with which `back_to` undoes a `compare`."""
@@ -168,29 +168,18 @@ class PartitionScorer:
         claimed = trace.metadata.success and trace.outcome.evaluated is not True
         return Confidence(stated, used if claimed else stated, judged, succeeded)
 
-    def restore(
-        self,
-        entries: Iterable[tuple[int, int, str | Label, Vector]],
-        stream_time_ms: int | None = None,
-        next_sequence: int = 0,
-    ) -> None:
-        """Rebuild the state from (sequence, stream time in ms, trace id or label, unit vector) of committed traces.
+    def restore(self, entries: Iterable[tuple[int, int, str, Vector]], stream_time_ms: int | None = None) -> None:
+        """Rebuild the state from (sequence, stream time in ms, trace id, unit vector) of committed traces.
 
-        Leave out entries at or past the committed source offset: their traces are read again. The next entry's sequence
-        number is at least `next_sequence`, as the newest entries may have been forgotten.
+        Leave out entries at or past the committed source offset: their traces are read again.
         """
-        self.cache.restore(entries, stream_time_ms, next_sequence)
+        self.cache.restore(entries, stream_time_ms)
         self._stream_time_ms = self.cache.now_ms
 
 
 def cached_id(trace: ReasoningTrace) -> str:
     """Return a trace's id as the cache and the changelog store it."""
     return trace.id[:CACHED_ID_LENGTH]
-
-
-def label(trace: ReasoningTrace, offset: int | None = None) -> Label:
-    """Return the label of a trace's cache entry."""
-    return Label(cached_id(trace), trace.metadata.agent_id[:CACHED_ID_LENGTH], offset)
 
 
 def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source: str = "created_at") -> int:
@@ -283,7 +272,7 @@ class Evaluation:
             comparison = scorer.compare(vector, self.event_time_ms(record, trace))
             scored = scorer.weigh(trace, comparison)
             document = self.document(record, scored)
-            scorer.keep(trace, scored, record.offset)  # last: nothing may fail after it
+            scorer.keep(trace, scored)  # last: nothing may fail after it
         except Exception as error:
             scorer.back_to(mark)
             raise evaluation_failed(error) from error

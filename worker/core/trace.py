@@ -66,7 +66,7 @@ class Reason(enum.StrEnum):
     BATCH_TOO_LARGE = "batch_too_large"  # a batch unpacks to more than KP_MAX_BATCH_BYTES: one letter for all records
     UNREADABLE = "unreadable"  # a record, or the rest of a batch, that does not follow Kafka's format
     REFUSED_BY_TOPIC = "refused_by_topic"  # the output topic refused the scored trace for good
-    BAD_CONTROL = "bad_control"  # a control record that must not be honoured, with KP_FORGET=true
+    BAD_CONTROL = "bad_control"  # a control record that must not be honoured
     NOT_OTLP = "not_otlp"  # a record on a spans topic that is not OTLP
     LATE_SPAN = "late_span"  # spans of a run that is already closed
     ASSEMBLY_FAILED = "assembly_failed"  # a bug in the worker: it made no trace from the spans

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from worker.core.forgetting import ForgetRequest, RemovedBy, Row, id_hash
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.passes import Offset
+from worker.core.records import Row
 from worker.core.verdicts import MILLION, Verdict
 
 RECORD_PREFIX: Final = b"record:"  # a record's changelog key is `record:` and the hash of agent and domain
@@ -164,7 +164,8 @@ def _orders(verdicts: bytes) -> list[bytes]:
 
 def _order(verdict: Verdict, issued_ms: int) -> bytes:
     issued = (issued_ms + _ISSUED).to_bytes(8)
-    return issued + id_hash("trace", verdict.trace_id) + _judge_hash(verdict.judge)
+    trace = f"trace:{verdict.trace_id}".encode("utf-8", "surrogatepass")
+    return issued + hashlib.blake2b(trace, digest_size=16).digest() + _judge_hash(verdict.judge)
 
 
 def _success(verdicts: bytes) -> int:
@@ -335,23 +336,16 @@ class TrackRecord:
         self.keep(weighed)
         return weighed
 
-    def forget(self, request: ForgetRequest) -> list[Row]:
-        """Remove the records of the agent that a request names; return their tombstones."""
-        gone = [name for name in self._records if name[0] == request.agent_id]
-        return [self._remove(name) for name in gone]
-
-    def restore(self, stored: Iterable[Stored], below: int, removed: RemovedBy | None = None) -> list[Row]:
+    def restore(self, stored: Iterable[Stored], below: int) -> list[Row]:
         """Restore the records as they were before the source offset `below`, where the partition continues.
 
-        Return the rows that the next commit must write: those of records with verdicts at or past that offset, of
-        another topic, or `removed` by a request. So after a reset of the offset, no verdict survives that is refused
-        when read again.
+        Return the rows that the next commit must write: those of records with verdicts at or past that offset, or of
+        another topic. So after a reset of the offset, no verdict survives that is refused when read again.
         """
         rows: list[Row] = []
         found = []
         for each in stored:
-            gone = removed is not None and removed.has("", each.agent_id, each.last_offset)
-            record = None if gone or each.topic_id != self._topic_id else _Record.of(each, below)
+            record = None if each.topic_id != self._topic_id else _Record.of(each, below)
             if record is None:
                 rows.append((record_key(each.agent_id, each.domain), None))
                 continue

@@ -14,7 +14,15 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from worker.core.control import VERDICT, Judges, bad_control, check_signature, control_headers
+from worker.core.control import (
+    CONTROL_HEADER,
+    VERDICT,
+    Judges,
+    bad_control,
+    check_signature,
+    control_headers,
+    control_kind,
+)
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import JUDGED, OutputRecord, SourceRecord
 from worker.core.trace import EARLIEST_MS, LATEST_MS
@@ -183,8 +191,10 @@ def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued
 
 
 def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> Verdict:
-    """Return the verdict in a control record. `topic_id`: its topic's. Raises InvalidTrace if it must not count."""
+    """Return the verdict in a control record of a topic with this id. Raises InvalidTrace if it must not count."""
     body = record.value or b""
+    if control_kind(record.headers) != VERDICT:
+        raise bad_control(f"unknown control record: the header {CONTROL_HEADER} must be {VERDICT.decode()}")
     if not judges:
         raise bad_control("verdicts do not count here: set KP_VERDICT_KEY_FILE, the same for all workers of the group")
     try:

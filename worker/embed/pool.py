@@ -162,10 +162,6 @@ class EmbeddingPool:
             self._known.popitem(last=False)
         return future
 
-    def drop_remembered(self) -> None:
-        """Forget all texts submitted so far, even those in flight; their futures still complete."""
-        self._known.clear()
-
     def busy_seconds(self) -> float:
         """Return the age of the oldest running embedding, s; 0.0 when the embedder is idle."""
         with self._lock:

@@ -232,14 +232,6 @@ class Metrics:
             ["partition"],
         )
         self.cache_ttl = gauge("kp_cache_ttl_seconds", "KP_CACHE_TTL_SECONDS; 0: entries do not expire.")
-        self.forgotten_entries = counter(
-            "kp_forgotten_entries_total", "Cache entries and changelog records removed by control records."
-        )
-        self.control_records = counter(
-            "kp_control_records_total",
-            "Control records read with KP_FORGET=true.",
-            result=("honoured", "refused"),
-        )
         self.verdicts = counter(
             "kp_verdicts_total",
             "Committed verdicts that count, by the trace's profile and decision; unknown: made without its document.",

@@ -140,14 +140,6 @@ class LastRows:
         domain.profile = row.profile
         domain.rows.append(row)
 
-    def clear(self) -> None:
-        """Drop all records; the counts of domains stay."""
-        self._traces.clear()
-        self._dead_letters.clear()
-        self._objectives.clear()
-        for domain in self._domains.values():
-            domain.rows.clear()
-
     def traces(self, domain: str | None = None) -> list[dict[str, Any]]:
         """Return the last traces, newest first: of all, or of one domain."""
         rows = self._traces if domain is None else self._domains.get(domain, _Domain()).rows
@@ -284,10 +276,6 @@ class Status:
     def committed(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace | None) -> None:
         """Note one record whose output is committed; `scored` is None for a dead letter."""
         self._rows.committed(record, output, scored)
-
-    def forgotten(self) -> None:
-        """Show no record that was committed before: a control record is committed, and some may be its traces."""
-        self._rows.clear()
 
     def tick(self, now: float) -> None:
         """Note the counters of this second (monotonic); call it once a second."""

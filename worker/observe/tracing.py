@@ -100,11 +100,6 @@ class Tracing:
         span.set_attributes({"error.type": str(reason), "kp.decision": "dead_letter"})
         span.set_status(self._api.StatusCode.ERROR, "dead letter")
 
-    def forgotten(self, span: Span | None) -> None:
-        """Note that a request to forget was honoured."""
-        if span is not None:
-            span.set_attribute("kp.decision", "forgotten")
-
     def judged(self, span: Span | None) -> None:
         """Note that a verdict was honoured."""
         if span is not None:

@@ -15,7 +15,6 @@ from aiokafka import TopicPartition
 from worker.config import Settings
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
-from worker.core.forgetting import Forgetting, RemovedBy
 from worker.core.passes import without_embedder
 from worker.core.records import EmbedderIdentity
 from worker.core.terminal import number_of
@@ -102,8 +101,6 @@ class Assignment:
         }
         gone = [number for number in self.partitions if number not in kept]
         await asyncio.gather(*(self.partitions.pop(number).close() for number in gone))
-        if gone and self._context.control.keys and self._pool is not None:
-            self._pool.drop_remembered()  # other workers process the control records of these partitions
         for partition in set(gone) - set(mine):
             self._metrics.forget_partition(partition)
         if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
@@ -221,7 +218,7 @@ class Assignment:
             logs = await read_logs(self._client, settings.changelog, list(positions), seconds)
             for partition, restored in result.items():
                 read = logs.pop(partition)
-                await asyncio.to_thread(read.restore_records, restored, positions[partition].found())
+                await asyncio.to_thread(read.restore_records, restored)
                 if restored.problem:
                     log.warning("changelog %s/%d: %s is skipped", settings.changelog, partition, restored.problem)
                 self._metrics.skipped_entries.labels("corrupt").inc(restored.skipped["corrupt"])
@@ -232,26 +229,11 @@ class Assignment:
         scorer = new_scorer(self._settings, identity)
         scorer.record = TrackRecord(position.topic_id or "")
         # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
-        rows = await asyncio.to_thread(
-            scorer.record.restore, restored.records, position.offset, RemovedBy(restored.requests)
-        )
+        rows = await asyncio.to_thread(scorer.record.restore, restored.records, position.offset)
         restored.housekeeping.first(rows)
-        await asyncio.to_thread(
-            lambda: scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
-        )
-        forgetting = self._forgetting(restored)
+        await asyncio.to_thread(lambda: scorer.restore(restored.cache(), position.stream_time_ms))
         restored.entries.clear()  # the cache has copies; with many large partitions they need much memory
-        restored.live.clear()
-        return PartitionState(
-            scorer, position.offset, restored.replay, restored.current, restored.housekeeping, forgetting
-        )
-
-    def _forgetting(self, restored: Restored) -> Forgetting | None:
-        if not self._context.control.keys:
-            return None
-        model = "" if self._pool is None else self._pool.identity.key()
-        number = restored.current.number or 0
-        return Forgetting(restored.kept(), restored.requests, number, model, self._settings.cache_ttl_ms)
+        return PartitionState(scorer, position.offset, restored.replay, restored.current, restored.housekeeping)
 
 
 def _return_memory() -> None:

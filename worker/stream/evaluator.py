@@ -8,13 +8,11 @@ import time
 from collections.abc import Sequence
 
 from worker.core.changelog import text_hash
-from worker.core.control import FORGET, NO_CONTROL, VERDICT, ControlConfig, control_kind
+from worker.core.control import Judges, control_kind
 from worker.core.documents import dead_letter, embedding_failed, evaluation_failed
-from worker.core.forgetting import ForgetRequest, read_request, receipt_record
 from worker.core.novelty import Vector
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig, cached_id
-from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts, joined
 from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, read_verdict
 from worker.embed.embedder import Embedding, ModelError
@@ -37,7 +35,7 @@ class Evaluator:
         latency_budget_seconds: float,
         metrics: Metrics,
         tracing: Tracing,
-        control: ControlConfig = NO_CONTROL,
+        judges: Judges,
     ) -> None:
         identity = None if pool is None else pool.identity
         self._state = state
@@ -49,7 +47,7 @@ class Evaluator:
             metrics.stages[stage] for stage in ("parse", "embed", "novelty", "score")
         )
         self._tracing = tracing
-        self._control = control
+        self._judges = judges
         self._evaluation = Evaluation(state.scorer, identity, config)
 
     def take(self, record: SourceRecord) -> Pending:
@@ -72,12 +70,9 @@ class Evaluator:
             pending.embedding = self._embed(pending, texts, self._pool)
         return pending
 
-    def _read(self, record: SourceRecord) -> ReasoningTrace | ForgetRequest | Verdict:
-        kind = control_kind(record.headers) if record.fault is None else None
-        if kind == FORGET and self._control.keys:
-            return read_request(record, self._control.keys, self._state.topic_id)
-        if kind == VERDICT:
-            return read_verdict(record, self._control.judges, self._state.topic_id)
+    def _read(self, record: SourceRecord) -> ReasoningTrace | Verdict:
+        if record.fault is None and control_kind(record.headers) is not None:
+            return read_verdict(record, self._judges, self._state.topic_id)
         return self._evaluation.read(record)
 
     def _embed(
@@ -94,8 +89,6 @@ class Evaluator:
                 self._score(pending, trace, self._vector(pending))
             elif isinstance(trace, Verdict):
                 self._judge(pending, trace)
-            elif isinstance(trace, ForgetRequest):
-                self._forget(pending, trace)
             elif trace is not None:
                 self._refuse(pending, trace)
         except InvalidTrace as error:
@@ -144,7 +137,7 @@ class Evaluator:
             done = time.perf_counter()
             output = evaluation.document(record, scored)
             pending.entry = self._state.entry(record, trace, scored, pending.text_hash, self._model)
-            scorer.keep(trace, scored, record.offset)  # last: nothing can fail behind it
+            scorer.keep(trace, scored)  # last: nothing can fail behind it
         except Exception as error:
             scorer.back_to(mark)
             raise evaluation_failed(error) from error
@@ -153,30 +146,6 @@ class Evaluator:
         self._evaluated(pending, done)
         pending.output = self._tracing.scored(pending.span, trace, scored, output)
         pending.result = scored
-
-    def _forget(self, pending: Pending, request: ForgetRequest) -> None:
-        """Honour a control record. All traces before it are decided, so what is embedded now belongs to later ones."""
-        state, control, record = self._state, self._control, pending.record
-        if state.forgetting is None:
-            raise RuntimeError("this is a bug: a control record was read that is not honoured")
-        refusal = state.forgetting.refusal(request, record.offset)
-        if refusal is not None:
-            self._refuse(pending, refusal)
-            return
-        forgotten = state.forget(request, record.offset)
-        if self._pool is not None:
-            self._pool.drop_remembered()
-        self._evaluated(pending, time.perf_counter())
-        self._tracing.forgotten(pending.span)
-        about = _about(record, None)
-        log.info(
-            "request %s: forgot %s",
-            request.request_id,
-            number_of(len(forgotten.removed), "entry", "entries"),
-            extra=about,
-        )
-        pending.output = receipt_record(record, request, control.group, forgotten.removed)
-        pending.forgotten = forgotten
 
     def _judge(self, pending: Pending, verdict: Verdict) -> None:
         """Let a verdict count for the traces behind it."""
@@ -200,7 +169,7 @@ class Evaluator:
         self.dead_letter(pending, error)
 
     def dead_letter(self, pending: Pending, error: InvalidTrace) -> None:
-        """Make a dead letter the output, also in place of a scored trace or a receipt; the rows of these stay."""
+        """Make a dead letter the output, also in place of a scored trace or a verdict's; the rows of these stay."""
         about = {**_about(pending.record, pending.parsed), "reason": str(error.reason), "path": error.path}
         log.info("dead letter", extra=about)
         log.debug("dead letter: %s", error.message, extra=about)  # the message may quote the document

@@ -16,16 +16,16 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from worker.core.changelog import SLACK, Probes
-from worker.core.control import NO_CONTROL, ControlConfig
+from worker.core.control import Judges
 from worker.core.records import SourceRecord
 from worker.core.scorer import EvaluationConfig
 from worker.core.terminal import number_of
-from worker.core.trace import InvalidTrace, Reason
+from worker.core.trace import InvalidTrace
 from worker.core.verdicts import Ruling
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.writing.publisher import Publisher
@@ -87,9 +87,7 @@ class Context:
     dead_letter_limit: DeadLetterLimit | None = None
     tracing: Tracing = NO_TRACING
     status: Status | None = None
-    control: ControlConfig = NO_CONTROL  # the control records that are honoured
-    confirm_topic: Callable[[str | None], Awaitable[None]] | None = None
-    """Raises if the source topic's id, as a broker knows it now, is not this one."""
+    judges: Judges = field(default_factory=dict)  # whose verdicts count; none: every verdict is a dead letter
     drain_seconds: float | None = None
     """How long a drain waits for undecided records before it drops them; None: as long as the embedder takes."""
     probes: Probes | None = None  # those of a model elsewhere
@@ -139,7 +137,7 @@ class Partition:
             context.latency_budget_seconds,
             context.metrics,
             context.tracing,
-            context.control,
+            context.judges,
         )
         self._taken_to = state.next_offset - 1
         self._taken: deque[Pending] = deque()
@@ -274,9 +272,6 @@ class Partition:
     async def _commit(self, batch: list[Pending]) -> None:
         self._publishing = batch
         self._last_commit = time.perf_counter()
-        confirm = self._context.confirm_topic
-        if confirm is not None and any(pending.is_request() for pending in batch):
-            await confirm(self.state.topic_id)  # not before: the id must be asked for after the records were fetched
         replaced = await self._publisher.publish(self.state.commit(batch))
         for position, error in replaced.items():
             self._evaluator.dead_letter(batch[position], error)
@@ -291,8 +286,6 @@ class Partition:
         status = self._context.status
         if status is not None:
             for pending in batch:
-                if pending.forgotten is not None:
-                    status.forgotten()
                 if pending.result is not None:
                     scored = None if isinstance(pending.result, InvalidTrace) else pending.result
                     status.committed(pending.record, pending.output, scored)
@@ -315,15 +308,10 @@ class Partition:
             result, timestamp_ms = pending.result, pending.record.timestamp_ms
             if timestamp_ms is not None and timestamp_ms >= 0:
                 ages.append(max(0.0, now - timestamp_ms / 1000))
-            if pending.forgotten is not None:
-                metrics.control_records.labels("honoured").inc()
-                metrics.forgotten_entries.inc(len(pending.forgotten.removed))
             if pending.ruling is not None and result is None:
                 rulings.append(pending.ruling)
             if isinstance(result, InvalidTrace):
                 metrics.dead_letters.labels(str(result.reason)).inc()
-                if result.reason is Reason.BAD_CONTROL:
-                    metrics.control_records.labels("refused").inc()
             elif result is not None:
                 decisions[pending.output.kind, result.profile] += 1
                 scores.append(result.score)

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from worker.config import ConfigError, Settings
-from worker.config.control_keys import forget_keys, judge_keys
+from worker.config.control_keys import judge_keys
 from worker.config.redaction_rules import output_rules
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError, ServiceUnavailableError
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 SERVICE_SECONDS: Final = 5.0  # pause before an embedding service that does not answer at the start is asked again
 
 START_CHECKS: Final[Mapping[str, Callable[[Settings], object]]] = {
-    "forget": lambda settings: forget_keys(settings) if settings.forget else None,
     "judging": judge_keys,
     "redaction": output_rules,
 }

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from worker.core.changelog import Entry, Housekeeping, encode, slot_key
-from worker.core.control import FORGET, control_kind
-from worker.core.forgetting import ForgetRequest, Forgetting, Forgotten, Row
+from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.passes import NO_PASS, Pass
-from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import PartitionScorer, label
+from worker.core.records import OutputRecord, Row, SourceRecord
+from worker.core.scorer import PartitionScorer, cached_id
 from worker.core.scoring import ScoredTrace
-from worker.core.trace import InvalidTrace, Reason, ReasoningTrace
+from worker.core.trace import InvalidTrace, ReasoningTrace
 from worker.core.track_record import RECORD_PREFIX, Change, encode_row
 from worker.core.verdicts import Ruling, Verdict
 from worker.embed.embedder import Embedding
@@ -28,21 +27,20 @@ class Pending:
     """A record between its fetch and its commit. Its decision sets all that follows `text_hash`."""
 
     __slots__ = (
-        "changes", "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "ruling", "span",
-        "started", "submitted", "text_hash",
+        "changes", "embedding", "entry", "output", "parsed", "record", "result", "ruling", "span", "started",
+        "submitted", "text_hash",
     )  # fmt: skip
 
     def __init__(self, record: SourceRecord) -> None:
         self.started = self.submitted = time.perf_counter()
         self.record = record
         self.span: Span | None = None
-        self.parsed: ReasoningTrace | InvalidTrace | ForgetRequest | Verdict | None = None
+        self.parsed: ReasoningTrace | InvalidTrace | Verdict | None = None
         self.embedding: Embedding | asyncio.Future[Embedding] | None = None  # None: nothing is embedded
         self.text_hash = b""  # of what is embedded
         self.output: OutputRecord
-        self.result: ScoredTrace | InvalidTrace | None = None  # None: of a request or a verdict that counts
+        self.result: ScoredTrace | InvalidTrace | None = None  # None: of an honoured verdict
         self.entry: tuple[bytes, bytes] | None = None  # for the changelog
-        self.forgotten: Forgotten | None = None  # what a request removed
         self.ruling: Ruling | None = None  # what a verdict did
         self.changes: Sequence[Change] = ()  # of the changelog, by a verdict
 
@@ -53,12 +51,6 @@ class Pending:
     def size(self) -> int:
         """Return the bytes of the record and its output's value; the output's key and headers are the record's."""
         return self.record.size + len(self.output.value or b"")
-
-    def is_request(self) -> bool:
-        """Whether it is a request to forget, honoured or not."""
-        result = self.result
-        refused = isinstance(result, InvalidTrace) and result.reason is Reason.BAD_CONTROL
-        return self.forgotten is not None or (refused and control_kind(self.record.headers) == FORGET)
 
 
 class PartitionState:
@@ -71,14 +63,12 @@ class PartitionState:
         replay: Mapping[int, Entry] | None = None,  # of records that will be read again, by source offset
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
-        forgetting: Forgetting | None = None,  # None: control records are not honoured
     ) -> None:
         self.scorer = scorer
         self.next_offset = next_offset
         self._replay = dict(replay or {})
         self._pass = source_pass
         self._housekeeping = housekeeping or Housekeeping()
-        self.forgetting = forgetting
         self._stream_time_ms = scorer.stream_time_ms  # after the last batch
 
     @property
@@ -97,32 +87,19 @@ class PartitionState:
         """Return the changelog's key and value for a scored trace; None if it has no vector."""
         if scored.sequence is None or scored.vector is None:
             return None
-        where = label(trace, record.offset)
         key = slot_key(scored.sequence, self.scorer.cache.max_elements, self._pass.number or 0)
         value = encode(
             sequence=scored.sequence,
             source_offset=record.offset,
             stream_time_ms=scored.stream_time_ms,
-            trace_id=where.trace_id,
+            trace_id=cached_id(trace),
             model=model,
             vector=scored.vector,
             pass_number=self._pass.number,
             text_hash=text_hash,
-            agent_id=where.agent_id,
+            agent_id=trace.metadata.agent_id[:CACHED_ID_LENGTH],
         )
-        if self.forgetting is not None:  # last: before it, nothing of the state has changed
-            self.forgetting.note(key, scored.sequence, where)
         return key, value
-
-    def forget(self, request: ForgetRequest, offset: int) -> Forgotten:
-        """Remove what the control record at an offset asks for, with ready embeddings of later records."""
-        if self.forgetting is None:
-            raise RuntimeError("this is a bug: control records are not honoured")
-        matches = request.matcher()
-        self._replay = {at: entry for at, entry in self._replay.items() if not matches(entry.label())}
-        forgotten = self.forgetting.forget(request, self.scorer.cache, offset, self.scorer.stream_time_ms)
-        forgotten.rows.extend(self.scorer.record.forget(request))
-        return forgotten
 
     def commit(self, decided: Sequence[Pending]) -> Commit:
         """Return what to commit for these records, the partition's next in offset order."""
@@ -134,8 +111,6 @@ class PartitionState:
                 if each.entry is not None:
                     entries.append(each.entry)
                     newest = each.result.sequence
-            elif each.forgotten is not None:
-                entries += each.forgotten.rows
             elif each.ruling is not None:
                 entries += each.changes
 

@@ -13,9 +13,8 @@ from typing import Any, Final, cast
 from aiokafka import TopicPartition
 
 from worker.config import Settings
-from worker.config.control_keys import forget_keys, judge_keys
+from worker.config.control_keys import judge_keys
 from worker.config.redaction_rules import cleaning, output_rules, screening
-from worker.core.control import ControlConfig
 from worker.core.scorer import EvaluationConfig
 from worker.embed.embedder import Embedder, ServedEmbedder
 from worker.embed.pool import EmbeddingPool
@@ -23,7 +22,6 @@ from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.cluster.topics import Layout
 from worker.kafka.reading.budget import Budget
-from worker.kafka.state.restore import confirm_topic
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
 from worker.observe.tracing import NO_TRACING, Tracing
@@ -92,12 +90,7 @@ class Worker:
             dead_letter_limit=DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
             tracing=tracing,
             status=status,
-            control=ControlConfig(
-                forget_keys(settings) if settings.forget else (), settings.group_id, judge_keys(settings)
-            ),
-            confirm_topic=lambda known: confirm_topic(
-                client, settings.source_topic, known, settings.transaction_timeout_seconds
-            ),
+            judges=judge_keys(settings),
             drain_seconds=None if self._service is None else DRAIN_SECONDS,
             probes=None if self._service is None else self._service.probes,
             fail=self._partition_failed,

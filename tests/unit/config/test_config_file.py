@@ -254,7 +254,6 @@ def test_no_error_repeats_an_argument_too_many(command: list[str]) -> None:
         f'[threshold]\nregistry_key = "{SECRET}"',
         f'[profiles.code.weights]\nnovelty = ["{SECRET}"]',
         f'sasl_password = ["{SECRET}"]',
-        f'forget_key = ["{SECRET}"]',
         f'registry_url = "ftp://{SECRET}"',
         f'bootstrap_servers = "SASL://kp:{SECRET}@kafka:9092"',
     ],

@@ -24,7 +24,6 @@ from worker.core.changelog import (
     slot_key,
     text_hash,
 )
-from worker.core.forgetting import Processed, encode_processed, id_hash
 from worker.core.novelty import unit
 from worker.core.passes import MARKER_KEY, Committed, Found
 from worker.core.trace import EARLIEST_MS, LATEST_MS
@@ -259,29 +258,14 @@ def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(co
     assert sorted(restored.housekeeping.rows([(b"x", b"x")], slots, 61)[:-1]) == sorted(due)
 
 
-def test_a_request_at_the_committed_offset_is_processed_again() -> None:
-    done = Processed(1, "r", 5, 0, None, 3, "m:1", frozenset({bytes(16)}))
+def test_a_request_to_forget_of_an_earlier_build_is_skipped_and_deleted_by_the_first_commit() -> None:
     log = Log()
-    log.apply(done.key(), encode_processed(done), 0)
-    assert log.restore(Found(6, True, Committed(7)), "m:1", 4, 5).requests == [done]
-    replayed = log.restore(Found(5, True, Committed(7)), "m:1", 4, 5)
-    assert replayed.requests == []
-    assert (done.key(), None) in replayed.housekeeping.rows([], None, 6), "its record may be another one this time"
-
-
-@pytest.mark.parametrize("kind", ["trace", "agent"])
-def test_an_entry_that_was_written_again_after_it_was_forgotten_counts_no_more(kind: str) -> None:
-    """A frozen worker may do that; entries from the request on are new ones."""
-    done = Processed(1, "r", 5, 0, None, 3, "m:1", frozenset({id_hash(kind, "x")}))
-    log = Log()
-    log.apply(done.key(), encode_processed(done), 0)
-    for position, (offset, name) in enumerate(((1, "x"), (2, "y"), (6, "x")), 1):
-        trace_id, agent_id = (name, "a") if kind == "trace" else ("t", name)
-        raw = encoded(sequence=position, source_offset=offset, trace_id=trace_id, agent_id=agent_id)
-        log.apply(slot_key(position, 5), raw, position)
-    restored = log.restore(Found(60, True, Committed(7)), "m:1", 4, 5)
-    assert [it.source_offset for it in restored.entries] == [2, 6]
-    assert restored.housekeeping.rows([], None, 60)[0] == (slot_key(1, 5), None)
+    log.apply(b"forgotten:0:5", b"any value", 0)
+    log.apply(slot_key(0, 5), encoded(sequence=0, source_offset=1), 1)
+    restored = log.restore(Found(6, True, Committed(7)), "m:1", 4, 5)
+    assert [it.sequence for it in restored.entries] == [0]
+    assert restored.skipped["corrupt"] == 0
+    assert (b"forgotten:0:5", None) in restored.housekeeping.rows([], None, 6)
 
 
 # --- the probes of a service's model

@@ -17,12 +17,10 @@ from tests.support.damaged import (
     bad_entries,
     bad_markers,
     bad_metadata,
-    bad_requests,
     bad_vectors,
     entry_fields,
     mutated,
     packed,
-    request_fields,
     some_key,
 )
 from worker.core.changelog import Log, Restored, encode, slot_key
@@ -93,7 +91,6 @@ def good() -> Changelog:
     changelog.append(MARKER_KEY, encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0),))))
     for number in range(GOOD):
         changelog.append(slot_key(number, CAPACITY, 1), packed(good_fields(number)))
-    changelog.append(b"forgotten:1:9", packed(request_fields(9, 0, T0 - 5, MODEL)))
     return changelog
 
 
@@ -109,7 +106,7 @@ def scores_of(restored: Restored) -> list[Any]:
     committed = committed_from(restored.current.metadata(T0 + GOOD - 1))
     assert committed is not None
     own = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
-    own.restore(restored.cache(), committed.stream_time_ms, restored.next_sequence)
+    own.restore(restored.cache(), committed.stream_time_ms)
     return [(it.score, it.components, it.nearest, it.sequence, it.stream_time_ms) for it in scored(own)]
 
 
@@ -148,7 +145,7 @@ def test_the_longest_vector_that_is_taken_fails_no_score(seed: int) -> None:
         changelog.metadata = f"kp2:{T0 + GOOD}:{TOPIC}:1:0"
         restored = changelog.restored()
         scorer = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
-        scorer.restore(restored.cache(), T0 + GOOD, restored.next_sequence)
+        scorer.restore(restored.cache(), T0 + GOOD)
         longest = max(longest, 1.0 - scorer.score(make_trace(), query, T0).components.novelty)
     assert longest > 1.001
 
@@ -173,18 +170,6 @@ def test_a_damaged_record_of_the_passes_changes_no_score_where_the_committed_off
         assert scores_of(restored) == expected
 
 
-@pytest.mark.slow
-def test_damaged_requests_to_forget_are_skipped() -> None:
-    expected = scores_of(good().restored())
-    fields = request_fields(25, 15, T0 + 15, MODEL)
-    for value in bad_requests(fields):
-        changelog = good()
-        changelog.append(b"forgotten:1:25", value)
-        restored = changelog.restored()
-        assert restored.skipped["corrupt"] == 1, value[:80]
-        assert scores_of(restored) == expected
-
-
 def test_metadata_of_others_begins_a_pass_that_inherits_all_entries() -> None:
     for metadata in bad_metadata(TOPIC):
         changelog = good()
@@ -204,7 +189,7 @@ def live(changelog: Changelog) -> None:
     assert number is not None
     committed = committed_from(changelog.metadata)
     scorer = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
-    scorer.restore(restored.cache(), None if committed is None else committed.stream_time_ms, restored.next_sequence)
+    scorer.restore(restored.cache(), None if committed is None else committed.stream_time_ms)
     rows: list[tuple[bytes, bytes | None]] = []
     newest = None
     for each in scored(scorer):
@@ -232,9 +217,8 @@ def live(changelog: Changelog) -> None:
 @pytest.mark.parametrize("metadata", [True, False], ids=["committed", "moved"])
 def test_whatever_is_on_the_changelog_nothing_fails(metadata: bool, seed: int, long: bool) -> None:
     rng = random.Random(seed)
-    values = [packed(good_fields(GOOD - 1)), packed(request_fields(25, 15, T0, MODEL))]
-    values.append(encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0), Segment(2, 20, 5)))))
-    used = [slot_key(number, CAPACITY, 1) for number in range(GOOD)] + [MARKER_KEY, b"forgotten:1:25"]
+    values = [packed(good_fields(GOOD - 1)), encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0), Segment(2, 20, 5))))]
+    used = [slot_key(number, CAPACITY, 1) for number in range(GOOD)] + [MARKER_KEY]
     written = corrupt = 0
     rounds = 50 if long else 30
     for _ in range(rounds):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.builders import make_trace, read_jsonl
 from worker import PartitionScorer, VectorCache, parse_trace
-from worker.core.novelty import UNIT_TOLERANCE, Label, Neighbour, Vector, unit
+from worker.core.novelty import UNIT_TOLERANCE, Neighbour, Vector, unit
 
 CLOSE = 1e-6
 
@@ -428,60 +428,6 @@ def test_entries_far_behind_are_out_of_the_cache() -> None:
     cache.restore([(s, 5, str(s), vector) for s in (0, 6, 7, 9, 10)])
     assert len(cache) == 2
     assert cache.nearest(vector) == Neighbour("9", 1.0)
-    assert cache.forget(lambda label: label.trace_id == "9") == [(9, Label("9"))]
-    assert cache.nearest(vector) == Neighbour("10", 1.0)
-
-
-def test_a_forgotten_entry_leaves_a_gap_and_nothing_else_changes(seed: int) -> None:
-    """Against brute force: an entry lives while it is among the last `capacity` sequences, young, not forgotten."""
-    rng = random.Random(seed)
-    for _ in range(30):
-        run = Run(rng, rng.choice([1, 7, 20]), rng.choice([None, 900]))
-        forgotten: set[str] = set()
-        for _ in range(60):
-            run.step()
-            if rng.random() < 0.3:
-                chosen = {str(rng.randrange(len(run.log))) for _ in range(rng.choice([1, 2, 5]))}
-                live = {entry[2] for entry in _live(run)} - forgotten
-                found = run.cache.forget(lambda label, chosen=chosen: label.trace_id in chosen)
-                assert {label.trace_id for _, label in found} == chosen & live
-                forgotten |= chosen
-            live_entries = [entry for entry in _live(run) if entry[2] not in forgotten]
-            assert len(run.cache) == len(live_entries)
-            query = run.vector()
-            nearest = run.cache.nearest(query, run.now)
-            if not live_entries:
-                assert nearest is None
-                continue
-            assert nearest is not None
-            best = max(float(np.dot(entry[3].astype(float), query)) for entry in live_entries)
-            assert nearest.similarity == pytest.approx(best, abs=CLOSE)
-            assert nearest.trace_id in {entry[2] for entry in live_entries}
-            restored = VectorCache(run.cache.max_elements, run.cache.dimensions, run.cache.ttl_ms)
-            kept = [entry for entry in run.log if entry[2] not in forgotten]
-            restored.restore(kept, run.cache.now_ms, run.cache.next_sequence)
-            assert_same(run.cache, restored, query, run.now)
-
-
-def _live(run: Run) -> list[tuple[int, int, str, Vector]]:
-    cache, now = run.cache, run.cache.advance(run.now)
-    newest = run.log[-cache.max_elements :]
-    return [entry for entry in newest if cache.ttl_ms is None or entry[1] > now - cache.ttl_ms]
-
-
-def test_the_newest_entry_can_be_forgotten_and_its_number_is_not_used_again() -> None:
-    cache = VectorCache(3, 2)
-    for name in "abc":
-        cache.add([1, 0], 1, name)
-    assert [sequence for sequence, _ in cache.forget(lambda label: label.trace_id == "c")] == [2]
-    entries = [(0, 1, "a", unit([1, 0], 2)), (1, 1, "b", unit([1, 0], 2))]
-    restored = VectorCache(3, 2)
-    restored.restore(entries, next_sequence=3)
-    assert (cache.next_sequence, len(cache)) == (restored.next_sequence, len(restored)) == (3, 2)
-    assert cache.add([0, 1], 2, "d") == restored.add([0, 1], 2, "d") == 3
-    assert cache.nearest([1, 0]) == restored.nearest([1, 0]) == Neighbour("b", 1.0)
-    restored.restore([], next_sequence=7)
-    assert (restored.next_sequence, len(restored), restored.nearest([1, 0])) == (7, 0, None)
 
 
 def test_a_known_stream_time_expires_entries_on_restore() -> None:

@@ -1,7 +1,7 @@
 """The exact scan against the full product: the same row and the same bits, whatever the vectors are."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 
 from worker import VectorCache
 from worker.core import scan
-from worker.core.novelty import Label, Neighbour, Vector, unit
+from worker.core.novelty import Neighbour, Vector, unit
 from worker.core.scan import Codes, Matrix, Ranges, can_scan_codes
 
 DIMENSIONS = 384
@@ -117,9 +117,9 @@ def same_in_any_row(dimensions: int) -> bool:
     )
 
 
-def brute_force(similarities: npt.NDArray[np.float32], ranges: Ranges, excluded: Sequence[int]) -> tuple[int, float]:
+def brute_force(similarities: npt.NDArray[np.float32], ranges: Ranges) -> tuple[int, float]:
     best: tuple[int, float] | None = None
-    for row in (row for first, end in ranges for row in range(first, end) if row not in set(excluded)):
+    for row in (row for first, end in ranges for row in range(first, end)):
         if best is None or similarities[row] > best[1]:
             best = row, float(similarities[row])
     assert best is not None
@@ -157,9 +157,7 @@ def test_the_scan_is_the_full_product_to_the_last_bit(kind: Callable[..., Rows],
         for query in queries(rng, rows):
             similarities = full_product(rows, query)
             ranges = some_ranges(rng, count)
-            inside = [row for first, end in ranges for row in range(first, end)]
-            excluded = [int(row) for row in rng.choice(inside, size=len(inside) // 9, replace=False)]
-            assert matrix.nearest(query, ranges, excluded) == brute_force(similarities, ranges, excluded)
+            assert matrix.nearest(query, ranges) == brute_force(similarities, ranges)
 
 
 @pytest.mark.usefixtures("few_rows_have_codes")
@@ -255,21 +253,16 @@ def test_vectors_and_index_need_at_most_1_3_times_the_vectors() -> None:
 
 
 def replay(rng: np.random.Generator, cache: VectorCache, rows: Rows) -> list[tuple[int, Neighbour | None]]:
-    """Return what a cache finds while vectors enter, expire, are forgotten, and it is restored."""
+    """Return what a cache finds while vectors enter and expire, and it is restored."""
     found: list[tuple[int, Neighbour | None]] = []
-    log: list[tuple[int, int, Label, Vector]] = []
+    log: list[tuple[int, int, str, Vector]] = []
     for number, row in enumerate(rows):
         now = number * 10
         cache.advance(now)
         found.append((len(cache), cache.nearest_unit(row)))
-        label = Label(str(number), f"agent {number % 50}", number)
-        log.append((cache.add_unit(row, now, label), now, label, row))
+        log.append((cache.add_unit(row, now, str(number)), now, str(number), row))
         if rng.random() < 0.01:
-            agent = f"agent {rng.integers(50)}"
-            gone = {sequence for sequence, _ in cache.forget(lambda label, agent=agent: label.agent_id == agent)}
-            log = [entry for entry in log if entry[0] not in gone]
-        if rng.random() < 0.01:
-            cache.restore(log[-cache.max_elements :], now, cache.next_sequence)
+            cache.restore(log[-cache.max_elements :], now)
     return found
 
 

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
-import msgspec
 import pytest
 
 from worker.core import track_record
 from worker.core.changelog import Log
-from worker.core.forgetting import ForgetRequest, Row
+from worker.core.records import Row
 from worker.core.track_record import (
     HALF,
     PRIOR_WEIGHT,
@@ -233,18 +232,6 @@ def test_beyond_the_bound_the_record_with_the_oldest_latest_verdict_goes(monkeyp
     assert [key for key, value in weighed.changes if value is None] == [record_key("b", "code")]
     assert weighed.standing == record.standing("d", "code")
     assert [agent for agent, _, _ in record.listed()] == ["c", "a", "d"]
-
-
-def test_forgetting_an_agent_removes_its_records_of_all_domains() -> None:
-    log, record = Log(), TrackRecord(TOPIC_ID)
-    apply(log, add_all(record, [(1, verdict()), (2, verdict(task_domain="law")), (3, verdict("bob"))]))
-    request = msgspec.convert(
-        {"version": 2, "request_id": "r", "issued_at": "x", "topic": "traces", "topic_id": TOPIC_ID, "partition": 0,
-         "end_offsets": [0], "agent_id": "ada"}, ForgetRequest,
-    )  # fmt: skip
-    apply(log, record.forget(request))
-    assert [agent for agent, _, _ in record.listed()] == ["bob"]
-    assert [agent for agent, _, _ in restored(log, 9)[0].listed()] == ["bob"]
 
 
 @pytest.mark.parametrize("changed", ["name", "domain"])

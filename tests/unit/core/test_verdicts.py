@@ -1,17 +1,17 @@
 """Which control records are verdicts that count, and what a verdict is made of."""
 
 import hmac
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.support.builders import make_record
-from worker.core.control import FORGET, SIGNATURE_HEADER, VERDICT, control_headers, control_kind
+from worker.core.control import SIGNATURE_HEADER, VERDICT, control_headers
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
-from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, make_verdict, read_verdict, sign_verdict
+from worker.core.verdicts import Verdict, make_verdict, read_verdict, sign_verdict
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 TOPIC_ID = "abcdefghijklmnopqrstuv"
@@ -132,38 +132,7 @@ def test_a_verdict_counts_in_its_partition_of_its_topic_alone() -> None:
     assert "recreated" in refused(record(), None)
 
 
-def test_a_request_to_forget_is_no_verdict() -> None:
-    assert control_kind(control_headers(FORGET, b"", KEY)) == FORGET
-    assert control_kind(control_headers(VERDICT, b"", KEY)) == VERDICT
-    assert control_kind([("kp-control", b"Verdict")]) is None
-
-
-def test_a_verdict_is_never_later_than_its_record() -> None:
-    ms = round(NOW.timestamp() * 1000)
-    assert issued_ms(verdict(), None) == issued_ms(verdict(), ms + 1) == issued_ms(verdict(), -1) == ms
-    assert issued_ms(verdict(), ms - 5) == ms - 5
-    cairo = msgspec.structs.replace(verdict(), issued_at=NOW.astimezone(timezone(timedelta(hours=2))))
-    assert issued_ms(cairo, None) == ms
-
-
-@pytest.mark.parametrize(("behind", "said"), [(5, 0), (0, 0), (-1, -1), (-5, -5), (-(10**15), 0)])
-def test_what_readers_are_told_of_the_issue_time_is_what_counts(behind: int, said: int) -> None:
-    ms = round(NOW.timestamp() * 1000)
-    written = judged_record(record(timestamp_ms=ms + behind), Ruling(verdict(), counts=True, used=0.4)).value
-    told = datetime.fromisoformat(msgspec.json.decode(written or b"")["verdict"]["issued_at"])
-    assert told == NOW + timedelta(milliseconds=said)
-
-
-def test_ids_are_cut_as_in_the_cache() -> None:
-    assert len(verdict(trace_id="t" * 1000).trace_id) == 256
-
-
-def test_the_judged_record_has_the_score_only_of_a_scored_document() -> None:
-    for line, score, then in ((LINE, None, None), (DOCUMENT, 0.61, 0.5)):
-        source = record(verdict(line), offset=12)
-        written = judged_record(source, Ruling(verdict(line), counts=True, used=0.4))
-        value = msgspec.json.decode(written.value or b"")
-        assert (value["score"], value["used"]) == (score, {"then": then, "now": 0.4})
-        assert value["source"] == {"topic": "traces", "partition": 3, "offset": 12}
-        assert written.key == source.key
-        assert "objective" not in str(value)
+@pytest.mark.parametrize("kind", [b"forget", b"Verdict", b""])
+def test_an_unknown_control_record_is_refused(kind: bytes) -> None:
+    signed = record()
+    assert "unknown control record" in refused(signed._replace(headers=[("kp-control", kind), signed.headers[1]]))

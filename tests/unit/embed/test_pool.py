@@ -332,19 +332,3 @@ async def test_a_trace_fails_with_any_of_its_texts_and_frees_its_place() -> None
         with pytest.raises(RuntimeError, match="this text"):
             await embedded(pool, *texts)
         await asyncio.wait_for(pool.admission(), 5)
-
-
-async def test_what_is_dropped_is_embedded_again_also_if_it_was_in_flight() -> None:
-    embedder = SlowEmbedder()
-    pool = EmbeddingPool(embedder, remembered=10)
-    first = pool.embed("one")
-    pool.drop_remembered()
-    embedder.go_on.set()
-    assert not isinstance(first, Embedding)
-    await first
-    second = pool.embed("one")
-    assert not isinstance(second, Embedding)
-    assert ((await second).vector == (await first).vector).all()
-    assert isinstance(pool.embed("one"), Embedding)
-    pool.close()
-    assert embedder.texts == ["one", "one"]

@@ -32,7 +32,6 @@ TOPICS = {
     "rejected": OutputTopic("traces.rejected", 8, 1000),
     "dead_letter": OutputTopic("traces.dead-letter", 1, 2000),
     "judged": OutputTopic("traces.judged", 4, 1000),
-    "forgotten": OutputTopic("traces.forgotten", 4, 1000),
 }
 CACHE = OutputTopic("cache", 8, 100_000)
 
@@ -278,9 +277,7 @@ def records_of(outputs: list[OutputRecord]) -> list[SourceRecord]:
     return [SourceRecord("traces", 5, n, 77, b"k", each.value, [("h", b"1")]) for n, each in enumerate(outputs)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "what"), [("rejected", "scored trace"), ("judged", "record of a verdict"), ("forgotten", "receipt")]
-)
+@pytest.mark.parametrize(("kind", "what"), [("rejected", "scored trace"), ("judged", "record of a verdict")])
 async def test_a_dead_letter_says_what_its_topic_could_not_take(exactly_once: Pair, kind: str, what: str) -> None:
     outputs = [output(kind, b"x" * 5000)]
     replaced = await exactly_once[0].publish(Commit(outputs, [], 1, None, records_of(outputs)))

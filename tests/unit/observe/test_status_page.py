@@ -221,8 +221,6 @@ def test_the_nearest_trace_has_its_objective_where_texts_are_shown_and_it_is_rem
     assert nearest in ("kp:trace:0", "kp:trace:1")
     assert forgotten is None
     assert commit(6, 4) == ("kp:trace:4", "objective 4" if allowed else None)
-    rows.clear()
-    assert commit(7, 3) == ("kp:trace:3", None)
 
 
 async def test_the_last_records_are_kept_and_no_more() -> None:

@@ -14,22 +14,20 @@ import pytest
 from tests.support.builders import (
     NEVER_ACCEPTED,
     T0,
+    TOPIC_ID,
     make_record,
     text_vector,
     trace_bytes,
 )
-from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker import make_verdict, sign_verdict
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
-from worker.core.control import ControlConfig
 from worker.core.findings import SCREEN_RULES
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
 from worker.core.records import HEADER_OVERHEAD, Fault, SourceRecord
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
-from worker.kafka.state.restore import OffsetsError
 from worker.redact import documents, screen
 from worker.stream import batching, partition
 from worker.stream.partition import DeadLetterLimit, DeadLetterLimitError
@@ -679,47 +677,6 @@ async def test_what_the_screen_marks_is_counted_when_it_is_committed() -> None:
     assert {rule: count for rule, count in found.items() if count} == {"tag-characters": 1, "invisible-in-word": 1}
 
 
-# -- control records
-
-
-def forgets(topic_id: str | None = TOPIC_ID) -> TaskHarness:
-    """Return a task that honours control records, on a topic of this id."""
-    return TaskHarness(control=ControlConfig([KEY], "group"), source_pass=Pass(topic_id, 0, 0))
-
-
-async def test_the_topic_is_asked_for_before_a_control_record_is_published_and_for_nothing_else() -> None:
-    stage = forgets()
-    stage.task.take(make_record(b"no trace", 0))
-    await stage.task.drain()
-    assert stage.confirmed == []
-    stage.task.take(control_record(1, agent_id="ada"))
-    await stage.task.drain()
-    assert stage.confirmed == [TOPIC_ID]
-    stage.task.take(control_record(2, agent_id="ada", topic_id=ANOTHER_ID))  # the task may know an old id
-    await stage.task.drain()
-    assert stage.confirmed == [TOPIC_ID, TOPIC_ID]
-    kinds = [output.kind for batch in stage.publisher.committed for output in batch.outputs]
-    assert kinds == ["dead_letter", "forgotten", "dead_letter"]
-
-
-@pytest.mark.parametrize("signed_for", [TOPIC_ID, ANOTHER_ID])
-async def test_nothing_of_a_control_record_is_published_if_the_topic_is_another_one_now(signed_for: str) -> None:
-    stage = forgets()
-    stage.not_confirmed = OffsetsError("recreated")
-    stage.task.take(control_record(0, agent_id="ada", topic_id=signed_for))
-    await stage.task.drain()
-    assert stage.failures == [stage.not_confirmed]
-    assert stage.publisher.begun == []
-
-
-async def test_without_a_topic_id_a_control_record_is_a_dead_letter() -> None:
-    stage = forgets(None)
-    stage.task.take(control_record(0, agent_id="ada"))
-    await stage.task.drain()
-    assert stage.publisher.outputs() == [("dead_letter", 0)]
-    assert stage.count("kp_control_records_total", result="refused") == 1
-
-
 # -- functions of the worker that fail on one record
 
 FAILING = {
@@ -812,8 +769,7 @@ def judgement(offset: int, trace: int, *, success: bool) -> SourceRecord:
 
 async def judged(numbers: list[int], fails: tuple[str, Exception] | None = None) -> TaskHarness:
     """Return the stage after a trace and verdicts; a function fails in the one at offset 2."""
-    control = ControlConfig(judges={"ci": [JUDGE_KEY]})
-    stage = TaskHarness(embed=False, control=control, source_pass=Pass(TOPIC_ID))
+    stage = TaskHarness(embed=False, judges={"ci": [JUDGE_KEY]}, source_pass=Pass(TOPIC_ID))
     for offset in numbers:
         with pytest.MonkeyPatch.context() as patch:
             if fails is not None and offset == 2:

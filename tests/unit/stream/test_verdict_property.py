@@ -14,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.support.builders import TextEmbedder, make_record
-from tests.support.forgetting import KEY, TOPIC_ID, control_record
+from tests.support.builders import TOPIC_ID, make_record
 from tests.support.partition import idle_context
 from tests.support.simulated_log import (
     DIMENSIONS,
@@ -29,8 +28,7 @@ from tests.support.simulated_log import (
 from worker import InvalidTrace, make_verdict, parse_trace, sign_verdict
 from worker.commands.shared.placed_verdicts import Standings, in_order, judged_verdict
 from worker.core import changelog
-from worker.core.control import FORGET, VERDICT, ControlConfig, control_headers, control_kind
-from worker.core.forgetting import Forgetting, RemovedBy
+from worker.core.control import VERDICT, control_headers, control_kind
 from worker.core.passes import committed_from
 from worker.core.records import JUDGED, SourceRecord
 from worker.core.scorer import PartitionScorer
@@ -44,9 +42,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def with_verdicts(rng: random.Random, records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Return the records at new offsets, among requests, and verdicts, of which some are copies, corrections, forged,
-    or dated ahead.
-    """
+    """Return the records at new offsets, among verdicts: some are copies, corrections, forged, or dated ahead."""
     result: list[SourceRecord] = []
     traces, verdicts = [], []
     for record in records:
@@ -73,8 +69,6 @@ def with_verdicts(rng: random.Random, records: Sequence[SourceRecord]) -> list[S
             now = round((START + timedelta(seconds=len(result))).timestamp() * 1000)
             made = make_record(signed.value, len(result), key=signed.key, headers=signed.headers, timestamp_ms=now)
             result.append(made)
-        if rng.random() < 0.05:
-            result.append(control_record(len(result), request_id=f"r-{len(result)}", agent_id="ada"))
     return result
 
 
@@ -86,18 +80,11 @@ def new_task(
     found = topics.restored(plan.capacity)
     scorer = PartitionScorer(plan.capacity, plan.ttl_ms, DIMENSIONS, confidence="record")
     committed = committed_from(topics.metadata or "")
-    scorer.restore(found.cache(), None if committed is None else committed.stream_time_ms, found.next_sequence)
+    scorer.restore(found.cache(), None if committed is None else committed.stream_time_ms)
     scorer.record = TrackRecord(TOPIC_ID)
-    found.housekeeping.first(scorer.record.restore(found.records, topics.offset, RemovedBy(found.requests)))
-    model = TextEmbedder(DIMENSIONS).identity.key()
-    forgetting = Forgetting(found.kept(), found.requests, found.current.number or 0, model, plan.ttl_ms)
-    state = PartitionState(scorer, topics.offset, found.replay, found.current, found.housekeeping, forgetting)
-
-    async def confirm(topic_id: str | None) -> None:
-        assert topic_id == topics.topic_id
-
-    control = ControlConfig([KEY], "group", {name: [key] for name, key in JUDGES.items()})
-    context = idle_context(failures, pool=pool, control=control, confirm_topic=confirm)
+    found.housekeeping.first(scorer.record.restore(found.records, topics.offset))
+    state = PartitionState(scorer, topics.offset, found.replay, found.current, found.housekeeping)
+    context = idle_context(failures, pool=pool, judges={name: [key] for name, key in JUDGES.items()})
     return Partition(0, state, SimulatedPublisher(topics, plan, rng, failing), context), failures
 
 
@@ -113,11 +100,7 @@ def counts_at_each_trace(records: Sequence[SourceRecord]) -> dict[int, tuple[int
     standing: dict[tuple[str, str], dict[tuple[str, str], tuple[int, float]]] = {}
     found = {}
     for record in records:
-        kind = control_kind(record.headers)
-        if kind == FORGET:
-            agent = json.loads(record.value or b"")["agent_id"]
-            standing = {name: of for name, of in standing.items() if name[0] != agent}
-        elif kind is not None:
+        if control_kind(record.headers) is not None:
             it = json.loads(record.value or b"")
             if list(record.headers) != control_headers(VERDICT, record.value or b"", JUDGES[it["judge"]]):
                 continue  # forged
@@ -164,8 +147,7 @@ async def test_a_crash_changes_no_byte_and_each_trace_has_the_verdicts_before_it
                     scoring["source"]["offset"],
                 )
                 assert said == pytest.approx(expected[offset])
-                if of["agent_id"] != "ada":  # the topic of verdicts does not say who was forgotten
-                    assert said == told.at(0, offset, of["agent_id"], of["task_domain"])[1:]
+                assert said == told.at(0, offset, of["agent_id"], of["task_domain"])[1:]
                 judged += said[0] > 0
         topics = Topics()
         while topics.offset < len(records):

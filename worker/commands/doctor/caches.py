@@ -84,13 +84,13 @@ def _entries(settings: Settings, log: Log, position: Position) -> int:
     capacity, dimensions = settings.cache_max_elements, len(latest.vector) // 4
     restored = log.restore(position.found(), latest.model, dimensions, capacity)
     scorer = PartitionScorer(capacity, settings.cache_ttl_ms, dimensions, max_step_ms=settings.stream_time_max_step_ms)
-    scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
+    scorer.restore(restored.cache(), position.stream_time_ms)
     return len(scorer.cache)
 
 
 def _records(log: Log, position: Position) -> list[tuple[str, str, Standing]]:
     restored, record = Restored(), TrackRecord(position.topic_id or "")
-    log.restore_records(restored, position.found())
+    log.restore_records(restored)
     record.restore(restored.records, position.offset)
     return list(record.listed())
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from aiokafka import TopicPartition
@@ -15,17 +13,11 @@ from aiokafka.errors import (
     TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartitionError,
 )
-from aiokafka.structs import ConsumerRecord
 
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.shared.session import read_to
 from worker.config import ConfigError, Settings
-from worker.config.control_keys import forget_keys
-from worker.core.control import FORGET, control_kind
-from worker.core.forgetting import read_request
-from worker.core.records import SourceRecord
 from worker.core.terminal import number_of
-from worker.core.trace import InvalidTrace
 from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault
 from worker.kafka.cluster.describe import (
@@ -267,30 +259,6 @@ async def _group(
         yield fail("lag", error_text(error), "offsets of the group or of the source cannot be read")
 
 
-@dataclass(slots=True)
-class _Backlog:
-    """The waiting records."""
-
-    waiting: int = 0
-    exact: bool = True  # `waiting` counts records; otherwise it is an upper bound
-    controls: int = 0  # control records among those that were read
-    refused: int = 0  # control records that will become dead letters
-    first: str = ""  # where the first of these is, and why
-
-    def judge(self, record: ConsumerRecord, keys: Sequence[bytes], topic_id: str | None) -> None:
-        """Count a control record; ignore any other record."""
-        headers = record.headers
-        if control_kind(headers) != FORGET:
-            return
-        self.controls += 1
-        place = record.topic, record.partition, record.offset
-        try:
-            read_request(SourceRecord(*place, record.timestamp, record.key, record.value, headers), keys, topic_id)
-        except InvalidTrace as error:
-            self.refused += 1
-            self.first = self.first or f"{record.partition}:{record.offset}: {error.message}"
-
-
 async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> list[Finding]:
     """Count the waiting records. Raises OffsetsError, KafkaError, ConfigError, TimeoutError.
 
@@ -308,55 +276,26 @@ async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -
             )
         ]
     starts = {TopicPartition(topic, number): position.offset for number, position in positions.items()}
-    keys: Sequence[bytes] = ()
-    if settings.forget:
-        with contextlib.suppress(ConfigError):  # examine.py has named it
-            keys = forget_keys(settings)
-    backlog = await _read_backlog(settings, client, starts, keys, positions[0].topic_id)
-    bound, waiting = "" if backlog.exact else "at most ", backlog.waiting
+    waiting, exact = await _backlog(settings, client, starts)
+    bound = "" if exact else "at most "
     told = f"{bound}{number_of(waiting, 'record waits', 'records wait')} in {number_of(partitions, 'partition')}"
-    return [ok("lag", told), *_control_records(backlog, len(keys))]
+    return [ok("lag", told)]
 
 
-async def _read_backlog(
-    settings: Settings,
-    client: Mapping[str, Any],
-    starts: Mapping[TopicPartition, int],
-    keys: Sequence[bytes],
-    topic_id: str | None,
-) -> _Backlog:
-    """Count the committed records from `starts` on, and judge control records among them if there are keys."""
+async def _backlog(
+    settings: Settings, client: Mapping[str, Any], starts: Mapping[TopicPartition, int]
+) -> tuple[int, bool]:
+    """Return the number of committed records from `starts` on, and whether it is exact; otherwise at most so many."""
     async with connected(settings, client, committed_reader(client), tolerant=True) as reader:
         ends = await reader.end_offsets(list(starts))
         behind = {tp: max(0, end - starts[tp]) for tp, end in ends.items()}
         short = {tp: starts[tp] for tp, number in behind.items() if number <= COUNTED}
         bound = sum(behind.values())
-        long = sum(number for tp, number in behind.items() if tp not in short)
-        found = _Backlog(long, long == 0)
+        waiting = long = sum(number for tp, number in behind.items() if tp not in short)
         try:
             async with asyncio.timeout(READ_SECONDS):
-                async for record in read_to(reader, short, ends):
-                    found.waiting += 1
-                    if keys:
-                        found.judge(record, keys, topic_id)
+                async for _ in read_to(reader, short, ends):
+                    waiting += 1
         except TimeoutError:
-            found.waiting, found.exact = bound, False
-        return found
-
-
-def _control_records(backlog: _Backlog, keys: int) -> list[Finding]:
-    """Describe the waiting control records; nothing without KP_FORGET."""
-    if not keys:
-        return []
-    read = "" if backlog.exact else " among the records that were read"
-    controls = number_of(backlog.controls, "control record waits", "control records wait")
-    if not backlog.refused:
-        return [ok("forget", f"{number_of(keys, 'key')}; {controls}{read}")]
-    return [
-        warn(
-            "forget",
-            f"{controls}{read}, and {backlog.refused} of them will become dead letters (bad_control), the first at "
-            f"{backlog.first}",
-            "run kp-worker forget again, in the workers' version",
-        )
-    ]
+            return bound, False
+        return waiting, long == 0

@@ -149,7 +149,6 @@ def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Topi
         settings.rejected_topic: outputs,
         settings.dead_letter_topic: dead_letters,
         settings.changelog: CHANGELOG_CONFIG,
-        settings.forgotten: {},
         settings.judged: {},
     }
     return [TopicPlan(variable, name, partitions, configs[name]) for variable, name in settings.topics.items()]
@@ -169,9 +168,6 @@ LARGEST_ENTRY_BYTES: Final = 4096  # the same with the longest trace id
 
 LARGEST_RECORD_BYTES: Final = 12_288
 """Upper bound of a track record with 200 verdicts and the longest names, at 4 bytes per character."""
-
-LARGEST_REQUEST_BYTES: Final = 131_072
-"""Upper bound of the changelog record of a request to forget, with the most ids and the ends of 10,000 partitions."""
 
 CODECS: Final[Mapping[str, Callable[[], bool]]] = {
     "gzip": codec.has_gzip, "snappy": codec.has_snappy, "lz4": codec.has_lz4, "zstd": codec.has_zstd,
@@ -201,7 +197,7 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
         *_denied_topics(settings, found),
         *_missing_topics(settings, found),
         *_changelog_problems(settings, found),
-        *_small_changelog_for_control(settings, found),
+        *_small_changelog_for_verdicts(settings, found),
         *_compression_problems(found),
         *_unreadable_settings(found),
         *_small_outputs(settings, found, extra_bytes),
@@ -383,21 +379,15 @@ def _changelog_problems(settings: Settings, found: Observed) -> Iterator[Problem
         )
 
 
-def _small_changelog_for_control(settings: Settings, found: Observed) -> Iterator[Problem]:
-    """Yield a failure if the changelog would refuse the record of a request to forget or of a verdict."""
+def _small_changelog_for_verdicts(settings: Settings, found: Observed) -> Iterator[Problem]:
+    """Yield a failure if the changelog would refuse a track record."""
     limit, name = found.max_bytes(settings.changelog), settings.changelog
-    rows = []
-    if settings.forget:
-        rows.append((LARGEST_REQUEST_BYTES, "the record of a request to forget", "KP_FORGET=false"))
-    if settings.verdict_key_file is not None:
-        rows.append((LARGEST_RECORD_BYTES, "an agent's track record", "no KP_VERDICT_KEY_FILE"))
-    for needed, what, instead in rows:
-        if limit < needed:
-            yield Problem(
-                "fail",
-                f"topic {name} has max.message.bytes={limit}, too small for {what}",
-                f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}, or {instead}",
-            )
+    if settings.verdict_key_file is not None and limit < LARGEST_RECORD_BYTES:
+        yield Problem(
+            "fail",
+            f"topic {name} has max.message.bytes={limit}, too small for an agent's track record",
+            f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}, or no KP_VERDICT_KEY_FILE",
+        )
 
 
 def _needed(settings: Settings, topic: str) -> str:

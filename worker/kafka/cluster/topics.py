@@ -18,7 +18,7 @@ from aiokafka.errors import (
 )
 
 from worker.config import ConfigError, Settings
-from worker.core.records import ACCEPTED, DEAD_LETTER, FORGOTTEN, JUDGED, REJECTED
+from worker.core.records import ACCEPTED, DEAD_LETTER, JUDGED, REJECTED
 from worker.core.terminal import number_of
 from worker.kafka.cluster.connections import prepare_patiently
 from worker.kafka.cluster.topic_plan import (
@@ -74,8 +74,6 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: in
         REJECTED: settings.rejected_topic,
         DEAD_LETTER: settings.dead_letter_topic,
     }
-    if settings.forget:
-        kinds[FORGOTTEN] = settings.forgotten
     if settings.verdict_key_file is not None:
         kinds[JUDGED] = settings.judged
     return Layout(

@@ -122,29 +122,6 @@ def _position(found: OffsetAndMetadata | None, oldest: int, now: str) -> Positio
     )
 
 
-async def confirm_topic(client: Mapping[str, Any], topic: str, known: str | None, timeout_seconds: float) -> None:
-    """Check that a topic still has its known id. Raises OffsetsError if not, KafkaError, TimeoutError.
-
-    A consumer that was paused while a topic was recreated reads on in the new one: it asks by name.
-    """
-    async with asyncio.timeout(timeout_seconds):
-        while True:
-            try:
-                async with admin_client(client) as admin:
-                    now = await topic_id(admin, topic)
-                break
-            except KafkaError as error:
-                if not error.retriable:
-                    raise
-                log.info("the id of topic %s is not available yet: %r", topic, error)
-                await asyncio.sleep(RETRY_SECONDS)
-    if now != known:
-        raise OffsetsError(
-            f"{topic} was recreated while this worker read it: its id was {known}, and is {now} now. A restarted "
-            "worker starts at its oldest record"
-        )
-
-
 async def topic_offsets(
     client: Mapping[str, Any], tps: Sequence[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:

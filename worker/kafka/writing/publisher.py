@@ -25,7 +25,6 @@ from worker.core.records import (
     ASSEMBLED,
     BATCH_OVERHEAD,
     DEAD_LETTER,
-    FORGOTTEN,
     JUDGED,
     SPANS,
     OutputRecord,
@@ -183,7 +182,7 @@ class CommitContents:
 
 def _what(output: OutputRecord) -> str:
     return {
-        ASSEMBLED: "assembled trace", SPANS: "record with spans", JUDGED: "record of a verdict", FORGOTTEN: "receipt"
+        ASSEMBLED: "assembled trace", SPANS: "record with spans", JUDGED: "record of a verdict"
     }.get(output.kind, "scored trace")  # fmt: skip
 
 

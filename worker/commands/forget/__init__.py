@@ -1,1 +1,0 @@
-"""kp-worker forget: no later trace is compared with the forgotten ones."""
