@@ -151,7 +151,7 @@ def test_a_model_of_another_family_runs(tmp_path: Path, family: str, monkeypatch
     assert embedder.identity.name == f"tiny-{family}"
     assert (embedder.identity.dimensions, embedder.identity.objective_tokens) == (48, 512)
     sample = [*texts(), PROSE * 300, "请先核对发票金额然后再付款" * 3000]
-    tokens = [len(embedder.model.tokenizer(text, verbose=False)["input_ids"]) for text in sample]
+    tokens = [len(embedder._model.tokenizer(text, verbose=False)["input_ids"]) for text in sample]
     bounded = [embedder.embed(text) for text in sample]
     assert [it.truncated for it in bounded] == [count > LIMIT for count in tokens]
     monkeypatch.setattr("worker.embed.embedder.CHARS_A_TOKEN", 1 << 20)  # everything at once

@@ -48,7 +48,7 @@ class ExportReport:
         return "\n".join([head, *(f"  {name}: {_describe(it)}" for name, it in self.manifest.precisions.items())])
 
 
-def export_model(openvino: ModuleType, source: ExportSource, output: Path | None = None) -> ExportReport:
+def export_model(openvino: ModuleType, source: ExportSource, output: Path | None) -> ExportReport:
     """Export a model and check it. `output` None: the user's cache directory.
 
     An exported directory is replaced; anything else is left unchanged. Raises ModelError, and then writes nothing.

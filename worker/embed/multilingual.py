@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from worker.embed.embedder import MULTILINGUAL_NAME, MULTILINGUAL_SHA256, Embedding, ModelError, file_sha256
+from worker.embed.embedder import MULTILINGUAL_NAME, MULTILINGUAL_SHA256, ModelError, file_sha256
 from worker.embed.minilm import BertGraph, ExportSource, Tensors
-from worker.embed.reference_texts import texts_sha256
+from worker.embed.reference_texts import recorded_vectors
 
 WEIGHTS_FILE: Final = "e5-small-q4.bin"
 
@@ -169,31 +169,17 @@ def tokenizer_json(weights: Weights) -> str:
     return str(tokenizer.to_str())
 
 
-class Recorded(NamedTuple):
-    """The recorded data of the model."""
-
-    centre: npt.NDArray[np.float32]  # shape (dimensions,)
-    embeddings: list[Embedding]  # of the export's texts, centred
-
-
-def recorded() -> Recorded:
-    """Return the recorded data. Raises ModelError if they belong to other texts."""
-    with files("worker").joinpath(RECORDED).open("rb") as file, np.load(file) as found:
-        if str(found["texts"]) != texts_sha256():
-            raise ModelError("this is a bug: the recorded vectors belong to other texts than reference_texts.TEXTS")
-        pairs = zip(found["vectors"], found["truncated"], strict=True)
-        return Recorded(found["centre"], [Embedding(vector, bool(cut)) for vector, cut in pairs])
-
-
 def open_multilingual(openvino: ModuleType, directory: Path) -> ExportSource:
     """Return the multilingual model from a directory with its weights file. Raises ModelError."""
-    weights, known = read_weights(directory / WEIGHTS_FILE), recorded()
+    weights = read_weights(directory / WEIGHTS_FILE)
+    with files("worker").joinpath(RECORDED).open("rb") as file, np.load(file) as recorded:
+        centre = recorded["centre"]
     return ExportSource(
         name=MULTILINGUAL_NAME,
         weights_sha256=MULTILINGUAL_SHA256,
         dimensions=weights.config["hidden_size"],
         max_tokens=weights.config["max_position_embeddings"],
         tokenizer=tokenizer_json(weights),
-        graph=BertGraph(openvino, weights.tensors, weights.config).build(MULTILINGUAL_NAME, known.centre),
-        expected=known.embeddings,
+        graph=BertGraph(openvino, weights.tensors, weights.config).build(MULTILINGUAL_NAME, centre),
+        expected=recorded_vectors(RECORDED),
     )

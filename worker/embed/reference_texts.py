@@ -75,9 +75,9 @@ REFERENCE_VECTORS: Final = "data/reference_vectors.npz"
 """sentence-transformers' vectors for TEXTS with all-MiniLM-L6-v2 (`python -m tests.support.reference_vectors`)."""
 
 
-def recorded_vectors() -> list[Embedding]:
+def recorded_vectors(name: str = REFERENCE_VECTORS) -> list[Embedding]:
     """Return the recorded embeddings of TEXTS. Raises ModelError if they were recorded for other texts."""
-    with files("worker").joinpath(REFERENCE_VECTORS).open("rb") as file, np.load(file) as recorded:
+    with files("worker").joinpath(name).open("rb") as file, np.load(file) as recorded:
         if str(recorded["texts"]) != texts_sha256():
             raise ModelError("this is a bug: the recorded vectors belong to other texts than reference_texts.TEXTS")
         pairs = zip(recorded["vectors"], recorded["truncated"], strict=True)

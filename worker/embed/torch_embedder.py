@@ -34,7 +34,7 @@ INSTALL_HINT: Final = (
 )
 
 
-def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
+def _token_limit(model: SentenceTransformer, otherwise: int) -> int:
     """Return the size of a model's position table in tokens; `otherwise` for a model without one."""
     transformer: Any = getattr(model[0], "auto_model", None)
     positions = getattr(getattr(transformer, "config", None), "max_position_embeddings", None)
@@ -63,18 +63,18 @@ class SentenceTransformersEmbedder:
             directory = Path(found) if Path(found).is_dir() else _download(found)
             digest = weights_sha256(directory)
             name = check_weights(model, digest)
-            self.model: SentenceTransformer = SentenceTransformer(str(directory))
+            self._model: SentenceTransformer = SentenceTransformer(str(directory))
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"model {found!r} cannot be loaded: {error}; {INSTALL_HINT}") from error
-        own_limit = token_limit(self.model, max_tokens)
+        own_limit = _token_limit(self._model, max_tokens)
         if max_tokens > own_limit:
             raise ModelError(f"KP_MAX_TOKENS={max_tokens} is more than the {own_limit} tokens that {name} can read")
         self._limit = max_tokens
         self._objective_tokens = objective_limit(own_limit, max_tokens)
         apart = self._objective_tokens if embed_text == "objective" else 0
-        dimensions = self.model.get_embedding_dimension()
+        dimensions = self._model.get_embedding_dimension()
         if dimensions is None:
             raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
         self.identity = EmbedderIdentity(
@@ -84,17 +84,17 @@ class SentenceTransformersEmbedder:
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
         """Embed one text. Raises ValueError if the model returns non-finite values."""
-        limit = self.model.max_seq_length = self._objective_tokens if objective else self._limit
+        limit = self._model.max_seq_length = self._objective_tokens if objective else self._limit
         if len(text.encode()) <= limit - 2:  # a token has at least one byte; two tokens are special
             return embedding_of(self._encode(text))
         (beginning, tokens), left_over = read_beginning(text, limit, self._read, lambda found: found[1])
         return embedding_of(self._encode(beginning), left_over or tokens > limit, objective)
 
     def _read(self, text: str) -> tuple[str, int]:
-        return text, len(self.model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
+        return text, len(self._model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
 
     def _encode(self, text: str) -> Vector:
-        vector = self.model.encode(
+        vector = self._model.encode(
             [text], batch_size=1, show_progress_bar=False, normalize_embeddings=True, convert_to_numpy=True
         )[0]
         return finite(np.asarray(vector, dtype=np.float32))

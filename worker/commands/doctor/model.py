@@ -81,7 +81,7 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
     except ModelError as error:  # says what to do
         yield fail("model", str(error))
     except Exception as error:
-        yield fail("model", f"fails with {type(error).__name__}: {error}", "export it again, or use another KP_MODEL")
+        yield fail("model", f"fails with {type(error).__name__}: {error}", "fetch it again, or use another KP_MODEL")
     else:
         yield from _findings(settings, embedder.identity, loaded, slowest)
         yield from other_entries(embedder.identity, models)
