@@ -29,7 +29,7 @@ SCHEMA = SCHEMAS / "config.schema.json"
 # -- settings
 
 HEADINGS = {
-    "Kafka": r"bootstrap_|group_(instance_)?id|(source|accepted|rejected|dead_letter|changelog|forgotten|judged)_topic|"
+    "Kafka": r"bootstrap_|group_(instance_)?id|(source|accepted|rejected|dead_letter|changelog|judged)_topic|"
     r"create_topics|topic_|security_|sasl_|tls_|delivery|session_|transaction_|commit_",
     "Scoring": r"threshold|profiles|cache_|event_time|stream_time|verdict_key|confidence|output_|redact|screen",
     "Model": r"embed|precision|model|max_tokens",
