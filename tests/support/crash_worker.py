@@ -42,10 +42,9 @@ from worker.embed.load import load_configured
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.protocol import Offsets
 from worker.kafka.writing.rows import PartitionRows, RefusedBatch
-from worker.stream.evaluator import Evaluator
+from worker.stream.evaluator import Decided, Evaluator, Taken
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.process import WorkerProcess
-from worker.stream.state import Pending
 
 DIMENSIONS: Final = 384
 FAMILIES: Final = 12
@@ -225,13 +224,13 @@ def install() -> None:
     KpConsumer.commit_offset = stepped  # type: ignore[method-assign,assignment]
 
 
-def _noted(decide: Callable[[Evaluator, Pending], None]) -> Callable[[Evaluator, Pending], None]:
+def _noted(decide: Callable[[Evaluator, Taken], Decided]) -> Callable[[Evaluator, Taken], Decided]:
     path = Path(os.environ["TEST_DECISIONS"]) / f"{os.getpid()}-{time.time_ns()}.decisions"
     file = path.open("w", buffering=1)  # a line reaches the system before the next step, whatever becomes of us
 
-    def noting(self: Evaluator, pending: Pending) -> None:
-        file.write(f"{pending.record.partition} {pending.record.offset} {time.time():.6f}\n")
-        decide(self, pending)
+    def noting(self: Evaluator, taken: Taken) -> Decided:
+        file.write(f"{taken.record.partition} {taken.record.offset} {time.time():.6f}\n")
+        return decide(self, taken)
 
     return noting
 

@@ -14,9 +14,8 @@ from worker.core.changelog import Entry, Housekeeping
 from worker.core.control import Judges
 from worker.core.findings import Clean, Screen
 from worker.core.passes import NO_PASS, Pass
-from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import EvaluationConfig
-from worker.core.scoring import ScoredTrace
+from worker.core.records import SourceRecord
+from worker.core.scorer import Decision, EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.embed.embedder import Embedding
 from worker.kafka.reading.budget import Share
@@ -99,18 +98,18 @@ class CommittedRecords:
     """The status page's place: notes what is committed."""
 
     def __init__(self) -> None:
-        self.records: list[tuple[SourceRecord, OutputRecord, ScoredTrace | None]] = []
+        self.decisions: list[Decision] = []
 
-    def committed(self, *what: Any) -> None:
-        self.records.append(what)
+    def committed(self, decisions: Iterable[Decision]) -> None:
+        self.decisions.extend(decisions)
 
 
-def idle_context(failures: list[BaseException], **more: Any) -> Context:
+def idle_context(failures: list[BaseException], judges: Judges | None = None, **more: Any) -> Context:
     """Return the context of a worker in which no record waits; failures go to the list."""
     fields = {
         "buffer": FetchBuffer(Share(1 << 20)),
         "metrics": Metrics(CollectorRegistry()),
-        "evaluation": EvaluationConfig(DEFAULT_LIMITS),
+        "evaluation": EvaluationConfig(DEFAULT_LIMITS, judges=judges or {}),
         "fail": lambda _, error: failures.append(error),
     }
     return Context(**{**fields, **more})
@@ -154,12 +153,13 @@ class TaskHarness:
             "buffer": self.buffer,
             "pool": self.pool if embed else None,
             "metrics": self.metrics,
-            "evaluation": EvaluationConfig(limits, clean=clean, clean_rejected=True, screen=screen),
+            "evaluation": EvaluationConfig(
+                limits, clean=clean, clean_rejected=True, screen=screen, judges=judges or {}
+            ),
             "commit_interval_seconds": commit_interval,
             "dead_letter_limit": dead_letter_limit,
             "tracing": tracing,
             "status": self.status,
-            "judges": judges or {},
             "drain_seconds": drain_seconds,
             "fail": lambda _, error: self.failures.append(error),
         }

@@ -1,21 +1,25 @@
-"""The scorer of one partition: it keeps the novelty cache and the stream time, and decides on each trace.
+"""Scoring, the same everywhere: a trace by `PartitionScorer`, a source record by `Evaluation`.
 
-Call `PartitionScorer.score` once for each valid trace, in offset order, and never for a dead letter.
+`PartitionScorer` has the state of one partition. The stream, `kp-worker score` and the Python API all call its
+`decide`, once for each valid trace, in offset order, and never for a dead letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
-from worker.core.documents import evaluation_failed, scored_record
+from worker.core.changelog import encode, slot_key
+from worker.core.control import Judges, control_kind
+from worker.core.documents import dead_letter, evaluation_failed, scored_record
 from worker.core.findings import Clean, Screen
-from worker.core.novelty import CACHED_ID_LENGTH, CacheMark, Neighbour, Vector, VectorCache, unit
-from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, SourceRecord, encoded_size
+from worker.core.novelty import CACHED_ID_LENGTH, Neighbour, Vector, VectorCache, unit
+from worker.core.passes import Pass
+from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, Row, SourceRecord, encoded_size
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
@@ -26,19 +30,20 @@ from worker.core.scoring import (
     score_trace,
 )
 from worker.core.trace import LATEST_MS, InvalidTrace, Limits, Reason, ReasoningTrace, created_at_ms, parse_trace
-from worker.core.track_record import Standing, TrackRecord
-from worker.core.verdicts import issued_ms, make_verdict
+from worker.core.track_record import Change, Standing, TrackRecord
+from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, make_verdict, read_verdict
+
+Built = TypeVar("Built")
+Clock = Callable[[], float]  # seconds
+Moments = tuple[float, float, float]  # when it was begun, compared and scored, by the caller's clock
 
 
-class Comparison(NamedTuple):
-    """The result of comparing a trace with the cache."""
+class Scored(NamedTuple, Generic[Built]):
+    """The result of `PartitionScorer.decide`."""
 
-    vector: Vector | None  # the trace's, unit length
-    nearest: Neighbour | None  # live
-    stream_time_ms: int  # at the comparison
-
-
-Mark = tuple[CacheMark, int | None]  # a cache's mark and the stream time (`PartitionScorer.mark`)
+    trace: ScoredTrace
+    built: Built  # what was made of it
+    moments: Moments
 
 
 class PartitionScorer:
@@ -68,7 +73,6 @@ class PartitionScorer:
         self._threshold = threshold
         self._profiles = profiles
         self._max_step_ms = max_step_ms
-        self._stream_time_ms: int | None = None
         self._by_record = confidence == "record"
         self._verdicts = 0
         self.record = TrackRecord()  # the agents' track records: empty, or as restored
@@ -76,7 +80,7 @@ class PartitionScorer:
     @property
     def stream_time_ms(self) -> int | None:
         """The latest event time seen (ms since 1970), limited by `max_step_ms`; None before the first trace."""
-        return self._stream_time_ms
+        return self.cache.now_ms
 
     def score(self, trace: ReasoningTrace, vector: npt.ArrayLike | None, event_time_ms: int) -> ScoredTrace:
         """Score the partition's next trace and add its vector to the cache, whatever the decision.
@@ -84,43 +88,48 @@ class PartitionScorer:
         `vector`: shape (dimensions,), any length, or None without an embedder. Raises ValueError for a wrong dimension
         or values that are not finite; the state is then unchanged.
         """
-        return self.decide(trace, self.compare(vector, event_time_ms))
+        return self.decide(trace, vector, event_time_ms, lambda scored: None).trace
 
-    def compare(self, vector: npt.ArrayLike | None, event_time_ms: int) -> Comparison:
-        """Do the first half of `score`: advance stream time and find the nearest live entry. Raises ValueError."""
+    def decide(
+        self,
+        trace: ReasoningTrace,
+        vector: npt.ArrayLike | None,
+        event_time_ms: int,
+        build: Callable[[ScoredTrace], Built],
+        clock: Clock = lambda: 0.0,
+    ) -> Scored[Built]:
+        """Do `score`, and `build` what is published of it before the vector enters the cache.
+
+        The steps are undone as one if any of them raises, so their order matters:
+         1. advance stream time, and find the nearest live entry;
+         2. score and decide;
+         3. build;
+         4. add the vector to the cache: nothing can fail after it.
+        """
         query = None if vector is None else unit(vector, self.cache.dimensions)
-        time, step = self._stream_time_ms, self._max_step_ms
-        if time is None:  # the first trace: no earlier time to limit the step from
-            time = event_time_ms
-        elif event_time_ms > time:
-            time = event_time_ms if step is None else min(event_time_ms, time + step)
-        self._stream_time_ms = time
-        now = self.cache.advance(time)
-        return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
+        before = self.cache.mark()
+        begun = clock()
+        try:
+            now = self.cache.advance(self._next_stream_time(event_time_ms))
+            nearest = None if query is None else self.cache.nearest_unit(query)  # 1
+            compared = clock()
+            scored = self._weigh(trace, query, nearest, now)  # 2
+            done = clock()
+            built = build(scored)  # 3
+            if query is not None:
+                self.cache.add_unit(query, now, cached_id(trace))  # 4
+        except BaseException:
+            self.cache.back_to(before)
+            raise
+        return Scored(scored, built, (begun, compared, done))
 
-    def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
-        """Do the second half of `score`: score, decide, and add the vector to the cache."""
-        scored = self.weigh(trace, comparison)
-        self.keep(trace, scored)
-        return scored
+    def _next_stream_time(self, event_time_ms: int) -> int:
+        time, step = self.stream_time_ms, self._max_step_ms
+        if time is None or step is None:  # the first trace: no earlier time to limit the step from
+            return event_time_ms
+        return min(event_time_ms, time + step)
 
-    def keep(self, trace: ReasoningTrace, scored: ScoredTrace) -> None:
-        """Add the vector of the trace weighed last to the cache."""
-        if scored.vector is not None:
-            self.cache.add_unit(scored.vector, scored.stream_time_ms, cached_id(trace))
-
-    def mark(self) -> Mark:
-        """Return a mark with which `back_to` undoes a `compare`."""
-        return self.cache.mark(), self._stream_time_ms
-
-    def back_to(self, mark: Mark) -> None:
-        """Undo the `compare` since the mark, as if the trace had never come. Too late after `keep`."""
-        cache, self._stream_time_ms = mark
-        self.cache.back_to(cache)
-
-    def weigh(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
-        """Score and decide without changing the state. `sequence` is the number that `keep` will give the vector."""
-        query, nearest, now = comparison
+    def _weigh(self, trace: ReasoningTrace, query: Vector | None, nearest: Neighbour | None, now: int) -> ScoredTrace:
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
         confidence = self._confidence(trace) if self._by_record else None
         result = score_trace(trace, novelty, self._profiles, None if confidence is None else confidence.used)
@@ -174,7 +183,6 @@ class PartitionScorer:
         Leave out entries at or past the committed source offset: their traces are read again.
         """
         self.cache.restore(entries, stream_time_ms)
-        self._stream_time_ms = self.cache.now_ms
 
 
 def cached_id(trace: ReasoningTrace) -> str:
@@ -205,6 +213,7 @@ class EvaluationConfig:
     clean: Clean | None = None  # redacts accepted documents; None: no redaction (KP_REDACT=off)
     clean_rejected: bool = False  # whether rejected documents are redacted too (KP_REDACT=all)
     screen: Screen | None = None  # screens documents; None: no screening (KP_SCREEN=off)
+    judges: Judges = field(default_factory=dict)  # whose verdicts count; none: every verdict is a dead letter
 
 
 def _check_size(record: SourceRecord, limits: Limits) -> None:
@@ -218,23 +227,49 @@ def _check_size(record: SourceRecord, limits: Limits) -> None:
         )
 
 
-class Evaluation:
-    """The evaluation of one partition's records.
+class Decision(NamedTuple):
+    """What becomes of one source record."""
 
-    `evaluate` does all steps. To time each step, call the scorer's `compare`, `weigh` and `keep` instead.
+    record: SourceRecord
+    result: ScoredTrace | Ruling | InvalidTrace
+    output: OutputRecord
+    rows: Sequence[Row | Change] = ()  # for the changelog: a cache entry, or what a verdict changes
+    moments: Moments | None = None  # of a scored trace
+
+
+def refused(record: SourceRecord, error: InvalidTrace) -> Decision:
+    """Return the decision on a record that becomes a dead letter; it changes no state."""
+    return Decision(record, error, dead_letter(record, error))
+
+
+class Evaluation:
+    """The evaluation of one partition's records, in offset order: `read`, then `decide`.
+
+    `source`: the pass over the source that cache entries belong to; None: nothing is written to a changelog.
     """
 
-    def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
+    def __init__(
+        self,
+        scorer: PartitionScorer,
+        identity: EmbedderIdentity | None,
+        config: EvaluationConfig,
+        source: Pass | None = None,
+    ) -> None:
         self._scorer = scorer
         self._identity = identity
+        self._model = "" if identity is None else identity.key()
         self._config = config
+        self._source = source
 
-    def read(self, record: SourceRecord) -> ReasoningTrace:
-        """Return the trace in a record. Raises InvalidTrace, for which the record becomes a dead letter."""
+    def read(self, record: SourceRecord) -> ReasoningTrace | Verdict:
+        """Return what a record holds. Raises InvalidTrace, for which the record becomes a dead letter."""
         limits = self._config.limits
         if record.fault is not None:
             raise InvalidTrace(record.fault.reason, "", record.fault.message)
         try:
+            if record.headers and control_kind(record.headers) is not None:
+                topic_id = None if self._source is None else self._source.topic_id
+                return read_verdict(record, self._config.judges, topic_id)
             if record.size > limits.max_bytes:  # the size in memory is never smaller than the encoded one
                 _check_size(record, limits)
             return parse_trace(record.value, limits)
@@ -243,14 +278,44 @@ class Evaluation:
         except Exception as error:
             raise evaluation_failed(error) from error
 
-    def event_time_ms(self, record: SourceRecord, trace: ReasoningTrace) -> int:
-        """Return a trace's event time (KP_EVENT_TIME), ms since 1970."""
-        return event_time_ms(trace, record.timestamp_ms, self._config.event_time)
+    def decide(
+        self,
+        record: SourceRecord,
+        parsed: ReasoningTrace | Verdict,
+        vector: Vector | None = None,
+        text_hash: bytes = b"",
+        clock: Clock = lambda: 0.0,
+    ) -> Decision:
+        """Decide on what `read` returned for the partition's next record.
 
-    def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
-        """Build the accepted or rejected record."""
-        config = self._config
-        return scored_record(
+        `text_hash`: of the embedded text, for the changelog. Raises InvalidTrace if a bug in the worker makes that
+        fail; the state is then unchanged.
+        """
+        try:
+            if isinstance(parsed, Verdict):
+                return self._judge(record, parsed)
+            event_time = event_time_ms(parsed, record.timestamp_ms, self._config.event_time)
+            scored, (output, rows), moments = self._scorer.decide(
+                parsed, vector, event_time, lambda scored: self._published(record, parsed, scored, text_hash), clock
+            )
+        except Exception as error:
+            raise evaluation_failed(error) from error
+        return Decision(record, scored, output, rows, moments)
+
+    def _judge(self, record: SourceRecord, verdict: Verdict) -> Decision:
+        track = self._scorer.record
+        weighed = track.weigh(verdict, issued_ms(verdict, record.timestamp_ms), record.offset)
+        ruling = Ruling(verdict, weighed.record is not None, weighed.standing.used)
+        output = judged_record(record, ruling)
+        track.keep(weighed)  # last: nothing can fail after it
+        return Decision(record, ruling, output, weighed.changes)
+
+    def _published(
+        self, record: SourceRecord, trace: ReasoningTrace, scored: ScoredTrace, text_hash: bytes
+    ) -> tuple[OutputRecord, Sequence[Row]]:
+        """Return the accepted or rejected record, and the cache entry for the changelog."""
+        config, source = self._config, self._source
+        output = scored_record(
             record,
             scored,
             self._identity,
@@ -258,22 +323,17 @@ class Evaluation:
             clean=config.clean if scored.accepted or config.clean_rejected else None,
             screen=config.screen,
         )
-
-    def evaluate(
-        self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None
-    ) -> tuple[ScoredTrace, OutputRecord]:
-        """Score the partition's next trace; return its score and the record to publish.
-
-        Raises InvalidTrace if a bug in the worker makes that fail; the state is then unchanged.
-        """
-        scorer = self._scorer
-        mark = scorer.mark()
-        try:
-            comparison = scorer.compare(vector, self.event_time_ms(record, trace))
-            scored = scorer.weigh(trace, comparison)
-            document = self.document(record, scored)
-            scorer.keep(trace, scored)  # last: nothing may fail after it
-        except Exception as error:
-            scorer.back_to(mark)
-            raise evaluation_failed(error) from error
-        return scored, document
+        if source is None or scored.sequence is None or scored.vector is None:
+            return output, ()
+        entry = encode(
+            sequence=scored.sequence,
+            source_offset=record.offset,
+            stream_time_ms=scored.stream_time_ms,
+            trace_id=cached_id(trace),
+            model=self._model,
+            vector=scored.vector,
+            pass_number=source.number,
+            text_hash=text_hash,
+            agent_id=trace.metadata.agent_id[:CACHED_ID_LENGTH],
+        )
+        return output, [(slot_key(scored.sequence, self._scorer.cache.max_elements, source.number or 0), entry)]

@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from bisect import bisect_left
+from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,8 +26,9 @@ from prometheus_client.utils import floatToGoString
 
 from worker.core.findings import SCREEN_RULES, STRICT_TYPES
 from worker.core.records import ACCEPTED, REJECTED
-from worker.core.scoring import DEFAULT_PROFILE, PROFILES
-from worker.core.trace import Reason
+from worker.core.scorer import Decision
+from worker.core.scoring import DEFAULT_PROFILE, PROFILES, ScoredTrace
+from worker.core.trace import InvalidTrace, Reason
 from worker.core.verdicts import Ruling
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each counter, for the time of its creation
@@ -290,8 +292,45 @@ class Metrics:
         self.ready = gauge("kp_ready", "1 while /readyz answers 200.")
         self.build = Info("kp_build", "Version, consumer group and embedder.", registry=registry)
 
-    def judge(self, rulings: Iterable[Ruling]) -> None:
-        """Count the verdicts of a commit: finding a labelled counter costs more than counting."""
+    def committed(self, decisions: Sequence[Decision], seconds: float, now: float) -> None:
+        """Count what one commit published. `seconds`: its duration; `now`: its end, s since 1970."""
+        self.stages["publish"].observe(seconds)
+        self.commit_traces.observe(len(decisions))
+        self.consumed.inc(len(decisions))
+        traces: Tally[tuple[str, str]] = Tally()  # finding a labelled counter costs more than counting
+        letters: Tally[str] = Tally()
+        redactions: Tally[str] = Tally()
+        screened: Tally[str] = Tally()
+        ages: list[float] = []
+        scores: list[float] = []
+        rulings: list[Ruling] = []
+        for record, result, output, *_ in decisions:
+            if record.timestamp_ms is not None and record.timestamp_ms >= 0:
+                ages.append(max(0.0, now - record.timestamp_ms / 1000))
+            if isinstance(result, ScoredTrace):
+                traces[output.kind, result.profile] += 1
+                scores.append(result.score)
+                if output.redactions:
+                    redactions.update(output.redactions)
+                if output.screened:
+                    screened.update(output.screened)
+            elif isinstance(result, InvalidTrace):
+                letters[str(result.reason)] += 1
+            else:
+                rulings.append(result)
+        self.end_to_end.observe_all(ages)
+        self.score.observe_all(scores)
+        if rulings:
+            self._judge(rulings)
+        for labels, count in traces.items():
+            self.traces.labels(*labels).inc(count)
+        for counter, counts in (
+            (self.dead_letters, letters), (self.redactions, redactions), (self.screened, screened)
+        ):  # fmt: skip
+            for label, count in counts.items():
+                counter.labels(label).inc(count)
+
+    def _judge(self, rulings: Iterable[Ruling]) -> None:
         sums: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0, 0.0])
         late = 0
         for verdict, counts, _ in rulings:

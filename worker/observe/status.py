@@ -12,7 +12,7 @@ import re
 import shlex
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import inf, isfinite
@@ -25,8 +25,10 @@ from worker.config import Settings
 from worker.core.domains import near_miss
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, OutputRecord, SourceRecord
+from worker.core.scorer import Decision
 from worker.core.scoring import FORMULAS, Components, ScoredTrace, Weights, arithmetic
 from worker.core.terminal import clean, clean_json_bytes
+from worker.core.trace import InvalidTrace
 from worker.observe.http_server import Page
 from worker.observe.metrics import SCORES, SECONDS, Metrics, quantile
 from worker.version import __version__
@@ -117,12 +119,14 @@ class LastRows:
         self._domain_name = functools.lru_cache(2 * KEPT_DOMAINS)(lambda domain: _shown(domain, DOMAIN_LENGTH))
         self._near = functools.lru_cache(2 * KEPT_DOMAINS)(lambda domain: near_miss(domain, profiles))
 
-    def committed(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace | None) -> None:
-        """Note one record whose output is committed; `scored` is None for a dead letter."""
-        if scored is None:
+    def committed(self, decision: Decision) -> None:
+        """Note what a commit published of one record, unless it was a verdict."""
+        record, result, output, *_ = decision
+        if isinstance(result, InvalidTrace):
             self._dead_letters.append(self._dead_letter(record, output))
+        if not isinstance(result, ScoredTrace):
             return
-        row = self._trace(record, output, scored)
+        row = self._trace(record, output, result)
         self._traces.append(row)
         if row.objective is not None:
             self._objectives[row.id] = row.objective
@@ -273,9 +277,10 @@ class Status:
         self._explain = explain_command(settings)
         self.tick(time.monotonic())
 
-    def committed(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace | None) -> None:
-        """Note one record whose output is committed; `scored` is None for a dead letter."""
-        self._rows.committed(record, output, scored)
+    def committed(self, decisions: Iterable[Decision]) -> None:
+        """Note the traces and dead letters of a commit."""
+        for decision in decisions:
+            self._rows.committed(decision)
 
     def tick(self, now: float) -> None:
         """Note the counters of this second (monotonic); call it once a second."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from worker.config import ConfigError, Settings
+from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import Headers, OutputRecord, SourceRecord
-from worker.core.scorer import cached_id
 from worker.core.scoring import ScoredTrace
-from worker.core.trace import Reason, ReasoningTrace
+from worker.core.trace import Reason
 from worker.version import __version__, install_extra
 
 if TYPE_CHECKING:
@@ -72,16 +72,12 @@ class Tracing:
         if span is not None:
             span.add_event("embedded")
 
-    def scored(
-        self, span: Span | None, trace: ReasoningTrace, scored: ScoredTrace, output: OutputRecord
-    ) -> OutputRecord:
+    def scored(self, span: Span, scored: ScoredTrace, output: OutputRecord) -> OutputRecord:
         """Note the decision; return the output with the worker's span in its `traceparent`."""
-        if span is None:
-            return output
         span.add_event("scored")
         span.set_attributes(
             {
-                "kp.trace.id": cached_id(trace),
+                "kp.trace.id": scored.trace_id[:CACHED_ID_LENGTH],
                 "kp.score": scored.score,
                 "kp.decision": output.kind,
                 "kp.profile": scored.profile,

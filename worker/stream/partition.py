@@ -15,18 +15,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from worker.core.changelog import SLACK, Probes
-from worker.core.control import Judges
 from worker.core.records import SourceRecord
 from worker.core.scorer import EvaluationConfig
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace
-from worker.core.verdicts import Ruling
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
@@ -34,9 +32,9 @@ from worker.observe.status import Status
 from worker.observe.tracing import NO_TRACING, Tracing
 from worker.stream import batching
 from worker.stream.batching import Upstream
-from worker.stream.evaluator import Evaluator
+from worker.stream.evaluator import Decided, Evaluator, Taken
 from worker.stream.fetch_buffer import FetchBuffer
-from worker.stream.state import PartitionState, Pending
+from worker.stream.state import PartitionState
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +85,6 @@ class Context:
     dead_letter_limit: DeadLetterLimit | None = None
     tracing: Tracing = NO_TRACING
     status: Status | None = None
-    judges: Judges = field(default_factory=dict)  # whose verdicts count; none: every verdict is a dead letter
     drain_seconds: float | None = None
     """How long a drain waits for undecided records before it drops them; None: as long as the embedder takes."""
     probes: Probes | None = None  # those of a model elsewhere
@@ -137,12 +134,11 @@ class Partition:
             context.latency_budget_seconds,
             context.metrics,
             context.tracing,
-            context.judges,
         )
         self._taken_to = state.next_offset - 1
-        self._taken: deque[Pending] = deque()
-        self._decided: deque[Pending] = deque()
-        self._publishing: list[Pending] = []
+        self._taken: deque[Taken] = deque()
+        self._decided: deque[Decided] = deque()
+        self._publishing: list[Decided] = []
         self._records = self._bytes = 0  # past the committed offset
         self._ahead_to = -1  # offset of the last record that waited when the oldest decided one was decided
         self._first_decided = 0.0  # when the oldest decided record was decided, s of the performance counter
@@ -164,10 +160,10 @@ class Partition:
 
     def oldest(self) -> SourceRecord | None:
         """Return the first record taken that is past the committed offset."""
-        for stage in (self._publishing, self._decided, self._taken):
-            if stage:
-                return stage[0].record
-        return None
+        for decided in (self._publishing, self._decided):
+            if decided:
+                return decided[0].decision.record
+        return self._taken[0].record if self._taken else None
 
     def has_room(self) -> bool:
         """Whether another record may be taken. The bound is the changelog's slack: see changelog.py."""
@@ -187,10 +183,10 @@ class Partition:
         self._bytes += record.size
         if not self.has_room():
             self._buffer.hold(self.number)
-        pending = self._evaluator.take(record)
-        self._taken.append(pending)
-        if isinstance(pending.embedding, asyncio.Future):
-            pending.embedding.add_done_callback(lambda _: self.advance())
+        taken = self._evaluator.take(record)
+        self._taken.append(taken)
+        if isinstance(taken.embedding, asyncio.Future):
+            taken.embedding.add_done_callback(lambda _: self.advance())
         else:
             self.advance()
 
@@ -200,19 +196,18 @@ class Partition:
         """Decide all embedded records, in offset order."""
         if self.failed or not self._taken:
             return
-        context = self._context
+        limit = self._context.dead_letter_limit
         was_ahead = self._ahead()
         try:
             while self._taken and self._taken[0].ready():
-                pending = self._taken.popleft()
-                self._evaluator.decide(pending)
-                if context.dead_letter_limit is not None:
-                    context.dead_letter_limit.record(isinstance(pending.result, InvalidTrace))
+                decided = self._evaluator.decide(self._taken.popleft())
+                if limit is not None:
+                    limit.record(isinstance(decided.decision.result, InvalidTrace))
                 if not self._decided:
                     self._first_decided = time.perf_counter()
                     self._ahead_to = self._taken_to + self._buffer.waiting(self.number)
                     self._work.set()
-                self._decided.append(pending)
+                self._decided.append(decided)
             ended = not self._taken and not self._buffer.has_turn(self.number)
             if (
                 ended
@@ -255,13 +250,13 @@ class Partition:
 
     def _ahead(self) -> bool:
         """Whether records that waited when the batch began are not decided yet; less often where offsets have gaps."""
-        return bool(self._decided) and self._decided[-1].record.offset < self._ahead_to
+        return bool(self._decided) and self._decided[-1].decision.record.offset < self._ahead_to
 
     def turn_ended(self) -> None:
         """Note that the partition's turn has ended, or that no more records wait to be taken."""
         self._changed.set()
 
-    def _next_batch(self) -> list[Pending]:
+    def _next_batch(self) -> list[Decided]:
         batch = [self._decided.popleft() for _ in range(batching.batch_length(each.size() for each in self._decided))]
         if not self._decided:
             self._work.clear()
@@ -269,66 +264,25 @@ class Partition:
 
     # -- 4. commit
 
-    async def _commit(self, batch: list[Pending]) -> None:
+    async def _commit(self, batch: list[Decided]) -> None:
         self._publishing = batch
         self._last_commit = time.perf_counter()
-        replaced = await self._publisher.publish(self.state.commit(batch))
-        for position, error in replaced.items():
-            self._evaluator.dead_letter(batch[position], error)
+        commit = self.state.commit([each.decision for each in batch])
+        for position, error in (await self._publisher.publish(commit)).items():
+            batch[position] = self._evaluator.refuse(batch[position], error)
         self._publishing = []
-        self.committed = batch[-1].record.offset + 1
+        self.committed = commit.next_offset
         self._settle(batch, time.perf_counter() - self._last_commit)
 
     # -- 5. settle
 
-    def _settle(self, batch: Sequence[Pending], seconds: float) -> None:
-        self._count(batch, seconds)
-        status = self._context.status
-        if status is not None:
-            for pending in batch:
-                if pending.result is not None:
-                    scored = None if isinstance(pending.result, InvalidTrace) else pending.result
-                    status.committed(pending.record, pending.output, scored)
-        self._context.tracing.end(pending.span for pending in batch)
-        self._release(len(batch), sum([pending.record.size for pending in batch]))
-
-    def _count(self, batch: Sequence[Pending], seconds: float) -> None:
-        metrics = self._context.metrics
-        metrics.stages["publish"].observe(seconds)
-        metrics.commit_traces.observe(len(batch))
-        metrics.consumed.inc(len(batch))
-        now = time.time()
-        redactions: Counter[str] = Counter()
-        screened: Counter[str] = Counter()
-        decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
-        ages: list[float] = []
-        scores: list[float] = []
-        rulings: list[Ruling] = []
-        for pending in batch:
-            result, timestamp_ms = pending.result, pending.record.timestamp_ms
-            if timestamp_ms is not None and timestamp_ms >= 0:
-                ages.append(max(0.0, now - timestamp_ms / 1000))
-            if pending.ruling is not None and result is None:
-                rulings.append(pending.ruling)
-            if isinstance(result, InvalidTrace):
-                metrics.dead_letters.labels(str(result.reason)).inc()
-            elif result is not None:
-                decisions[pending.output.kind, result.profile] += 1
-                scores.append(result.score)
-                if pending.output.redactions:
-                    redactions.update(pending.output.redactions)
-                if pending.output.screened:
-                    screened.update(pending.output.screened)
-        metrics.end_to_end.observe_all(ages)
-        metrics.score.observe_all(scores)
-        if rulings:
-            metrics.judge(rulings)
-        for labels, count in decisions.items():
-            metrics.traces.labels(*labels).inc(count)
-        for kind, count in redactions.items():
-            metrics.redactions.labels(kind).inc(count)
-        for rule, count in screened.items():
-            metrics.screened.labels(rule).inc(count)
+    def _settle(self, batch: Sequence[Decided], seconds: float) -> None:
+        context, decisions = self._context, [each.decision for each in batch]
+        context.metrics.committed(decisions, seconds, time.time())
+        if context.status is not None:
+            context.status.committed(decisions)
+        context.tracing.end(each.span for each in batch)
+        self._release(len(batch), sum([each.record.size for each in decisions]))
 
     def _release(self, records: int, size: int) -> None:
         self._records -= records
@@ -358,7 +312,7 @@ class Partition:
         self._draining = False
 
     def _drop_undecided(self) -> None:
-        size = sum(pending.record.size for pending in self._taken)
+        size = sum(each.record.size for each in self._taken)
         log.info("partition %d: %s undecided, to be read again", self.number, number_of(len(self._taken), "record"))
         self._abandon_embeddings()
         self._taken_to = self._taken[0].record.offset - 1
@@ -382,9 +336,9 @@ class Partition:
 
     def _abandon_embeddings(self) -> None:
         """Mark the exceptions of embeddings that nobody waits for any more as retrieved."""
-        for pending in self._taken:
-            if isinstance(pending.embedding, asyncio.Future):
-                pending.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
+        for each in self._taken:
+            if isinstance(each.embedding, asyncio.Future):
+                each.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed:

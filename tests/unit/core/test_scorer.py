@@ -361,16 +361,25 @@ def test_a_threshold_out_of_range_is_refused(threshold: float) -> None:
         PartitionScorer(threshold=threshold)
 
 
-def test_score_is_compare_then_decide() -> None:
+def test_a_decision_whose_output_cannot_be_built_leaves_no_trace() -> None:
+    """Each trace is tried with a `build` that fails first: time, expired entries and sequence numbers go back."""
     one, two = PartitionScorer(3, 1000, 4), PartitionScorer(3, 1000, 4)
     for number in range(10):
         trace, vector = make_trace(f"kp:trace:{number}"), text_vector(str(number % 4), 4)
         time_ms = T0 + 300 * number
-        direct, halves = one.score(trace, vector, time_ms), two.decide(trace, two.compare(vector, time_ms))
-        assert direct.score == halves.score
-        assert direct.nearest == halves.nearest
-        assert direct.sequence == halves.sequence == number
-        assert np.array_equal(direct.vector, halves.vector)  # type: ignore[arg-type]
+        stand = two.stream_time_ms, len(two.cache), two.cache.expired, two.cache.next_sequence
+        with pytest.raises(ZeroDivisionError):
+            two.decide(trace, vector, time_ms + 700, lambda _: 1 / 0)
+        assert (two.stream_time_ms, len(two.cache), two.cache.expired, two.cache.next_sequence) == stand
+        scored = one.score(trace, vector, time_ms)
+        again, built, (begun, compared, done) = two.decide(
+            trace, vector, time_ms, lambda scored: scored.sequence, iter(range(3)).__next__
+        )
+        assert (begun, compared, done) == (0, 1, 2)
+        assert again.score == scored.score
+        assert again.nearest == scored.nearest
+        assert again.sequence == scored.sequence == built == number
+        assert np.array_equal(again.vector, scored.vector)  # type: ignore[arg-type]
 
 
 def test_the_cache_keeps_the_beginning_of_a_long_id() -> None:

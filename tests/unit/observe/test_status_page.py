@@ -23,7 +23,7 @@ from worker.commands.shared.options import load_settings
 from worker.config import Settings
 from worker.config.redaction_rules import cleaning, output_rules
 from worker.core.documents import scored_record
-from worker.core.scorer import EvaluationConfig
+from worker.core.scorer import Decision, EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, parse_trace
 from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics
@@ -209,7 +209,7 @@ def test_the_nearest_trace_has_its_objective_where_texts_are_shown_and_it_is_rem
         """Return the nearest trace and its objective, as they are shown."""
         record = make_record(trace_bytes(f"kp:trace:{number}", objective=f"objective {number}"), number)
         scored = scorer.score(parse_trace(record.value or b""), np.eye(8)[direction], T0 + number)
-        rows.committed(record, scored_record(record, scored, None), scored)
+        rows.committed(Decision(record, scored, scored_record(record, scored, None)))
         newest = rows.traces()[0]
         return newest["nearest"], newest["nearest_objective"]
 

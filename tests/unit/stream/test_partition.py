@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -381,12 +382,13 @@ async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_lett
     assert stage.count("kp_dead_letters_total", reason="refused_by_topic") == 1
     assert stage.count("kp_traces_total", decision="accepted", profile="finance") == 2
     assert stage.count("kp_score_count") == 2
-    assert [(record.offset, scored is None) for record, _, scored in stage.status.records] == [
+    decisions = stage.status.decisions
+    assert [(it.record.offset, isinstance(it.result, InvalidTrace)) for it in decisions] == [
         (0, False),
         (1, True),
         (2, False),
     ]
-    assert ("kp-error-message", b"refused for a test") in stage.status.records[1][1].headers
+    assert ("kp-error-message", b"refused for a test") in decisions[1].output.headers
 
 
 # -- the replay
@@ -659,7 +661,7 @@ async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_give
 async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> None:
     stage = TaskHarness()
     stage.take(0)
-    stage.task._taken[0].embedding = None
+    stage.task._taken[0] = replace(stage.task._taken[0], embedding=None)
     stage.task.advance()
     assert [str(failure) for failure in stage.failures] == ["this is a bug: record traces/0/0 was not embedded"]
     assert stage.publisher.begun == []
@@ -687,7 +689,7 @@ FAILING = {
     "redaction": "worker.redact.documents.redact_json",
     "screen": "worker.redact.screen.screen_json",
     "document": "worker.core.scorer.scored_record",
-    "entry": "worker.stream.state.encode",
+    "entry": "worker.core.scorer.encode",
 }
 """What is given one record, and nothing else."""
 
@@ -786,11 +788,11 @@ def _raise(error: Exception) -> None:
 
 
 JUDGING = {
-    "read": "worker.stream.evaluator.read_verdict",
-    "issue time": "worker.stream.evaluator.issued_ms",
+    "read": "worker.core.scorer.read_verdict",
+    "issue time": "worker.core.scorer.issued_ms",
     "order": "worker.core.track_record._order",
     "standing": "worker.core.track_record.standing",
-    "judged record": "worker.stream.evaluator.judged_record",
+    "judged record": "worker.core.scorer.judged_record",
 }
 """What is given one verdict, and nothing else."""
 

@@ -33,8 +33,9 @@ from worker.config.redaction_rules import cleaning, output_rules, screening
 from worker.core.documents import embedding_failed
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig
+from worker.core.scoring import ScoredTrace
 from worker.core.terminal import number_of
-from worker.core.trace import InvalidTrace, Reason, embedded_texts
+from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts
 from worker.embed.embedder import Embedder, Embedding, ModelError
 from worker.embed.load import load_configured, new_scorer
 from worker.embed.pool import embed_trace
@@ -166,12 +167,14 @@ def score_lines(
                 raise InvalidTrace(Reason.TOO_LARGE, "", problem)
             trace = evaluation.read(record)
             vector = None
-            if embedder is not None:
+            if embedder is not None and isinstance(trace, ReasoningTrace):
                 embedding = _embed(embedder, embedded_texts(trace, settings.embed_text), settings.embed_text)
                 vector = embedding.vector
                 summary.truncated += embedding.truncated
                 summary.truncated_objectives += embedding.objective_truncated
-            scored, document = evaluation.evaluate(record, trace, vector)
+            _, scored, document, *_ = evaluation.decide(record, trace, vector)
+            if not isinstance(scored, ScoredTrace):
+                raise TypeError(f"this is a bug: line {number} is no trace")
         except InvalidTrace as error:
             summary.dead_letters[str(error.reason)] += 1
             if dead_letters is not None:
