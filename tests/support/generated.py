@@ -19,6 +19,7 @@ from tests.support.monitoring import SUFFIXES
 from tests.support.surroundings import DOCS, SCHEMAS
 from worker.cli import cli
 from worker.config import describe
+from worker.config.settings import SECTIONS
 from worker.observe.assemble_metrics import AssembleMetrics
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.metrics import Histogram, Metrics
@@ -28,27 +29,17 @@ SCHEMA = SCHEMAS / "config.schema.json"
 
 # -- settings
 
-HEADINGS = {
-    "Kafka": r"bootstrap_|group_(instance_)?id|(source|accepted|rejected|dead_letter|changelog|judged)_topic|"
-    r"create_topics|topic_|security_|sasl_|tls_|delivery|session_|transaction_|commit_",
-    "Scoring": r"threshold|profiles|cache_|event_time|stream_time|verdict_key|confidence|output_|redact|screen",
-    "Model": r"embed|precision|model|max_tokens",
-    "Limits": r"max_(message|batch|steps|depth)|memory_|strict_context|dead_letter_breaker|latency_|stuck_|shutdown_",
-    "HTTP, logs and spans": r"http_|status_|tracing|log_",
-    "Contribute": r"registry_|contribute|refused_topic",
-    "Assemble": r"spans_|assemble_",
-}
-"""The headings of the page, and how the names of their settings begin."""
-
 
 def settings() -> str:
     """Return the tables of all settings, each under its heading."""
-    rows = defaultdict[str, list[str]](list)
-    for name, default, meaning in describe():
-        (heading,) = [it for it, begin in HEADINGS.items() if re.match(begin, name.removeprefix("KP_").lower())]
-        rows[heading].append(f"| `{name}` | {f'`{default}`' if default else ''} | {meaning.replace('|', '/')} |")
-    head = "| variable | default | meaning |\n|---|---|---|"
-    return "\n\n".join("\n".join([f"### {title}\n\n{head}", *rows[title]]) for title in HEADINGS)
+    tables = []
+    for title, section in SECTIONS.items():
+        rows = [
+            f"| `{name}` | {f'`{default}`' if default else ''} | {meaning.replace('|', '/')} |"
+            for name, default, meaning in describe(section)
+        ]
+        tables.append("\n".join([f"### {title}\n\n| variable | default | meaning |\n|---|---|---|", *rows]))
+    return "\n\n".join(tables)
 
 
 # -- options

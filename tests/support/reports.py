@@ -18,7 +18,7 @@ from worker.commands.report.numbers import Asked, Report, Traces
 from worker.config import Settings
 from worker.core.scorer import Evaluation, EvaluationConfig
 from worker.core.scoring import FORMULAS, PROFILES, Profile, ScoredTrace, Weights
-from worker.core.trace import DEFAULT_LIMITS, embedding_text
+from worker.core.trace import DEFAULT_LIMITS, embedding_text, parse_trace
 
 COMPONENTS = tuple(FORMULAS)
 DIMENSIONS = 8
@@ -37,9 +37,10 @@ def scored(
     result = []
     for offset, source in enumerate(sources):
         record = make_record(source, offset)
-        trace = evaluation.read(record)
+        trace = parse_trace(source)
         vector = text_vector(embedding_text(trace), DIMENSIONS) if embed else None
-        verdict, output = evaluation.evaluate(record, trace, vector)
+        _, verdict, output, *_ = evaluation.decide(record, trace, vector)
+        assert isinstance(verdict, ScoredTrace)
         assert output.value is not None
         result.append((verdict, output.value))
     return result

@@ -67,13 +67,12 @@ HOMES = (
         "yarl": {"contribute.registry_client", "embed.embedding_service"},
         "prometheus_client": {"observe", "commands.shared.service", "lab.demo.process", "commands.doctor.registry"},
         "pydantic": {"config"},
-        "pydantic_settings": {"config"},
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
         "jinja2": {"commands.report.view"},
         "markupsafe": {"commands.report.view"},
         "matplotlib": {"commands.report.view"},
-        "opentelemetry": {"observe.tracing", "stream.state", "runs.otlp.spans"},  # stream: the type alone
+        "opentelemetry": {"observe.tracing", "stream.evaluator", "runs.otlp.spans"},  # stream: the type alone
         "google": {"runs.otlp.spans"},  # protobuf
     }
     | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}

@@ -10,10 +10,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from worker.config.checks import PEM
 from worker.config.profiles import ProfileSetting
 from worker.config.sources import KeyPath, Source, nearest, secret_fields
 
-PEM: Final = "-----BEGIN"
 NOT_SHOWN: Final = "(not shown)"  # in place of what is a secret, or may be one
 PASSWORD_IN_URL: Final = re.compile(r"://(?:[^/]*@|.*\?)")  # a password, or a query, which may hold a key
 SHOWN: Final = 120  # characters of a wrong value that a message repeats

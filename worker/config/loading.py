@@ -86,7 +86,7 @@ def _sources(file: Path | None, options: Mapping[str, Any], fields: Mapping[str,
     found = [
         Source("call", {name: value for name, value in fields.items() if value is not None}),
         Source("option", options),
-        environment(Settings),
+        environment(Settings.model_fields),
     ]
     if path:
         found.append(config_file(path))

@@ -1,18 +1,37 @@
-"""The settings: names, types, defaults, limits and meaning."""
+"""The settings: names, types, defaults, limits and meaning, a class for each section of docs/settings.md.
+
+The sections are joined by inheritance, not nested: so variables, TOML keys and --set names are flat.
+"""
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
-from worker.config.errors import PEM
+from worker.config.checks import (
+    SASL,
+    TLS,
+    TOPIC_NAME,
+    check_brokers,
+    check_choices,
+    check_embedder_url,
+    check_path,
+    check_registry_url,
+    check_security,
+    check_topics,
+)
 from worker.config.profiles import ProfileSetting, merged_profiles
 from worker.config.sources import PREFIX
 from worker.core.capacity import MOST_ELEMENTS
@@ -20,157 +39,20 @@ from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
 from worker.core.trace import Limits
 
-BROKERS_FORM: Final = "give host:port, and several with a comma between them, such as kafka-1:9092,kafka-2:9092"
-
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]):([0-9]{1,5})")
-
-
-def check_brokers(servers: str) -> str:
-    """Return the addresses without the spaces around them. Raises ValueError that says which one is wrong, and why."""
-    addresses = [part.strip() for part in servers.split(",")]
-    for address in addresses:
-        match = _ADDRESS.fullmatch(address)
-        if match is not None and 0 < int(match[1]) < 65_536:
-            continue
-        if "://" in address:
-            shown = re.sub("//[^/]*@", "//", address)  # without a password
-            raise ValueError(f"{shown!r} is a URL, not the address of a broker; {BROKERS_FORM}")
-        if match is not None:
-            raise ValueError(f"{address!r}: a port is a number from 1 to 65535; {BROKERS_FORM}")
-        if re.fullmatch(r"[A-Za-z0-9_.-]+:?", address):
-            raise ValueError(f"{address!r} has no port; {BROKERS_FORM}")
-        raise ValueError(f"{address!r} is not the address of a broker; {BROKERS_FORM}")
-    return ",".join(addresses)
-
-
-TLS: Final = ("SSL", "SASL_SSL")
-SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")  # protocols (KP_SECURITY_PROTOCOL) that encrypt, and those that log in
-
-_LOGIN: Final = ("sasl_username", "sasl_password", "sasl_password_file")
-_KEY: Final = ("tls_key_file", "tls_key_password", "tls_key_password_file")
-_TLS_FILES: Final = ("tls_ca_file", "tls_certificate_file", *_KEY)
-
-
-def check_security(given: Set[str], protocol: str, mechanism: str | None) -> None:
-    """Raise ValueError where settings contradict each other, or would be ignored. `given`: fields that have a value."""
-    for name in ("sasl_password", "tls_key_password", "registry_key"):
-        if len(both := _variables(given, name, f"{name}_file")) == 2:
-            raise ValueError(f"{both[0]} and {both[1]} are both set; keep one")
-    if (tls := _variables(given, *_TLS_FILES)) and protocol not in TLS:
-        raise ValueError(f"{tls[0]} is set, but KP_SECURITY_PROTOCOL={protocol} uses no TLS; set SSL or SASL_SSL")
-    if (key := _variables(given, *_KEY)) and "tls_certificate_file" not in given:
-        raise ValueError(f"{key[0]} is set without KP_TLS_CERTIFICATE_FILE; set both")
-    if protocol in SASL:
-        _check_login(given, protocol, mechanism)
-    elif sasl := _variables(given, "sasl_mechanism", *_LOGIN, "sasl_token_file"):
-        raise ValueError(f"{sasl[0]} is set, but KP_SECURITY_PROTOCOL={protocol} uses no SASL; set SASL_SSL")
-
-
-def _check_login(given: Set[str], protocol: str, mechanism: str | None) -> None:
-    login, token = _variables(given, *_LOGIN), _variables(given, "sasl_token_file")
-    if mechanism is None:
-        raise ValueError(
-            f"KP_SECURITY_PROTOCOL={protocol} needs KP_SASL_MECHANISM: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or "
-            "OAUTHBEARER"
-        )
-    if mechanism == "OAUTHBEARER":
-        if login:
-            raise ValueError(
-                f"{login[0]} is set, but KP_SASL_MECHANISM=OAUTHBEARER uses only KP_SASL_TOKEN_FILE; unset it"
-            )
-        if not token:
-            raise ValueError("KP_SASL_MECHANISM=OAUTHBEARER needs KP_SASL_TOKEN_FILE")
-        return
-    if token:
-        raise ValueError(f"{token[0]} is set, but KP_SASL_MECHANISM={mechanism} uses a user and a password; unset it")
-    if "sasl_username" not in given or len(login) < 2:
-        raise ValueError(
-            f"KP_SASL_MECHANISM={mechanism} needs KP_SASL_USERNAME, and KP_SASL_PASSWORD_FILE or KP_SASL_PASSWORD"
-        )
-
-
-def _variables(given: Set[str], *names: str) -> list[str]:
-    """Return the variables of those of the fields that have a value."""
-    return [f"KP_{name.upper()}" for name in names if name in given]
-
-
-def check_registry_url(url: str) -> str:
-    """Return the URL without a slash at its end. Raises ValueError, without quoting the URL."""
-    given, host = _checked_url(
-        url, "give the base URL, such as https://registry.example.org", "KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY"
-    )
-    if given.startswith("http:") and not is_loopback(host):
-        raise ValueError("plain http would send the key and the traces unencrypted; use https (http only to loopback)")
-    return given
-
-
-def check_embedder_url(url: str) -> str:
-    """Return the URL without a slash at its end. Raises ValueError, without quoting the URL."""
-    return _checked_url(url, "give the base URL, such as https://embeddings.example.org", "KP_EMBEDDER_TOKEN_FILE")[0]
-
-
-def _checked_url(url: str, form: str, key: str) -> tuple[str, str]:
-    """Return the URL without a slash at its end, and its host. Raises ValueError. `key`: the settings for secrets."""
-    try:
-        parts = urlsplit(url.strip())
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        raise ValueError(f"it is not a URL; {form}") from None
-    if parts.scheme not in ("http", "https") or not host or any(ord(character) <= 32 for character in url.strip()):
-        raise ValueError(f"it is not a URL with https:// and a host; {form}")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError(f"it holds a user or a password; give the key by {key}")
-    if parts.query or parts.fragment:
-        raise ValueError(f"it has a query or a fragment; {form}")
-    return url.strip().rstrip("/"), host
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host of a URL is this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_choices(*allowed: str) -> Callable[[str], str]:
-    """Return a check of a list with commas: each part must be one of `allowed`."""
-
-    def check(text: str) -> str:
-        parts = [part.strip() for part in text.split(",")]
-        wrong = [part for part in parts if part not in allowed]
-        if wrong:
-            raise ValueError(f"{wrong[0]!r} is not one of {', '.join(allowed)}; several have a comma between them")
-        return ",".join(dict.fromkeys(parts))
-
-    return check
-
-
-TOPIC_NAME: Final = r"^[a-zA-Z0-9._-]{1,249}$"
 TopicName = Annotated[str, Field(pattern=TOPIC_NAME)]
-
+FilePath = Annotated[Path, BeforeValidator(check_path)]
 
 AssembleRule = Annotated[str, Field(min_length=1, max_length=1000)]
 """A constant, or attribute:NAME|CONSTANT; `assemble` reads it."""
 
 
-def check_topics(text: str) -> str:
-    """Return topics without the spaces around them. Raises ValueError that says which name is wrong."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if re.fullmatch(TOPIC_NAME, name) is None:
-            raise ValueError(f"{name!r} is not the name of a topic; give letters, digits, dots, _ and -, at most 249")
-    if len(set(names)) != len(names):
-        raise ValueError("a topic is given twice; give each once")
-    return ",".join(names)
+def given(section: BaseModel) -> set[str]:
+    """Return the fields that have a value."""
+    return {name for name in type(section).model_fields if getattr(section, name) is not None}
 
 
-class Settings(BaseSettings):
-    """All settings of the worker, in the order in which docs/settings.md lists them."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+class KafkaSettings(BaseModel):
+    """The brokers, the group, its topics and the login."""
 
     bootstrap_servers: Annotated[str, AfterValidator(check_brokers)] = Field(
         "127.0.0.1:9092", min_length=1, description="Kafka brokers, host:port[,host:port...]"
@@ -201,7 +83,6 @@ class Settings(BaseSettings):
     topic_replication: int = Field(
         -1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default"
     )
-
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="protocol of the brokers (docs/security.md)"
     )
@@ -210,23 +91,298 @@ class Settings(BaseSettings):
     )
     sasl_username: str | None = Field(None, description="user for PLAIN and SCRAM")
     sasl_password: SecretStr | None = Field(None, description="password for PLAIN and SCRAM; better in a file")
-    sasl_password_file: Path | None = Field(None, description="file with the password for PLAIN and SCRAM")
-    sasl_token_file: Path | None = Field(
+    sasl_password_file: FilePath | None = Field(None, description="file with the password for PLAIN and SCRAM")
+    sasl_token_file: FilePath | None = Field(
         None, description="file with the bearer token for OAUTHBEARER; read again for each connection"
     )
-    tls_ca_file: Path | None = Field(None, description="PEM file of the brokers' CAs (default: the system's)")
-    tls_certificate_file: Path | None = Field(None, description="PEM file of this worker's certificate chain (mTLS)")
-    tls_key_file: Path | None = Field(
+    tls_ca_file: FilePath | None = Field(None, description="PEM file of the brokers' CAs (default: the system's)")
+    tls_certificate_file: FilePath | None = Field(
+        None, description="PEM file of this worker's certificate chain (mTLS)"
+    )
+    tls_key_file: FilePath | None = Field(
         None, description="PEM file of the private key (default: in KP_TLS_CERTIFICATE_FILE)"
     )
     tls_key_password: SecretStr | None = Field(None, description="password of an encrypted key; better in a file")
-    tls_key_password_file: Path | None = Field(None, description="file with the password of an encrypted key")
+    tls_key_password_file: FilePath | None = Field(None, description="file with the password of an encrypted key")
+    delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
+    session_timeout_seconds: float = Field(
+        15.0, ge=1, le=1800, description="a worker without heartbeats for this long loses its partitions"
+    )
+    transaction_timeout_seconds: float = Field(
+        60.0, ge=1, le=900, description="longest broker outage that a transaction survives; beyond it the worker exits"
+    )
+    commit_interval_seconds: float = Field(
+        1.0,
+        ge=0,
+        description="with a backlog, scored traces wait up to this long to be committed together",
+    )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.security_protocol in TLS
+
+    @property
+    def uses_sasl(self) -> bool:
+        """Whether the worker logs in by SASL."""
+        return self.security_protocol in SASL
+
+    @property
+    def changelog(self) -> str:
+        """Name of the changelog topic."""
+        return self.changelog_topic or f"{self.group_id}-novelty-changelog"
+
+    @property
+    def judged(self) -> str:
+        """Name of the topic for what the verdicts say."""
+        return self.judged_topic or f"{self.source_topic}.judged"
+
+    @model_validator(mode="after")
+    def _check_kafka(self) -> Self:
+        if self.group_instance_id and self.delivery != "exactly_once":
+            # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
+            raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
+        return self
+
+
+class ScoringSettings(BaseModel):
+    """How a trace is scored, and what its output document contains."""
+
+    threshold: float = Field(0.75, ge=0, le=1, description="lowest score at which a trace is accepted")
+    profiles: dict[str, ProfileSetting] = Field(
+        default_factory=dict,
+        description='profiles to add or change, as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
+    )
+    cache_max_elements: int = Field(
+        1000, ge=1, le=MOST_ELEMENTS, description="capacity of each partition's novelty cache, in entries"
+    )
+    cache_ttl_seconds: float | None = Field(
+        3600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="lifetime of a cache entry in stream time; none: no expiry",
+        json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
+    )
+    event_time: Literal["created_at", "record"] = Field(
+        "created_at",
+        description="event time: the trace's created_at (never later than the record's timestamp), or the "
+        "record's timestamp",
+    )
+    stream_time_max_step_seconds: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="how far one trace may advance stream time; unset: no limit (docs/security.md)",
+    )
+    verdict_key_file: FilePath | None = Field(
+        None,
+        description="file with the judges' keys, one line JUDGE KEY each, at least 32 bytes (docs/verdicts.md); "
+        "unset: verdicts become dead letters",
+    )
+    confidence: Literal["stated", "record"] = Field(
+        "stated",
+        description="outcome confidence of a trace that claims success: as stated, or the agent's share of "
+        "successes by the verdicts (docs/verdicts.md)",
+    )
+    output_embedding: bool = Field(
+        False, description="write each trace's embedding into its output document (scoring.embedding)"
+    )
+    redact: Literal["off", "accepted", "all"] = Field(
+        "off",
+        description="replace secrets and, by privacy level, personal data with markers in these output "
+        "documents; scores do not change (docs/redaction.md)",
+    )
+    redact_rules: Literal["reference", "strict"] | None = Field(
+        None,
+        description="redact what the SDK's cleaner finds, or more (docs/redaction.md); default: reference for "
+        "KP_REDACT, strict for `contribute`",
+    )
+    redact_patterns_file: FilePath | None = Field(
+        None, description="TOML file with your own patterns to redact (docs/redaction.md)"
+    )
+    screen: Literal["off", "mark"] = Field(
+        "off",
+        description="mark output documents with hidden text (scoring.screen, header kp-screen); scores do not change "
+        "(docs/redaction.md)",
+    )
+
+    @field_validator("cache_ttl_seconds", mode="before")
+    @classmethod
+    def _no_expiry(cls, value: object) -> object:
+        return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+    def scoring_profiles(self) -> Mapping[str, Profile]:
+        """Return the built-in profiles with those of the settings over them."""
+        return merged_profiles(self.profiles)
+
+    @property
+    def cache_ttl_ms(self) -> int | None:
+        """Life of a cache entry, ms; None: no expiry."""
+        return None if self.cache_ttl_seconds is None else max(1, round(self.cache_ttl_seconds * 1000))
+
+    @property
+    def stream_time_max_step_ms(self) -> int | None:
+        """How far one trace may move stream time, ms; None: any distance."""
+        step = self.stream_time_max_step_seconds
+        return None if step is None else max(1, round(step * 1000))
+
+
+class ModelSettings(BaseModel):
+    """The embedding model."""
+
+    embedder: Literal["auto", "openvino", "sentence-transformers", "http", "none"] = Field(
+        "auto",
+        description="auto is openvino if the model is exported, otherwise sentence-transformers; http is a "
+        "service (docs/models.md); none means novelty 0.5 for every trace",
+    )
+    embedder_url: Annotated[str, AfterValidator(check_embedder_url)] | None = Field(
+        None,
+        description="with KP_EMBEDDER=http: URL of a service with OpenAI's /v1/embeddings",
+    )
+    embedder_token_file: FilePath | None = Field(
+        None, description="file with the service's token; read again when it changes"
+    )
+    model: str | None = Field(
+        None,
+        description="multilingual, the directory of an exported model, or a sentence-transformers model's "
+        "directory or hub name (default: all-MiniLM-L6-v2); with KP_EMBEDDER=http the service's name for it "
+        "(docs/models.md)",
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="number format of an exported model; bf16 changes scores slightly (docs/settings.md)",
+    )
+    embed_text: Literal["whole", "objective"] = Field(
+        "whole",
+        description="what is embedded: the whole text, or the objective and the text with equal weight "
+        "(docs/tuning.md)",
+    )
+    max_tokens: int = Field(
+        256,
+        ge=8,
+        le=8192,
+        description="most tokens of a text that are embedded; with KP_EMBEDDER=http, how many the service reads",
+    )
+    embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one per core")
+    embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
+        "auto",
+        description="texts embedded at once, sharing KP_EMBED_THREADS; auto: 2, or 1 if two would exceed "
+        "KP_LATENCY_BUDGET_SECONDS; 1 saves memory (docs/capacity.md). With KP_EMBEDDER=http: requests at once (auto: "
+        "4)",
+    )
+    embed_remembered: int = Field(
+        1024, ge=0, le=1_000_000, description="recent embeddings kept, so that equal texts are embedded once"
+    )
+
+    @model_validator(mode="after")
+    def _check_service(self) -> Self:
+        if self.embedder != "http":
+            return self
+        if self.embedder_url is None or self.model is None:
+            raise ValueError(
+                "KP_EMBEDDER=http needs KP_EMBEDDER_URL, and KP_MODEL with the service's name of the model "
+                "(docs/models.md)"
+            )
+        if len(self.model) > 512:
+            raise ValueError("KP_MODEL: the service's name of the model has more than 512 characters; give it a name")
+        if self.precision != "fp32":
+            raise ValueError(
+                f"KP_PRECISION={self.precision} is for exported models: with KP_EMBEDDER=http the service chooses its "
+                "precision; leave it out"
+            )
+        return self
+
+    @property
+    def embed_requests(self) -> int:
+        """Requests to the embedding service at once."""
+        return 4 if self.embed_in_flight == "auto" else self.embed_in_flight
+
+    @property
+    def most_in_flight(self) -> int:
+        """Most traces in the embedder at once. 2 for auto: more side by side were not faster on two cores."""
+        return 2 if self.embed_in_flight == "auto" else self.embed_in_flight
+
+
+class LimitSettings(BaseModel):
+    """Limits of size, memory and time."""
+
+    max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
+    max_batch_bytes: int = Field(
+        67_108_864,
+        ge=1_048_576,
+        description="largest unpacked size of a compressed batch; a larger one becomes one dead letter "
+        "(docs/publishing.md)",
+    )
+    memory_budget_bytes: int = Field(
+        100_663_296,
+        ge=16_777_216,
+        description="memory for uncommitted records and unpacked batches, over all partitions (docs/capacity.md)",
+    )
+    max_steps: int = Field(10_000, ge=1, description="traces with more steps become dead letters")
+    max_depth: int = Field(64, ge=8, le=256, description="documents with deeper nesting become dead letters")
+    strict_context: bool = Field(False, description="reject the former @context https://knowledgepulse.dev/schema/v1")
+    dead_letter_breaker_share: float = Field(
+        0.0, ge=0, le=1, description="stop when more than this share of the last records are dead letters; 0: never"
+    )
+    dead_letter_breaker_window: int = Field(1000, ge=10, description="number of last records that the share counts")
+    latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
+    stuck_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="/healthz returns 503 when an embedding takes longer; with KP_EMBEDDER=http the time limit "
+        "of a request",
+    )
+    shutdown_timeout_seconds: float = Field(
+        20.0,
+        gt=0,
+        description="longest drain on SIGTERM; after it the process exits, and the remaining records are read again",
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the parser."""
+        return Limits(self.max_message_bytes, self.max_steps, self.max_depth, self.strict_context)
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
+            raise ValueError(
+                f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is too small for a record of "
+                f"KP_MAX_MESSAGE_BYTES={self.max_message_bytes}; raise it"
+            )
+        return self
+
+
+class HttpSettings(BaseModel):
+    """The port, the status page, logs and spans."""
+
+    http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
+    http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, probes and status page; 0: a free one")
+    status_page: bool = Field(
+        False,
+        description="serve a live status page at /: trace ids and scores, for anyone who can reach the port",
+    )
+    status_texts: bool = Field(
+        False,
+        description="also show objectives and dead letters' messages, which quote the record",
+    )
+    tracing: bool = Field(
+        False, description="export OpenTelemetry spans, configured by OTEL_* variables (docs/tracing-and-logs.md)"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="log format, one event per line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest severity that is logged"
+    )
+
+
+class ContributeSettings(KafkaSettings):
+    """`kp-worker contribute`."""
 
     registry_url: Annotated[str, AfterValidator(check_registry_url)] | None = Field(
         None, description="base URL of the registry for `contribute`: https, plain http only to loopback"
     )
     registry_key: SecretStr | None = Field(None, description="key for the registry; better in a file")
-    registry_key_file: Path | None = Field(
+    registry_key_file: FilePath | None = Field(
         None, description="file with the key for the registry; read again when it changes"
     )
     contribute_visibility: Annotated[str, AfterValidator(check_choices("network", "org", "private"))] = Field(
@@ -254,6 +410,25 @@ class Settings(BaseSettings):
     refused_topic: TopicName | None = Field(
         None, description="topic for traces that the registry refuses (default: <accepted>.refused)"
     )
+
+    @property
+    def contributed(self) -> str:
+        """Name of the topic of the receipts."""
+        return self.contributed_topic or f"{self.accepted_topic}.contributed"
+
+    @property
+    def refused(self) -> str:
+        """Name of the topic for traces that the registry refuses."""
+        return self.refused_topic or f"{self.accepted_topic}.refused"
+
+    @property
+    def contribute_group(self) -> str:
+        """Consumer group of `contribute`; also the prefix of its transactional ids."""
+        return f"{self.group_id}-contribute"
+
+
+class AssembleSettings(KafkaSettings):
+    """`kp-worker assemble`."""
 
     spans_topic: Annotated[str, AfterValidator(check_topics)] = Field(
         "otlp_spans",
@@ -313,293 +488,6 @@ class Settings(BaseSettings):
         description="how long `assemble` remembers closed runs, so that late spans make no second trace",
     )
 
-    delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
-    session_timeout_seconds: float = Field(
-        15.0, ge=1, le=1800, description="a worker without heartbeats for this long loses its partitions"
-    )
-    transaction_timeout_seconds: float = Field(
-        60.0, ge=1, le=900, description="longest broker outage that a transaction survives; beyond it the worker exits"
-    )
-    commit_interval_seconds: float = Field(
-        1.0,
-        ge=0,
-        description="with a backlog, scored traces wait up to this long to be committed together",
-    )
-
-    threshold: float = Field(0.75, ge=0, le=1, description="lowest score at which a trace is accepted")
-    profiles: dict[str, ProfileSetting] = Field(
-        default_factory=dict,
-        description='profiles to add or change, as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
-    )
-
-    embedder: Literal["auto", "openvino", "sentence-transformers", "http", "none"] = Field(
-        "auto",
-        description="auto is openvino if the model is exported, otherwise sentence-transformers; http is a "
-        "service (docs/models.md); none means novelty 0.5 for every trace",
-    )
-    embedder_url: Annotated[str, AfterValidator(check_embedder_url)] | None = Field(
-        None,
-        description="with KP_EMBEDDER=http: URL of a service with OpenAI's /v1/embeddings",
-    )
-    embedder_token_file: Path | None = Field(
-        None, description="file with the service's token; read again when it changes"
-    )
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        description="number format of an exported model; bf16 changes scores slightly (docs/settings.md)",
-    )
-    model: str | None = Field(
-        None,
-        description="multilingual, the directory of an exported model, or a sentence-transformers model's "
-        "directory or hub name (default: all-MiniLM-L6-v2); with KP_EMBEDDER=http the service's name for it "
-        "(docs/models.md)",
-    )
-    embed_text: Literal["whole", "objective"] = Field(
-        "whole",
-        description="what is embedded: the whole text, or the objective and the text with equal weight "
-        "(docs/tuning.md)",
-    )
-    max_tokens: int = Field(
-        256,
-        ge=8,
-        le=8192,
-        description="most tokens of a text that are embedded; with KP_EMBEDDER=http, how many the service reads",
-    )
-    embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one per core")
-    embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
-        "auto",
-        description="texts embedded at once, sharing KP_EMBED_THREADS; auto: 2, or 1 if two would exceed "
-        "KP_LATENCY_BUDGET_SECONDS; 1 saves memory (docs/capacity.md). With KP_EMBEDDER=http: requests at once (auto: "
-        "4)",
-    )
-    embed_remembered: int = Field(
-        1024, ge=0, le=1_000_000, description="recent embeddings kept, so that equal texts are embedded once"
-    )
-
-    cache_max_elements: int = Field(
-        1000, ge=1, le=MOST_ELEMENTS, description="capacity of each partition's novelty cache, in entries"
-    )
-    cache_ttl_seconds: float | None = Field(
-        3600.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="lifetime of a cache entry in stream time; none: no expiry",
-        json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
-    )
-    event_time: Literal["created_at", "record"] = Field(
-        "created_at",
-        description="event time: the trace's created_at (never later than the record's timestamp), or the "
-        "record's timestamp",
-    )
-    stream_time_max_step_seconds: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="how far one trace may advance stream time; unset: no limit (docs/security.md)",
-    )
-
-    verdict_key_file: Path | None = Field(
-        None,
-        description="file with the judges' keys, one line JUDGE KEY each, at least 32 bytes (docs/verdicts.md); "
-        "unset: verdicts become dead letters",
-    )
-    confidence: Literal["stated", "record"] = Field(
-        "stated",
-        description="outcome confidence of a trace that claims success: as stated, or the agent's share of "
-        "successes by the verdicts (docs/verdicts.md)",
-    )
-
-    output_embedding: bool = Field(
-        False, description="write each trace's embedding into its output document (scoring.embedding)"
-    )
-
-    redact: Literal["off", "accepted", "all"] = Field(
-        "off",
-        description="replace secrets and, by privacy level, personal data with markers in these output "
-        "documents; scores do not change (docs/redaction.md)",
-    )
-    redact_rules: Literal["reference", "strict"] | None = Field(
-        None,
-        description="redact what the SDK's cleaner finds, or more (docs/redaction.md); default: reference for "
-        "KP_REDACT, strict for `contribute`",
-    )
-    redact_patterns_file: Path | None = Field(
-        None, description="TOML file with your own patterns to redact (docs/redaction.md)"
-    )
-
-    screen: Literal["off", "mark"] = Field(
-        "off",
-        description="mark output documents with hidden text (scoring.screen, header kp-screen); scores do not change "
-        "(docs/redaction.md)",
-    )
-
-    max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
-    max_batch_bytes: int = Field(
-        67_108_864,
-        ge=1_048_576,
-        description="largest unpacked size of a compressed batch; a larger one becomes one dead letter "
-        "(docs/publishing.md)",
-    )
-    memory_budget_bytes: int = Field(
-        100_663_296,
-        ge=16_777_216,
-        description="memory for uncommitted records and unpacked batches, over all partitions (docs/capacity.md)",
-    )
-    max_steps: int = Field(10_000, ge=1, description="traces with more steps become dead letters")
-    max_depth: int = Field(64, ge=8, le=256, description="documents with deeper nesting become dead letters")
-    strict_context: bool = Field(False, description="reject the former @context https://knowledgepulse.dev/schema/v1")
-
-    dead_letter_breaker_share: float = Field(
-        0.0, ge=0, le=1, description="stop when more than this share of the last records are dead letters; 0: never"
-    )
-    dead_letter_breaker_window: int = Field(1000, ge=10, description="number of last records that the share counts")
-
-    latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
-    stuck_seconds: float = Field(
-        60.0,
-        gt=0,
-        description="/healthz returns 503 when an embedding takes longer; with KP_EMBEDDER=http the time limit "
-        "of a request",
-    )
-    http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
-    http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, probes and status page; 0: a free one")
-    status_page: bool = Field(
-        False,
-        description="serve a live status page at /: trace ids and scores, for anyone who can reach the port",
-    )
-    status_texts: bool = Field(
-        False,
-        description="also show objectives and dead letters' messages, which quote the record",
-    )
-    tracing: bool = Field(
-        False, description="export OpenTelemetry spans, configured by OTEL_* variables (docs/tracing-and-logs.md)"
-    )
-    log_format: Literal["text", "json"] = Field("text", description="log format, one event per line")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="lowest severity that is logged"
-    )
-    shutdown_timeout_seconds: float = Field(
-        20.0,
-        gt=0,
-        description="longest drain on SIGTERM; after it the process exits, and the remaining records are read again",
-    )
-
-    @field_validator("cache_ttl_seconds", mode="before")
-    @classmethod
-    def _no_expiry(cls, value: object) -> object:
-        return None if isinstance(value, str) and value.strip().lower() == "none" else value
-
-    @field_validator(
-        "sasl_password_file", "sasl_token_file", "tls_ca_file", "tls_certificate_file", "tls_key_file",
-        "tls_key_password_file", "verdict_key_file", "embedder_token_file", mode="before",
-    )  # fmt: skip
-    @classmethod
-    def _is_path(cls, value: object) -> object:
-        if PEM in str(value):
-            raise ValueError("give the path of a PEM file, not its content")
-        return value
-
-    @model_validator(mode="after")
-    def _check_together(self) -> Settings:
-        topics = list(self.topics.values())
-        number = {5: "five", 6: "six"}[len(topics)]
-        if len(set(topics)) != len(topics):
-            raise ValueError(f"the {number} topics must differ from each other, got {', '.join(topics)}")
-        self._check_service()
-        check_security(self._given(), self.security_protocol, self.sasl_mechanism)
-        if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
-            raise ValueError(
-                f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is too small for a record of "
-                f"KP_MAX_MESSAGE_BYTES={self.max_message_bytes}; raise it"
-            )
-        if len({*topics, self.contributed, self.refused}) != len(topics) + 2:
-            raise ValueError(
-                f"the topics of contribute, {self.contributed} and {self.refused}, must differ from each other and "
-                f"from the {number} topics"
-            )
-        self._check_assemble({*topics, self.contributed, self.refused})
-        if self.output_embedding and self.embedder == "none":
-            raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder; set KP_EMBEDDER to something other than none")
-        if self.group_instance_id and self.delivery != "exactly_once":
-            # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
-            raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
-        return self
-
-    def _check_service(self) -> None:
-        if self.embedder != "http":
-            return
-        if self.embedder_url is None or self.model is None:
-            raise ValueError(
-                "KP_EMBEDDER=http needs KP_EMBEDDER_URL, and KP_MODEL with the service's name of the model "
-                "(docs/models.md)"
-            )
-        if len(self.model) > 512:
-            raise ValueError("KP_MODEL: the service's name of the model has more than 512 characters; give it a name")
-        if self.precision != "fp32":
-            raise ValueError(
-                f"KP_PRECISION={self.precision} is for exported models: with KP_EMBEDDER=http the service chooses its "
-                "precision; leave it out"
-            )
-
-    @property
-    def embed_requests(self) -> int:
-        """Requests to the embedding service at once."""
-        return 4 if self.embed_in_flight == "auto" else self.embed_in_flight
-
-    def _check_assemble(self, others: Set[str]) -> None:
-        if both := sorted({*self.span_topics, self.assemble_spans, self.assemble_state} & others):
-            raise ValueError(f"the topics of assemble must differ from all others; {both[0]} is another one, too")
-        if self.spans_keyed and len(self.span_topics) > 1:
-            raise ValueError(
-                "KP_SPANS_KEYED=true needs a single KP_SPANS_TOPIC: in two topics the partitions of a trace may differ"
-            )
-
-    def _given(self) -> set[str]:
-        """Return the fields that have a value."""
-        return {name for name in type(self).model_fields if getattr(self, name) is not None}
-
-    @property
-    def uses_tls(self) -> bool:
-        """Whether connections are encrypted."""
-        return self.security_protocol in TLS
-
-    @property
-    def uses_sasl(self) -> bool:
-        """Whether the worker logs in by SASL."""
-        return self.security_protocol in SASL
-
-    @property
-    def topics(self) -> Mapping[str, str]:
-        """Names of the topics, by the variable that sets each: five, and that of verdicts if used."""
-        names = {
-            "KP_SOURCE_TOPIC": self.source_topic,
-            "KP_ACCEPTED_TOPIC": self.accepted_topic,
-            "KP_REJECTED_TOPIC": self.rejected_topic,
-            "KP_DEAD_LETTER_TOPIC": self.dead_letter_topic,
-            "KP_CHANGELOG_TOPIC": self.changelog,
-        }
-        return names if self.verdict_key_file is None else names | {"KP_JUDGED_TOPIC": self.judged}
-
-    @property
-    def changelog(self) -> str:
-        """Name of the changelog topic."""
-        return self.changelog_topic or f"{self.group_id}-novelty-changelog"
-
-    @property
-    def contributed(self) -> str:
-        """Name of the topic of the receipts."""
-        return self.contributed_topic or f"{self.accepted_topic}.contributed"
-
-    @property
-    def refused(self) -> str:
-        """Name of the topic for traces that the registry refuses."""
-        return self.refused_topic or f"{self.accepted_topic}.refused"
-
-    @property
-    def contribute_group(self) -> str:
-        """Consumer group of `contribute`; also the prefix of its transactional ids."""
-        return f"{self.group_id}-contribute"
-
     @property
     def span_topics(self) -> list[str]:
         """Topics with spans or logs, which `assemble` reads."""
@@ -608,7 +496,7 @@ class Settings(BaseSettings):
     @property
     def assembles(self) -> bool:
         """Whether a setting that `assemble` needs is given."""
-        return bool(self._given() & {f"assemble_{name}" for name in ("confidence", "domain", "visibility", "privacy")})
+        return bool(given(self) & {f"assemble_{name}" for name in ("confidence", "domain", "visibility", "privacy")})
 
     @property
     def assemble_group(self) -> str:
@@ -625,41 +513,70 @@ class Settings(BaseSettings):
         """Name of the compacted topic with the open runs, and the ids of the closed ones."""
         return f"{self.assemble_group}-state"
 
-    @property
-    def judged(self) -> str:
-        """Name of the topic for what the verdicts say."""
-        return self.judged_topic or f"{self.source_topic}.judged"
+    @model_validator(mode="after")
+    def _check_spans(self) -> Self:
+        if self.spans_keyed and len(self.span_topics) > 1:
+            raise ValueError(
+                "KP_SPANS_KEYED=true needs a single KP_SPANS_TOPIC: in two topics the partitions of a trace may differ"
+            )
+        return self
+
+
+SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "Kafka": KafkaSettings,
+    "Scoring": ScoringSettings,
+    "Model": ModelSettings,
+    "Limits": LimitSettings,
+    "HTTP, logs and spans": HttpSettings,
+    "Contribute": ContributeSettings,
+    "Assemble": AssembleSettings,
+}
+"""The sections by heading, in the order of docs/settings.md."""
+
+
+class Settings(  # pydantic orders the fields from the last base to the first
+    AssembleSettings, ContributeSettings, HttpSettings, LimitSettings, ModelSettings, ScoringSettings, KafkaSettings
+):
+    """All settings of the worker."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="after")
+    def _check_sections_together(self) -> Self:
+        check_security(given(self), self.security_protocol, self.sasl_mechanism)
+        topics = list(self.topics.values())
+        if len(set(topics)) != len(topics):
+            raise ValueError(f"the topics must differ from each other, got {', '.join(topics)}")
+        if len({*topics, self.contributed, self.refused}) != len(topics) + 2:
+            raise ValueError(
+                f"the topics of contribute, {self.contributed} and {self.refused}, must differ from each other and "
+                "from all others"
+            )
+        others = {*topics, self.contributed, self.refused}
+        if both := sorted({*self.span_topics, self.assemble_spans, self.assemble_state} & others):
+            raise ValueError(f"the topics of assemble must differ from all others; {both[0]} is another one, too")
+        if self.output_embedding and self.embedder == "none":
+            raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder; set KP_EMBEDDER to something other than none")
+        return self
 
     @property
-    def cache_ttl_ms(self) -> int | None:
-        """Life of a cache entry, ms; None: no expiry."""
-        return None if self.cache_ttl_seconds is None else max(1, round(self.cache_ttl_seconds * 1000))
-
-    @property
-    def stream_time_max_step_ms(self) -> int | None:
-        """How far one trace may move stream time, ms; None: any distance."""
-        step = self.stream_time_max_step_seconds
-        return None if step is None else max(1, round(step * 1000))
-
-    @property
-    def most_in_flight(self) -> int:
-        """Most traces in the embedder at once. 2 for auto: more side by side were not faster on two cores."""
-        return 2 if self.embed_in_flight == "auto" else self.embed_in_flight
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of the parser."""
-        return Limits(self.max_message_bytes, self.max_steps, self.max_depth, self.strict_context)
-
-    def scoring_profiles(self) -> Mapping[str, Profile]:
-        """Return the built-in profiles with those of the settings over them."""
-        return merged_profiles(self.profiles)
+    def topics(self) -> Mapping[str, str]:
+        """Names of the topics, by the variable that sets each: five, and with KP_VERDICT_KEY_FILE that of verdicts."""
+        names = {
+            "KP_SOURCE_TOPIC": self.source_topic,
+            "KP_ACCEPTED_TOPIC": self.accepted_topic,
+            "KP_REJECTED_TOPIC": self.rejected_topic,
+            "KP_DEAD_LETTER_TOPIC": self.dead_letter_topic,
+            "KP_CHANGELOG_TOPIC": self.changelog,
+        }
+        return names if self.verdict_key_file is None else names | {"KP_JUDGED_TOPIC": self.judged}
 
 
-def describe() -> list[tuple[str, str, str]]:
+def describe(section: type[BaseModel] = Settings) -> list[tuple[str, str, str]]:
     """Return (variable, default, meaning) of every setting, in order: for --help and docs/settings.md."""
     rows = []
-    for name, info in Settings.model_fields.items():
+    for name in section.__annotations__ if section is not Settings else section.model_fields:
+        info = section.model_fields[name]
         default = info.get_default(call_default_factory=True)
         if default is None:
             text = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,6 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 PREFIX: Final = "KP_"
 CONFIG_VARIABLE: Final = "KP_CONFIG"
@@ -78,12 +78,16 @@ class Source:
         return True
 
 
-def environment(settings: type[BaseSettings]) -> Source:
-    """Return what the KP_ variables give. Raises SourceError for one that must be JSON and is not."""
-    try:
-        return Source("environment", EnvSettingsSource(settings)())
-    except SettingsError as error:
-        raise SourceError(f"{error.__cause__}; KP_PROFILES must be JSON (one object)") from None
+def environment(fields: Iterable[str]) -> Source:
+    """Return what the KP_ variables give; an empty one counts as not set. Raises SourceError for wrong JSON."""
+    variables = {name.upper(): value for name, value in os.environ.items() if value}
+    values: dict[str, Any] = {name: variables[key] for name in fields if (key := PREFIX + name.upper()) in variables}
+    if "profiles" in values:
+        try:
+            values["profiles"] = json.loads(values["profiles"])
+        except ValueError as error:
+            raise SourceError(f"{error}; KP_PROFILES must be JSON (one object)") from None
+    return Source("environment", values)
 
 
 def config_file(path: Path) -> Source:
