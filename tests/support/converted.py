@@ -41,10 +41,3 @@ def trace_of(run: Any, *more: str, source: str = "auto", **values: str | None) -
     assert result.exit_code == 0, result.stderr
     (trace,) = traces_of(result)
     return trace
-
-
-def dropped_by(result: Result) -> dict[str, int]:
-    """Return what the report says is not in the traces."""
-    body = result.stderr.split("not in the traces:\n")[-1].split("  changed:")[0]
-    rows = (line.split(maxsplit=1) for line in body.splitlines() if line[:4] == "    ")
-    return {kind: int(count) for count, kind in rows}

@@ -51,36 +51,6 @@ def traces(result: Result) -> list[dict[str, Any]]:
     return [json.loads(each) for each in result.stdout_bytes.splitlines()]
 
 
-@pytest.mark.parametrize("form", [(), ("--from", "claude-code")])
-def test_a_session_becomes_a_trace_for_each_request(tmp_path: Path, form: tuple[str, ...]) -> None:
-    result = convert(written(tmp_path / "s.jsonl", SESSION), options=(*OPTIONS, *form, "--keep", "x_at=@request"))
-    assert result.exit_code == 0, result.stderr
-    first, second = traces(result)
-    assert first["metadata"] == {
-        "created_at": "2026-04-14T08:00:04.000Z", "agent_id": "claude-code", "framework": "claude-code",
-        "task_domain": "/repo", "success": True, "quality_score": 0, "visibility": "org",
-        "privacy_level": "aggregated",
-    }  # fmt: skip
-    assert first["task"] == {"objective": "Fix the build"}
-    assert first["outcome"] == {"result_summary": "It builds.", "confidence": 0.8}
-    assert [step["type"] for step in first["steps"]] == ["tool_call", "error_recovery", "thought"]
-    assert (second["metadata"]["success"], second["outcome"]["result_summary"]) == (False, "")
-    assert (first["x_at"], second["x_at"]) == ("u-1", "u-5")
-    assert result.stderr == (
-        f"{tmp_path / 's.jsonl'}: 2 runs read, 2 written, 0 refused (2 tool_call, 1 error_recovery, 1 thought)\n"
-        "  not in the traces:\n    1  summary lines\n  changed:\n    1  tool calls without a result\n"
-    )
-
-
-def test_a_session_that_is_one_document(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
-    path.write_text(json.dumps({"loglines": [*SESSION, "x"]}, indent=2))
-    result = convert(path)
-    assert result.exit_code == 1
-    assert [each["task"]["objective"] for each in traces(result)] == ["Fix the build", "Now the tests"]
-    assert f"{path}: entry 7: not_a_line: 'x' is not a line of a session" in result.stderr
-
-
 def test_a_line_that_cannot_be_read_is_named_with_its_file_and_costs_only_itself(tmp_path: Path) -> None:
     good = traces(convert(written(tmp_path / "good.jsonl", SESSION)))
     path, report = written(tmp_path / "s.jsonl", [b"{", *SESSION[:3], b"\xff", *SESSION[3:]]), tmp_path / "report.json"
@@ -114,28 +84,6 @@ def test_a_file_that_is_no_session_is_named(tmp_path: Path) -> None:
     assert f"{other} is neither OTLP nor a session." in result.stderr
 
 
-def test_what_a_session_lacks_is_given_by_options(tmp_path: Path) -> None:
-    stream = [
-        {"type": "system", "subtype": "init", "session_id": "s", "cwd": "/repo", "uuid": "i"},
-        {"type": "assistant", "session_id": "s", "message": {"role": "assistant", "content": [CALL]}},
-        {"type": "result", "subtype": "error_max_turns", "is_error": False, "session_id": "s"},
-    ]
-    path = written(tmp_path / "claude-code.txt", stream)
-    result = convert(path)
-    assert result.exit_code == 1
-    assert "missing_value: the run has no time: give --created-at" in result.stderr
-    result = convert(path, options=(*OPTIONS, "--created-at", "2026-04-14T08:00:00Z"))
-    assert "missing_value: the run has no text of a user: give --objective" in result.stderr
-    more = (
-        "--created-at", "2026-04-14T08:00:00Z", "--objective", "Fix it", "--success", "true", "--agent-id", "@model",
-    )  # fmt: skip
-    result = convert(path, options=(*OPTIONS, *more))
-    assert "missing_value: the run has no field model, which --agent-id names" in result.stderr
-    (trace,) = traces(convert(path, options=(*OPTIONS, *more[:-1], "@session")))
-    assert (trace["metadata"]["success"], trace["metadata"]["agent_id"]) == (True, "s")
-    assert trace["task"]["objective"] == "Fix it"
-
-
 def test_the_long_texts_of_a_request_that_is_too_large_are_cut(tmp_path: Path) -> None:
     long = {**FAILED, "content": "No rule. " * 200_000}
     result = convert(written(tmp_path / "s.jsonl", [*SESSION[:3], line(3, "user", [long]), *SESSION[4:]]))
@@ -146,21 +94,6 @@ def test_the_long_texts_of_a_request_that_is_too_large_are_cut(tmp_path: Path) -
     assert first["steps"][1]["content"].endswith(" characters cut]")
     assert second["task"] == {"objective": "Now the tests"}
     assert "characters cut, since the trace would be too large" in result.stderr
-
-
-def test_a_rollout_of_codex_comes_through_a_pipe() -> None:
-    def item(**payload: Any) -> dict[str, Any]:
-        return {"timestamp": "2026-04-14T08:00:00Z", "type": "response_item", "payload": {"type": "message", **payload}}
-
-    lines = [
-        {"timestamp": "2026-04-14T08:00:00Z", "type": "session_meta", "payload": {"id": "t-1", "cwd": "/repo"}},
-        item(role="user", content=[{"type": "input_text", "text": "Fix it"}]),
-        item(role="assistant", content=[{"type": "output_text", "text": "Done."}]),
-    ]
-    result = convert("-", data=b"\n".join(json.dumps(each).encode() for each in lines))
-    (trace,) = traces(result)
-    assert trace["metadata"]["agent_id"] == "codex"
-    assert result.stderr.startswith("standard input: 1 run read, 1 written, 0 refused (1 thought)")
 
 
 @pytest.mark.parametrize("option", ["--messages", "--append", "--group-by"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.otlp import log, shape, span, span_id
+from tests.support.otlp import shape, span_id
 from worker.core.trace import parse_trace
 from worker.runs.messages import ToolResult
 from worker.runs.otlp.content import messages_in
@@ -140,23 +140,6 @@ def said(role: str, text: str) -> str:
     return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
 
 
-def test_an_agent_directly_below_another_one_has_a_run_of_its_own_unless_it_goes_on_with_the_task() -> None:
-    def chat(number: int, asked: str, answer: str, parent: int) -> Span:
-        messages = {"gen_ai.input.messages": said("user", asked), "gen_ai.output.messages": said("assistant", answer)}
-        return span(number, "chat", CHAT | messages, parent=parent)
-
-    def named(number: int, name: str, parent: int = 0) -> Span:
-        return span(number, f"invoke_agent {name}", {**AGENT, "gen_ai.agent.name": name}, parent=parent, seconds=60)
-
-    team = [named(1, "team"), chat(2, "Plan it", "I ask.", 1), named(3, "rater", 1)]
-    outer, inner = assembled([*team, chat(4, "Rate it", "Five.", 3)], [], RULES)
-    assert (outer.key, inner.key) == ("team", "rater")
-    assert inner.document is not None
-    assert inner.document["task"]["objective"] == "Rate it"
-    spans = [*team, chat(4, "Plan it", "Done.", 3)]
-    assert (only(spans).key, document(spans)["outcome"]["result_summary"]) == ("team", "Done.")
-
-
 def test_a_call_beside_the_run_that_failed_says_nothing() -> None:
     """CrewAI asks for a summary when the context is too long."""
     expected, spans, _ = recorded("genai-openai")
@@ -198,72 +181,3 @@ def test_roles_as_an_enum_writes_them() -> None:
     assert (first.role, second.role) == ("system", "user")
     (made,) = messages_in([{"role": "MessageRole.TOOL_RESPONSE", "content": "Observation:\nseen"}], "user")
     assert (made.role, made.parts) == ("tool", (ToolResult("seen"),))
-
-
-# One call of a model
-
-
-def steps_of(attributes: dict[str, Any], *logs: LogEvent, scope: str = "made.up") -> list[str]:
-    """Return the steps of one call of a model, after which another one answers."""
-    root = {"openinference.span.kind": "AGENT", "input.value": "Book a seat", "output.value": "Done"}
-    last = CHAT | {"gen_ai.output.messages": said("assistant", "Done")}
-    spans = [span(1, "desk", root, seconds=90), span(2, "chat", attributes, parent=1, scope=scope)]
-    return shape(document([*spans, span(30, "chat", last, parent=1)], list(logs)))
-
-
-OUT, OLD = "llm.output_messages.0.message", "gen_ai.completion.0"
-OPENINFERENCE = {"openinference.span.kind": "LLM", f"{OUT}.role": "assistant"}
-OPENLLMETRY = {"llm.request.type": "chat", f"{OLD}.role": "assistant"}
-LOOKED = {f"{OLD}.content": "I look.", f"{OLD}.tool_calls.0.name": "look"}
-CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
-
-
-@pytest.mark.parametrize("attributes", [
-    OPENINFERENCE | {
-        f"{OUT}.tool_calls.0.tool_call.function.name": "look", f"{OUT}.content": "I look.",
-        f"{OUT}.contents.0.message_content.type": "text", f"{OUT}.contents.0.message_content.text": "I look.",
-        f"{OUT}.contents.1.message_content.type": "reasoning", f"{OUT}.contents.1.message_content.text": "Hm.",
-    },
-    OPENLLMETRY | LOOKED | {f"{OLD}.reasoning_content": "Hm."},
-    {"llm.request.type": "chat", f"{OLD}.role": "thinking", f"{OLD}.content": "Hm."}
-    | {name.replace(".0.", ".1.", 1): value for name, value in (OPENLLMETRY | LOOKED).items()},
-    CHAT | {"gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [
-        {"type": "tool_call", "name": "look"}, {"type": "text", "content": "I look."},
-        {"type": "reasoning", "content": "Hm."}]}])},
-])  # fmt: skip
-def test_reasoning_comes_first_and_the_call_last(attributes: dict[str, Any]) -> None:
-    assert steps_of(attributes) == ["thought: Hm.", "thought: I look.", "tool_call: look {}"]
-
-
-def test_reasoning_is_no_part_of_the_answer() -> None:
-    attributes = {f"{OLD}.role": "thinking", f"{OLD}.content": "Hm.",
-                  "gen_ai.completion.1.role": "assistant", "gen_ai.completion.1.content": "Done"}  # fmt: skip
-    asked = {"openinference.span.kind": "AGENT", "input.value": "Book a seat"}
-    found = document([span(1, "desk", asked, seconds=90), span(2, attributes=attributes, parent=1)])
-    assert (shape(found), found["outcome"]["result_summary"]) == (["thought: Hm."], "Done")
-
-
-@pytest.mark.parametrize(("attributes", "before", "after"), [
-    ({"openinference.span.kind": "LLM", f"{OUT}.function_call_name": "look",
-      f"{OUT}.function_call_arguments_json": '{"a": 1}'}, [], []),
-    ({"llm.request.type": "chat", f"{OLD}.function_call.name": "look", f"{OLD}.function_call.arguments": '{"a": 1}'},
-     [], []),
-    (CHAT | {"gen_ai.input.messages": json.dumps([
-        {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "c", "content": "seen"}])}, ["thought: I look."], ["observation: seen"]),
-])  # fmt: skip
-def test_old_forms_of_calls(attributes: dict[str, Any], before: list[str], after: list[str]) -> None:
-    assert steps_of(attributes) == [*before, 'tool_call: look {"a": 1}', *after]
-
-
-def test_messages_in_log_records() -> None:
-    choices = [log(2, "gen_ai.choice", {"index": index, "message": {"content": f"Say {index}"}}, at=index)
-               for index in (0, 1)]  # fmt: skip
-    assert steps_of(CHAT, *choices) == ["thought: Say 0"], "of several choices the first counts"
-    body = {"index": 0, "content": {"role": "model", "parts": [{"text": "I look."}, {"function_call": {
-        "name": "look", "args": {"a": 1}, "id": None}}]}}  # fmt: skip
-    asked = {"content": {"role": "user", "parts": [{"text": "Go"}]}}
-    logs = [log(2, "gen_ai.user.message", asked), log(2, "gen_ai.choice", body, at=1)]
-    google = "opentelemetry.instrumentation.google_genai"
-    attributes = {"gen_ai.operation.name": "generate_content"}
-    assert steps_of(attributes, *logs, scope=google)[-2:] == ["thought: I look.", 'tool_call: look {"a": 1}']
