@@ -90,9 +90,7 @@ def test_the_text_says_what_there_is(documents: Path) -> None:
 
 def test_the_text_says_what_settings_change_and_how_to_use_them(documents: Path) -> None:
     told = run_text(documents, "--config", "{candidate}")
-    assert re.search(
-        r"^With these settings: accepted \d+ .* -> .*; \d+ become accepted, \d+ become rejected$", told, re.M
-    )
+    assert re.search(r"^Accepted with these settings: \d+ \(.*\) -> \d+ \(.*\)$", told, re.M)
     assert "\nDecisions that change: " in told
     assert "\n  gardenin; did you mean gardening?\n" in told
     pasted = told[told.index("(--config FILE, KP_CONFIG):") :].partition("\n")[2]

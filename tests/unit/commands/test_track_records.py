@@ -26,6 +26,7 @@ from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.placed_verdicts import (
     PlacedVerdict,
     Standings,
+    in_order,
     judged_verdict,
     read_verdicts,
     switch_to_record,
@@ -63,8 +64,8 @@ def line(trace: bytes, rng: random.Random, after: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def placed(lines: list[dict[str, Any]], *, as_scored: bool = False) -> list[PlacedVerdict]:
-    return read_verdicts(io.BytesIO("\n".join(map(json.dumps, lines)).encode()), "v", 10**6, as_scored=as_scored)
+def placed(lines: list[dict[str, Any]]) -> list[PlacedVerdict]:
+    return read_verdicts(io.BytesIO("\n".join(map(json.dumps, lines)).encode()), "v", 10**6)
 
 
 def file_scored(sources: list[bytes], verdicts: list[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
@@ -129,8 +130,7 @@ def test_standings_are_those_of_the_record_at_each_place(seed: int) -> None:
     rng = random.Random(seed)
     sources = traces(rng, 30)
     verdicts = [line(rng.choice(sources), rng, rng.randrange(30)) for _ in range(40)]
-    verdicts = [it | {"partition": rng.randrange(2)} for it in verdicts]
-    ordered = placed(verdicts, as_scored=True)
+    ordered = in_order(it._replace(partition=rng.randrange(2)) for it in placed(verdicts))
     standings = Standings(ordered)
     for partition in range(2):
         for offset in range(30):
@@ -157,16 +157,9 @@ def test_a_record_of_the_judged_topic_has_its_own_place_and_issue_time() -> None
         3, 7, 0.5, verdict.issued_at,
     )  # fmt: skip
     assert judged_verdict(judged_topic_record(verdict, 7, counts=False)) is None
-    assert placed([json.loads(value)], as_scored=True) == [found]
-    assert placed([json.loads(value)])[0][:2] == (0, 0)
+    assert placed([json.loads(value)]) == [found._replace(partition=0, after=0)], "in a file of verdicts"
     with pytest.raises(ValueError, match="trace_id"):
         judged_verdict(b"{}")
-
-
-def test_a_scored_document_judges_behind_itself() -> None:
-    document = file_scored(traces(random.Random(3), 2), [])[1] | {"success": True, "judge": "ci"}
-    assert placed([document], as_scored=True)[0].after == 2
-    assert placed([document | {"after": 9}], as_scored=True)[0].after == 9
 
 
 # -- a score is computed again with `used`
@@ -223,7 +216,7 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
     output = io.BytesIO()
     score_lines(io.BytesIO(b"\n".join(sources)), output, None, load(threshold=0.6), None)
     stated = output.getvalue().splitlines()
-    standings = Standings(placed(verdicts, as_scored=True))
+    standings = Standings(placed(verdicts))
     found = Traces(load(threshold=0.6, confidence="record"), rescore=True, asked=Asked("x_won"), standings=standings)
     found.files.append("x")
     for number, document in enumerate(stated):

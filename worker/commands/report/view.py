@@ -110,7 +110,7 @@ def _parts(it: Report, *, bars: bool) -> Iterator[Any]:
         yield from _changed(it, rows)
     elif it.share is None and it.outcome is None:
         yield from _scores(rows, bars=bars)
-    if it.other_domains:
+    if it.other_domains and (changes(it) or (it.share is None and it.outcome is None)):
         yield Text(f"{number_of(it.other_domains, 'smaller domain is', 'smaller domains are')} in one row.", "dim")
     if it.share is not None:
         yield Text(f"\n{share_headline(it.share, it.total.traces)}", "bold")
@@ -121,10 +121,7 @@ def _parts(it: Report, *, bars: bool) -> Iterator[Any]:
             for row in it.share.domains
         ))  # fmt: skip
         yield from (Text(f"  {note}.") for note in share_notes(it))
-    if it.outcome is not None:
-        yield from _outcome_parts(it.outcome)
-    if it.outcome is None:
-        yield from _names(it)
+    yield from _names(it) if it.outcome is None else _outcome_parts(it.outcome)
 
 
 def _scores(rows: Sequence[Domain], *, bars: bool) -> Iterator[Any]:
@@ -195,15 +192,13 @@ def changes(it: Report) -> str:
     before, after = (
         f"{side.accepted:,} ({percent(side.accepted / total.traces)})" for side in (total.before, total.after)
     )
-    return f"accepted {before} -> {after}; {total.to_accepted:,} become accepted, {total.to_rejected:,} become rejected"
+    return f"Accepted with these settings: {before} -> {after}"
 
 
 def _changed(it: Report, rows: Sequence[Domain]) -> Iterator[Any]:
     total, found = it.total, it.changes
     changed = total.to_accepted + total.to_rejected
-    yield Text(
-        f"\nWith these settings: {changes(it)}" if changed else "\nWith these settings no decision changes.", "bold"
-    )
+    yield Text(f"\n{changes(it)}" if changed else "\nWith these settings no decision changes.", "bold")
     if found is None or not changed:
         return
     if found.same_share is not None and total.before.accepted != total.after.accepted:
@@ -318,6 +313,8 @@ def sentences(it: Outcomes) -> Iterator[str]:
             f"record: verdicts on {it.judging.share * 100:g}% of the runs, drawn at random, {it.judging.late} runs "
             f"late. All files are mixed; means over {it.orders} random orders, of each the last {it.measured:,} runs."
         )
+    elif it.record is not None:
+        yield "record: the verdicts on KP_JUDGED_TOPIC that stand before each run."
     yield _about_score(it.stated, "With the stated confidence")
     if it.record is not None:
         yield _about_score(it.record, "By the record")

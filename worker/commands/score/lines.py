@@ -55,7 +55,7 @@ def run_score(
     try:
         judged = []
         if verdicts is not None:
-            judged = read_verdicts(verdicts, verdicts.name, settings.max_message_bytes, as_scored=False)
+            judged = read_verdicts(verdicts, verdicts.name, settings.max_message_bytes)
         with console.status("loading the model"):
             embedder = load_configured(settings)
         with _progress(console, size_of(file)) as on_line:

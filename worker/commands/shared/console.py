@@ -293,19 +293,6 @@ def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
     return file
 
 
-@contextmanager
-def writing(path: str, option: str) -> Iterator[BinaryIO]:
-    """Open the file that an option names, to write it; - is standard output. Raises CommandError."""
-    try:
-        with open_file(path, "wb") as file:
-            yield file
-            file.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}; choose another file ({option})") from None
-
-
 def is_device(file: IO[Any]) -> bool:
     """Return whether an open file is a device that may have no end, unlike a terminal and /dev/null."""
     try:

@@ -145,12 +145,6 @@ def value_at(document: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def label_of(document: Mapping[str, Any], path: str) -> str | None:
-    """Return the text or number at a field (with dots if nested); None if there is none."""
-    value = value_at(document, path)
-    return None if value is None or isinstance(value, Mapping | list) else str(value)
-
-
 def read_document(path: str, line: int | None, most: int) -> bytes:
     """Return the document of a file with one trace, or of a line (from 1) of a file. - is standard input.
 

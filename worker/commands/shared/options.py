@@ -121,11 +121,6 @@ json_option = click.option(
 )  # fmt: skip
 
 
-page_option = click.option(
-    "--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots."
-)
-
-
 class InputFile(click.File):
     """The argument of a command that reads a file; - is standard input. Rejects devices."""
 

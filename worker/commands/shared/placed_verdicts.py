@@ -35,13 +35,12 @@ class PlacedVerdict(NamedTuple):
     verdict: Verdict
 
 
-def read_verdicts(file: BinaryIO, name: str, largest_trace: int, *, as_scored: bool) -> list[PlacedVerdict]:
+def read_verdicts(file: BinaryIO, name: str, largest_trace: int) -> list[PlacedVerdict]:
     """Read verdicts as JSON Lines, and sort them into the order in which they count. Raises CommandError, OSError.
 
-    A line is an input of `kp-worker verdict`, or a record of KP_JUDGED_TOPIC. Its place is its field `after`, the
-    offset of the first trace for which it counts. Without that field, it counts for all traces or, with `as_scored`,
-    for those after the scored document or after its record on the source topic. Without `as_scored` there is one
-    partition, as in a file of traces. Its time is `issued_at`, if present; otherwise times follow the order of places.
+    A line is an input of `kp-worker verdict`, or a record of KP_JUDGED_TOPIC; there is one partition, as in a file of
+    traces. Its place is its field `after`, the offset of the first trace for which it counts; without it, it counts for
+    all. Its time is `issued_at`, if present; otherwise times follow the order of places.
     """
     placed: list[PlacedVerdict] = []
     wrong: list[str] = []
@@ -51,7 +50,7 @@ def read_verdicts(file: BinaryIO, name: str, largest_trace: int, *, as_scored: b
             if line.problem is not None:
                 raise ValueError(line.problem)
             if line.data.strip():
-                placed.append(_placed(msgspec.json.decode(line.data), as_scored=as_scored))
+                placed.append(_placed(msgspec.json.decode(line.data)))
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             bad.name(f"{line.number}: {error}")
     bad.say_rest("correct them all")
@@ -73,7 +72,9 @@ def in_order(placed: Iterable[PlacedVerdict]) -> list[PlacedVerdict]:
 def judged_verdict(value: bytes) -> PlacedVerdict | None:
     """Return the verdict in a record of KP_JUDGED_TOPIC; None if it does not count. Raises ValueError."""
     judged = msgspec.json.decode(value, type=_Judged)
-    return _placed(msgspec.json.decode(value), as_scored=True) if judged.counts else None
+    if not judged.counts:
+        return None
+    return _placed(msgspec.json.decode(value))._replace(partition=judged.source.partition, after=judged.source.offset)
 
 
 class _Place(Struct):
@@ -92,32 +93,24 @@ class _Judged(Struct):
     counts: bool
 
 
-class _Scoring(Struct):
-    source: _Place
-
-
 class _Line(Struct):
-    """The fields of a line that give its place."""
+    """The fields of a line that give its place and time."""
 
     after: Annotated[int, Meta(ge=0)] | None = None
     issued_at: Annotated[datetime, Meta(tz=True)] | None = None
-    scoring: _Scoring | None = None
 
 
-def _placed(document: Any, *, as_scored: bool) -> PlacedVerdict:
+def _placed(document: Any) -> PlacedVerdict:
+    """Return the verdict in a line, in partition 0. Raises ValueError."""
     if isinstance(document, dict) and "verdict" in document and "metadata" not in document:
         judged = msgspec.convert(document, _Judged)
         own = {name: document[name] for name in ("trace_id", "agent_id", "task_domain", "after") if name in document}
-        place = {"partition": judged.source.partition} | ({"after": judged.source.offset} if as_scored else {})
-        document = judged.verdict | place | own
+        document = judged.verdict | {"partition": judged.source.partition} | own
     line = msgspec.convert(document, _Line)
-    after = 0 if line.after is None else line.after
-    if line.after is None and as_scored and line.scoring is not None:
-        after = line.scoring.source.offset + 1
-    if line.scoring is None:
+    if "scoring" not in document:
         document = {"partition": 0, **document}
     verdict = make_verdict(document, topic="-", topic_id="-" * 22, issued_at=line.issued_at or _START)
-    return PlacedVerdict(verdict.partition if as_scored else 0, after, verdict)
+    return PlacedVerdict(0, line.after or 0, verdict)
 
 
 class Standings:

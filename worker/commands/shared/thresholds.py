@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from decimal import ROUND_FLOOR, Decimal
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
@@ -47,18 +47,13 @@ def parse_share(text: str) -> Fraction:
     return share
 
 
-def share_cutoff(ordered: npt.NDArray[np.float64], share: Fraction) -> float:
-    """Return the highest threshold that accepts at least a share of scores (at least one, ascending)."""
-    return float(ordered[len(ordered) - math.ceil(share * len(ordered))])
-
-
 def share_threshold(scores: npt.NDArray[Any], share: Fraction) -> ShareThreshold:
     """Return the threshold for the best `share` of scores (at least one), as a short decimal.
 
     It accepts the same traces as the highest threshold that accepts at least the share.
     """
     ordered = np.sort(scores)
-    cutoff = share_cutoff(ordered, share)
+    cutoff = float(ordered[len(ordered) - math.ceil(share * len(ordered))])
     lower, above = (int(np.searchsorted(ordered, cutoff, side)) for side in ("left", "right"))
     below = float(ordered[lower - 1]) if lower else None
     count = len(ordered)
@@ -108,23 +103,10 @@ def config_to_paste(
     return "\n".join(lines).strip("\n")
 
 
-def thresholds_to_paste(found: Mapping[str, tuple[float, str]]) -> str:
-    """Return the lines of a config file that give profiles a threshold, with its comment; weights are unchanged."""
-    weights = Profile(PROFILES[DEFAULT_PROFILE].weights)
-    return "\n\n".join(
-        "\n".join(_table(f"profiles.{_key(name)}", replace(weights, threshold=threshold), weights, comment))
-        for name, (threshold, comment) in found.items()
-    )
-
-
-def accepts(accepted: int, traces: int, wanted: int | None = None, interval: tuple[float, float] | None = None) -> str:
+def accepts(accepted: int, traces: int, wanted: int | None, interval: tuple[float, float]) -> str:
     """Return the comment on the basis of a threshold; with equal scores it accepts more than wanted."""
-    told = f"accepts {accepted} of {traces}"
-    if wanted is not None and accepted > wanted:
-        told += f" (equal scores: {wanted} were wanted)"
-    if interval is not None:
-        return f"{told}; 95% interval {interval_text(interval)}"
-    return told + (f"; fewer than {FEW_TRACES} traces say little" if traces < FEW_TRACES else "")
+    ties = f" (equal scores: {wanted} were wanted)" if wanted is not None and accepted > wanted else ""
+    return f"accepts {accepted} of {traces}{ties}; 95% interval {interval_text(interval)}"
 
 
 def interval_text(interval: tuple[float, float]) -> str:
