@@ -3,12 +3,21 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
 from tests.support.builders import read_lines
 from tests.support.schemas import ALL, NAMES, VALIDATORS, load
 from worker.core import scoring
+from worker.core.scored_document import (
+    ReadScoring,
+    Scoring,
+    ScoringDecision,
+    ScoringPlace,
+    ScoringSource,
+    ScoringVerdict,
+)
 from worker.core.trace import CREATED_AT_PATTERN, MAX_MESSAGE, InvalidTrace, Limits, Reason, parse_trace, splice
 
 
@@ -132,3 +141,12 @@ def test_the_scored_schema_includes_the_trace_s_and_takes_nulls() -> None:
 def test_the_headers_schema_refuses(name: str, value: str) -> None:
     headers = load("examples/dead-letter-headers.json") | {name: value}
     assert not VALIDATORS["dead-letter-headers"].is_valid(headers)
+
+
+def test_the_schema_of_the_scoring_object_has_the_fields_of_the_struct() -> None:
+    schema = ALL["scored-trace"]["properties"]["scoring"]
+    fields = msgspec.structs.fields(Scoring)
+    assert set(schema["properties"]) == {field.name for field in fields}
+    assert set(schema["required"]) == {field.name for field in fields if field.required}
+    for part in (ReadScoring, ScoringSource, ScoringPlace, ScoringDecision, ScoringVerdict):
+        assert {field.name for field in msgspec.structs.fields(part)} <= set(schema["properties"])

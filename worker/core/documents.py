@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from worker.core.findings import Clean, Screen, Screening
-from worker.core.novelty import Neighbour, Vector
+from worker.core.findings import Clean, Screen
+from worker.core.novelty import Vector
 from worker.core.records import (
     ACCEPTED,
     BATCH_OVERHEAD,
@@ -28,7 +28,8 @@ from worker.core.records import (
     exact_size,
     raised,
 )
-from worker.core.scoring import Components, Confidence, ScoredTrace, Weights
+from worker.core.scored_document import Nearest, RecordPlace, Scoring, StoredVector
+from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace, Reason, splice
 from worker.version import __version__
 
@@ -37,41 +38,6 @@ LAST_OFFSET: Final = "kp-source-last-offset"
 
 SCREEN_HEADER: Final = "kp-screen"
 """The screening rules that matched, comma-separated. Absent if none did, so that consumers can test its presence."""
-
-
-class _Source(msgspec.Struct, frozen=True):
-    topic: str
-    partition: int
-    offset: int
-
-
-class _Embedding(msgspec.Struct, frozen=True):
-    """A vector for readers that fill a vector database."""
-
-    dtype: str
-    dimensions: int
-    data: str  # base64 of little-endian float32
-
-
-class _Scoring(msgspec.Struct, frozen=True):
-    """The `scoring` object of an output document (schemas/scored-trace.schema.json)."""
-
-    score: float
-    decision: str
-    threshold: float
-    profile: str
-    weights: Weights
-    components: Components
-    overrides: tuple[str, ...]
-    nearest: dict[str, object] | None
-    stream_time: str
-    embedder: EmbedderIdentity | None
-    source: _Source
-    worker_version: str
-    embedding: _Embedding | msgspec.UnsetType = msgspec.UNSET
-    redactions: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    screen: Screening | msgspec.UnsetType = msgspec.UNSET
-    confidence: Confidence | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder = msgspec.json.Encoder()
@@ -113,7 +79,7 @@ def scored_record(
         value, redactions = clean(value)
     # Screened as published: without an earlier `scoring`, and with one member of each duplicate name.
     found = None if screen is None else screen(splice(value, scored.score, b"{}"))
-    scoring = _Scoring(
+    scoring = Scoring(
         score=scored.score,
         decision=decision,
         threshold=scored.threshold,
@@ -121,10 +87,10 @@ def scored_record(
         weights=scored.weights,
         components=scored.components,
         overrides=scored.overrides,
-        nearest=None if scored.nearest is None else _nearest(scored.nearest),
+        nearest=None if scored.nearest is None else Nearest(*scored.nearest),
         stream_time=rfc3339(scored.stream_time_ms),
         embedder=embedder,
-        source=_Source(record.topic, record.partition, record.offset),
+        source=RecordPlace(record.topic, record.partition, record.offset),
         worker_version=__version__,
         embedding=_embedding(scored.vector) if embedding and scored.vector is not None else msgspec.UNSET,
         redactions=msgspec.UNSET if redactions is None else redactions,
@@ -142,12 +108,8 @@ def scored_record(
     return OutputRecord(decision, record.key, value, headers, record.timestamp_ms, redactions, matched)
 
 
-def _nearest(neighbour: Neighbour) -> dict[str, object]:
-    return {"id": neighbour.trace_id, "similarity": neighbour.similarity}
-
-
-def _embedding(vector: Vector) -> _Embedding:
-    return _Embedding("float32", len(vector), b64encode(vector.astype("<f4").tobytes()).decode())
+def _embedding(vector: Vector) -> StoredVector:
+    return StoredVector("float32", len(vector), b64encode(vector.astype("<f4").tobytes()).decode())
 
 
 def embedding_bytes(dimensions: int) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from worker.core.trace import ReasoningTrace, Step
+from worker.core.trace import Fraction, ReasoningTrace, Step
 
 if TYPE_CHECKING:
     from worker.core.novelty import Neighbour, Vector
@@ -263,10 +263,10 @@ def arithmetic(components: Components, weights: Weights, overrides: Sequence[str
 class Confidence(Struct, frozen=True):
     """The outcome confidence with KP_CONFIDENCE=record."""
 
-    stated: float  # by the trace
-    used: float  # in the score
-    judged: int  # verdicts kept on the agent in the domain
-    succeeded: float  # the sum of their successes
+    stated: Fraction  # by the trace
+    used: Fraction  # in the score
+    judged: Annotated[int, Meta(ge=0)]  # verdicts kept on the agent in the domain
+    succeeded: Annotated[float, Meta(ge=0)]  # the sum of their successes
 
 
 class ScoredTrace(Struct, frozen=True):

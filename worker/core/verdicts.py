@@ -25,6 +25,7 @@ from worker.core.control import (
 )
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import JUDGED, OutputRecord, SourceRecord
+from worker.core.scored_document import ScoringVerdict
 from worker.core.trace import EARLIEST_MS, LATEST_MS
 from worker.version import __version__
 
@@ -74,21 +75,6 @@ class _Metadata(Struct):
     agent_id: str = ""
 
 
-class _Confidence(Struct):
-    used: float | None = None
-
-
-class _At(Struct):
-    partition: int
-
-
-class _Scoring(Struct):
-    source: _At
-    score: float | None = None
-    decision: str | None = None
-    confidence: _Confidence | None = None
-
-
 class _Judged(Struct):
     success: bool | float
     judge: str
@@ -108,7 +94,7 @@ class _Document(_Judged):
 
     id: str
     metadata: _Metadata
-    scoring: _Scoring
+    scoring: ScoringVerdict
 
     def fields(self) -> _Fields:
         """Return the verdict's fields."""

@@ -32,9 +32,9 @@ from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.explanation_view import explanation_text
 from worker.commands.shared.json_lines import read_document
 from worker.commands.shared.options import given_options, settings_options
-from worker.commands.shared.scored_document import RecordPlace
 from worker.config import load
 from worker.core.documents import scored_record
+from worker.core.scored_document import RecordPlace
 from worker.core.scorer import PartitionScorer
 from worker.core.scoring import score_trace
 from worker.core.trace import parse_trace

@@ -293,7 +293,7 @@ def test_doctor_warns_where_one_decision_is_judged_more_often(
     for decision, (with_verdict, number) in (("accepted", accepted), ("rejected", rejected)):
         for n in range(number):
             trace_id = f"{decision}-{n}".ljust(300, "x")  # verdicts have ids that are cut
-            scoring = {"source": {"partition": n % 3}, "decision": decision}
+            scoring = {"source": {"partition": n % 3, "offset": n}, "decision": decision}
             document = {"id": trace_id, "metadata": {"task_domain": "code"}, "scoring": scoring}
             documents.append(msgspec.convert(document, Head))
             if n < with_verdict:

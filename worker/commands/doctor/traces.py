@@ -20,6 +20,7 @@ from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, decode
 from worker.core.domains import unused_profiles, without_profile
+from worker.core.scored_document import ScoringDecision
 from worker.core.terminal import number_of
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import MissingTopicsError
@@ -129,21 +130,12 @@ class _Metadata(Struct):
     agent_id: str = ""
 
 
-class _Source(Struct):
-    partition: int
-
-
-class _Scoring(Struct):
-    source: _Source
-    decision: str = ""
-
-
 class Head(Struct):
     """The fields of a scored document for the checks of domains, of the source topic's keys, and of verdicts."""
 
     id: str
     metadata: _Metadata
-    scoring: _Scoring
+    scoring: ScoringDecision
 
 
 class LastOutputs(NamedTuple):

@@ -56,7 +56,7 @@ def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, str]])
     """
     counts = {ACCEPTED: [0, 0], REJECTED: [0, 0]}  # judged, all
     for document in documents:
-        of = counts.get(document.scoring.decision)
+        of = counts.get(document.scoring.decision or "")
         if of is not None:
             of[0] += (document.scoring.source.partition, document.id[:CACHED_ID_LENGTH]) in judged
             of[1] += 1

@@ -24,10 +24,10 @@ from worker.commands.explain.target import ID_PREFIX, Wanted, output_topics, par
 from worker.commands.shared.console import CommandError, errors_for_the_user, text_console, write_line
 from worker.commands.shared.explanation import Explanation, explain_trace
 from worker.commands.shared.explanation_view import named_rows
-from worker.commands.shared.scored_document import RecordPlace
 from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
 from worker.config import Settings
 from worker.core.documents import rfc3339
+from worker.core.scored_document import RecordPlace, ScoringSource
 from worker.core.terminal import clean, clean_json, number_of
 from worker.core.trace import InvalidTrace
 from worker.kafka.cluster.connections import committed_reader
@@ -106,15 +106,11 @@ def explain_found(found: Hit, others: Sequence[Hit], novelty: float | None, sett
     )
 
 
-class _Source(Struct):
-    source: RecordPlace
-
-
 class _Head(Struct):
     """The fields that are read of each document; a dead letter's value has no `scoring`."""
 
     id: str
-    scoring: _Source | None = None
+    scoring: ScoringSource | None = None
 
 
 _head: Final = msgspec.json.Decoder(_Head)

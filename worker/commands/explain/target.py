@@ -8,8 +8,8 @@ from pathlib import PurePath
 from typing import Final
 
 from worker.commands.shared.console import ArgumentError
-from worker.commands.shared.scored_document import RecordPlace
 from worker.config import Settings
+from worker.core.scored_document import RecordPlace
 
 ID_PREFIX: Final = "kp:trace:"
 

@@ -26,7 +26,6 @@ from msgspec import Struct, structs
 from worker.commands.shared.console import CommandError
 from worker.commands.shared.json_lines import value_at
 from worker.commands.shared.placed_verdicts import Standings, same_share
-from worker.commands.shared.scored_document import DocumentScoring, ScoredDocument
 from worker.commands.shared.shown import cut_text, fixed, is_cut, shown_text
 from worker.commands.shared.thresholds import (
     FEW_TRACES,
@@ -42,6 +41,7 @@ from worker.core.documents import rfc3339
 from worker.core.domains import DomainWithoutProfile, UnusedProfile, unused_profiles, without_profile
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED, EmbedderIdentity
+from worker.core.scored_document import ReadScoring, ScoredDocument
 from worker.core.scoring import (
     DEFAULT_PROFILE,
     NEUTRAL_NOVELTY,
@@ -454,7 +454,7 @@ class Traces:
         if self._rescore:
             scored = score_trace(document, it.components.novelty, self._profiles, self._used(document))
             threshold = self._threshold(scored.profile)
-            components, overrides = scored.components, list(scored.overrides)
+            components, overrides = scored.components, scored.overrides
             after = scored.score, scored.score >= threshold
             setup_after = Setup(cut_text(scored.profile), threshold, scored.weights)
         yield from (it.stream_time_ms, it.source.partition, it.source.offset)
@@ -738,7 +738,7 @@ def _named(it: EmbedderIdentity | None) -> str:
     return "no embedder" if it is None else f"{it.name}, {it.precision}, {it.embed_text}, {it.max_tokens} tokens"
 
 
-def _own_profiles(scoring: DocumentScoring) -> dict[str, Profile]:
+def _own_profiles(scoring: ReadScoring) -> dict[str, Profile]:
     """Return the profile by which a document was scored, for its domain."""
     return dict.fromkeys((DEFAULT_PROFILE, scoring.profile), Profile(scoring.weights))
 
@@ -759,7 +759,7 @@ def contradiction(document: ScoredDocument) -> str | None:
     return None
 
 
-def _figures(scoring: DocumentScoring, score: Score) -> Iterator[tuple[str, object, object]]:
+def _figures(scoring: ReadScoring, score: Score) -> Iterator[tuple[str, object, object]]:
     """Yield (name, the document's value, the computed value)."""
     nearest = scoring.nearest
     novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from worker.commands.shared.scored_document import DocumentConfidence, DocumentScoring, Nearest, RecordPlace
 from worker.config import Settings
 from worker.core.documents import rfc3339
 from worker.core.domains import near_miss
 from worker.core.json_words import in_json_words
+from worker.core.scored_document import Nearest, ReadScoring, RecordPlace
 from worker.core.scoring import (
     COMPLEXITY,
     DEFAULT_PROFILE,
@@ -17,6 +17,7 @@ from worker.core.scoring import (
     NEUTRAL_NOVELTY,
     OUTCOME_CONFIDENCE,
     TOOL_DIVERSITY,
+    Confidence,
     Counts,
     Override,
     Profile,
@@ -65,7 +66,7 @@ class Explanation(Struct, frozen=True):
     record: RecordPlace | None = None  # the document's own place, if it comes from a topic
     record_time: str | None = None  # its timestamp
     also: list[str] = []  # places of the same trace's other records, newest first
-    confidence: DocumentConfidence | None = None  # of the document, with KP_CONFIDENCE=record
+    confidence: Confidence | None = None  # of the document, with KP_CONFIDENCE=record
     used_from: str | None = None  # how the used confidence follows, in words
 
     @property
@@ -170,17 +171,17 @@ def _because(domain: str, profile: str, settings: Settings) -> str:
     return f"{because}, which has no profile" + ("" if near is None else f" (did you mean {near!r}?)")
 
 
-def _recorded(raw: bytes) -> tuple[DocumentScoring | None, list[str]]:
+def _recorded(raw: bytes) -> tuple[ReadScoring | None, list[str]]:
     document = document_decoder.decode(raw)
     if "scoring" not in document:
         return None, []
     try:
-        return msgspec.convert(document["scoring"], DocumentScoring), []
+        return msgspec.convert(document["scoring"], ReadScoring), []
     except msgspec.ValidationError as error:
         return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
 
 
-def _about_time(trace: ReasoningTrace, recorded: DocumentScoring, settings: Settings) -> list[str]:
+def _about_time(trace: ReasoningTrace, recorded: ReadScoring, settings: Settings) -> list[str]:
     """Return a note if stream time is behind the trace's own time, and a setting may be the cause."""
     step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
     compared = rfc3339(recorded.stream_time_ms)

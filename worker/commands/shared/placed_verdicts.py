@@ -16,10 +16,10 @@ from msgspec import Meta, Struct
 
 from worker.commands.shared.console import BadLines, CommandError
 from worker.commands.shared.json_lines import read_lines
-from worker.commands.shared.scored_document import ScoredDocument
 from worker.commands.shared.thresholds import ShareThreshold, share_threshold
 from worker.config import Settings
 from worker.core.novelty import CACHED_ID_LENGTH
+from worker.core.scored_document import PartitionPlace, ScoredDocument
 from worker.core.scoring import score_trace
 from worker.core.track_record import NOTHING, Standing, Tally, TrackRecord, standing
 from worker.core.verdicts import Verdict, issued_ms, make_verdict
@@ -77,11 +77,6 @@ def judged_verdict(value: bytes) -> PlacedVerdict | None:
     return _placed(msgspec.json.decode(value))._replace(partition=judged.source.partition, after=judged.source.offset)
 
 
-class _Place(Struct):
-    partition: Annotated[int, Meta(ge=0)]
-    offset: Annotated[int, Meta(ge=0)]
-
-
 class _Judged(Struct):
     """A record of KP_JUDGED_TOPIC (schemas/judged.schema.json)."""
 
@@ -89,7 +84,7 @@ class _Judged(Struct):
     agent_id: str
     task_domain: str
     verdict: dict[str, Any]
-    source: _Place
+    source: PartitionPlace
     counts: bool
 
 
