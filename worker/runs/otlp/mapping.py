@@ -7,11 +7,12 @@ repetitions.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import chain, pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from worker.core.trace import CONTEXT, InvalidTrace, parse_trace
 from worker.runs.conversation import Conversation, ToolRun
@@ -65,6 +66,10 @@ EVALUATION: Final = "gen_ai.evaluation.result"
 NO_PARENT: Final = "each call of the model becomes a separate trace: start a span around the whole run"
 
 
+Logs: TypeAlias = Mapping[str, Sequence[LogEvent]]
+"""Log events by the id of their span."""
+
+
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """One run of a trace: its document, also as bytes, or why there is none."""
@@ -115,15 +120,16 @@ def _by_span(logs: Sequence[LogEvent]) -> dict[str, list[LogEvent]]:
 
 def _assembled(
     run: Run, conversation: Conversation, contents: Sequence[Content], said: Collection[str], root: Span | None,
-    alone: bool, events: Mapping[str, Sequence[LogEvent]], rules: Rules,
+    alone: bool, events: Logs, rules: Rules,
 ) -> Assembled:  # fmt: skip
     """Return one run. `root`: the trace's root if it describes this run. `alone`: the trace has no other run.
 
     `said`: the ids of the models' spans that have content.
     """
     outer = [span for span in (run.agent, None if root is run.agent else root) if span is not None]
+    # A tool's span may come from anywhere, so it describes no run; if there is no other, only its resource counts.
+    own = outer or run.models or [replace(run.first, attributes={}, events=())]
     objective = _objective(run, conversation, outer)
-    own = _own_spans(run, outer)
     key = _agent_id(run, own, rules)
     document: dict[str, Any] | None = None
     value: bytes | None = None
@@ -132,28 +138,33 @@ def _assembled(
     if objective is None:
         missing = "no_objective" if conversation.has_text() else "no_content"
     else:
-        document = _document(run, conversation, objective, outer, own, alone, key, events, rules)
-        document, value, missing, cut = _checked(document, key, rules)
-        if missing == "no_steps" and not contents:
-            missing = "no_content"
+        made = _checked(_document(run, conversation, objective, outer, own, alone, key, events, rules), key, rules)
+        if isinstance(made, tuple):
+            document, value, cut = made
+        else:
+            missing = "no_content" if made == "no_steps" and not contents else made
     conventions = frozenset(content.convention for content in contents) or frozenset(map(spoken, run.models)) - {""}
-    unread = _unread(run.spans, events) if _lacks(document) else _unread_by_calls(run, events, said)
-    hints = _hints(run) if missing in ("no_content", "no_objective", "no_steps") and not unread else ()
+    kinds = Counter(step["type"] for step in document["steps"]) if document is not None else None
+    if kinds is None or kinds["tool_call"] > kinds["observation"] + kinds["error_recovery"]:
+        unread = _unread(run.spans, events)
+    else:
+        unread = _unread(_silent(run, events, said), events)
+    hints: tuple[str, ...] = ()
+    if missing in ("no_content", "no_objective", "no_steps") and not unread:
+        found = [f"{span.scope}: {hint}" for span in run.models or run.spans if (hint := hint_of(span.scope))]
+        hints = tuple(dict.fromkeys(found if run.models else [*found, NO_MODEL]))
     if alone and run.agent is None and len(run.spans) == len(run.models) == 1 and conversation.has_calls():
         hints = (*hints, NO_PARENT)
     end_ns = max(span.end_ns for span in run.spans)
     return Assembled(document, value, missing, conventions, hints, run.first.span_id, key, end_ns, cut, unread)
 
 
-def _checked(
-    document: dict[str, Any], key: str, rules: Rules
-) -> tuple[dict[str, Any] | None, bytes | None, Missing | None, int]:
+def _checked(document: dict[str, Any], key: str, rules: Rules) -> tuple[dict[str, Any], bytes, int] | Missing:
     """Return a document, its bytes and the number of characters cut, or why it is not a valid trace."""
     if not document["steps"]:
-        return None, None, "no_steps", 0
-    values = (*document["metadata"].values(), document["outcome"]["confidence"])
-    if None in values:
-        return None, None, "no_value", 0
+        return "no_steps"
+    if None in (*document["metadata"].values(), document["outcome"]["confidence"]):
+        return "no_value"
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     try:
         value = text.encode()
@@ -168,13 +179,13 @@ def _checked(
     try:
         parse_trace(value, rules.limits)
     except InvalidTrace:
-        return None, None, "too_large", 0
-    return document, value, None, cut
+        return "too_large"
+    return document, value, cut
 
 
 def _document(
     run: Run, conversation: Conversation, objective: str, outer: Sequence[Span], own: Sequence[Span], alone: bool,
-    key: str, events: Mapping[str, Sequence[LogEvent]], rules: Rules,
+    key: str, events: Logs, rules: Rules,
 ) -> dict[str, Any]:  # fmt: skip
     transcript = Transcript(error_prefixes=ERROR_PREFIXES, objective=objective)
     answer = _answer(conversation, outer)
@@ -192,9 +203,11 @@ def _document(
     if rules.success is not None:
         success = rules.success.value(speaking)
     trace_id = run.first.trace_id
-    uuid = "-".join([trace_id[:8], trace_id[8:12], trace_id[12:16], trace_id[16:20], trace_id[20:]])
+    uuid = f"{trace_id[:8]}-{trace_id[8:12]}-{trace_id[12:16]}-{trace_id[16:20]}-{trace_id[20:]}"
+    began_ms = min(span.start_ns for span in run.spans) // 1_000_000  # 2**64 ns are in the year 2554
+    created_at = (datetime(1970, 1, 1) + timedelta(milliseconds=began_ms)).isoformat(timespec="milliseconds")
     metadata = {
-        "created_at": _created_at(min(span.start_ns for span in run.spans)), "agent_id": key,
+        "created_at": f"{created_at}Z", "agent_id": key,
         "framework": (run.models or run.tools or [run.first])[0].scope, "task_domain": rules.domain.value(speaking),
         "success": success, "quality_score": 0, "visibility": rules.visibility_of(own, run.spans),
         "privacy_level": rules.privacy_of(own, run.spans),
@@ -218,9 +231,7 @@ _PASSED: Final = frozenset({"pass", "passed", "success", "successful", "succeede
 _FAILED: Final = frozenset({"fail", "failed", "failure", "incorrect", "wrong", "false", "no"})
 
 
-def _evaluated(
-    spans: Sequence[Span], events: Mapping[str, Sequence[LogEvent]], *, alone: bool
-) -> tuple[bool | None, float | None]:
+def _evaluated(spans: Sequence[Span], events: Logs, *, alone: bool) -> tuple[bool | None, float | None]:
     """Return success and confidence as evaluations of the run have them, None if they have none.
 
     Scores have no fixed range, so those beyond 0 to 1 are ignored. The lowest of several scores counts, and a single
@@ -241,25 +252,15 @@ def _evaluated(
     return (None if not labels else labels == {True}), min(scores, default=None)
 
 
-def _created_at(time_ns: int) -> str:
-    """Return a time as RFC 3339 in UTC, with milliseconds. 2**64 ns are in the year 2554."""
-    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ns // 1_000_000)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _objective(run: Run, conversation: Conversation, outer: Sequence[Span]) -> str | None:
     """Return the user's words: from an attribute without a prompt, from the first prompt, or from an agent's input."""
-    own = (text for span in outer for text in values(span, "task"))
-    prompted = () if conversation.objective is None else (_without_prompt(run, conversation.objective),)
-    texts: Iterable[Any] = chain(own, prompted, (text for span in outer for text in asked(span)))
-    return next((text for text in texts if isinstance(text, str) and text.strip() and text != REDACTED), None)
-
-
-def _without_prompt(run: Run, objective: str) -> str:
-    """Return the user's words without the prompt that the library of a run may add."""
-    rows = {row for scope in {span.scope for span in run.spans} for row in dialects_of(scope) if row.prompt is not None}
-    found = (row.prompt.search(objective) for row in rows if row.prompt is not None)
-    return next((str(each[1]) for each in found if each is not None), objective)
+    texts = [text for span in outer for text in values(span, "task")]
+    if (prompted := conversation.objective) is not None:
+        rows = {row for scope in {span.scope for span in run.spans} for row in dialects_of(scope)}
+        words = [row.prompt.search(prompted) for row in rows if row.prompt is not None]
+        texts.append(next((str(each[1]) for each in words if each is not None), prompted))
+    given: Iterable[Any] = chain(texts, (text for span in outer for text in asked(span)))
+    return next((text for text in given if isinstance(text, str) and text.strip() and text != REDACTED), None)
 
 
 def _answer(conversation: Conversation, outer: Sequence[Span]) -> str | None:
@@ -270,14 +271,6 @@ def _answer(conversation: Conversation, outer: Sequence[Span]) -> str | None:
     )
 
 
-def _own_spans(run: Run, outer: Sequence[Span]) -> Sequence[Span]:
-    """Return the spans that describe a run: the agent's, or if there are none, the models'.
-
-    A tool's span may come from anywhere, so it describes nothing; if there is no other, only its resource counts.
-    """
-    return outer or run.models or [replace(run.first, attributes={}, events=())]
-
-
 UNNAMED: Final = "unnamed"
 
 
@@ -285,11 +278,12 @@ def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
     """Return the agent's id, which is the same for all its runs."""
     for value in rules.agent.said(own):
         return str(value)
-    name = _agent_name(run, own)
-    service = stable(_service(run.spans))
-    if rules.agent.constant == SERVICE_AND_NAME:
-        return "/".join(part for part in (service, name) if part) or _span_name(run)
-    return name or (rules.agent.constant if rules.agent.constant != AGENT_NAME else "") or service or _span_name(run)
+    name, service, constant = _agent_name(run, own), stable(_service(run.spans)), rules.agent.constant
+    if constant == SERVICE_AND_NAME:
+        known = "/".join(part for part in (service, name) if part)
+    else:
+        known = name or (constant if constant != AGENT_NAME else "") or service
+    return known or stable(run.first.name) or UNNAMED
 
 
 def _agent_name(run: Run, own: Sequence[Span]) -> str:
@@ -312,39 +306,19 @@ def _agent_name(run: Run, own: Sequence[Span]) -> str:
     return stable(name)
 
 
-def _span_name(run: Run) -> str:
-    return stable(run.first.name) or UNNAMED
-
-
 def _service(spans: Sequence[Span]) -> str:
     value = spans[0].resource.get("service.name")
     return value if isinstance(value, str) else ""
 
 
-def _hints(run: Run) -> tuple[str, ...]:
-    found = [f"{span.scope}: {hint}" for span in run.models or run.spans if (hint := hint_of(span.scope))]
-    return tuple(dict.fromkeys(found if run.models else [*found, NO_MODEL]))
-
-
-def _lacks(document: Mapping[str, Any] | None) -> bool:
-    """Return whether there is no trace, or one with tool calls without results."""
-    if document is None:
-        return True
-    kinds = [step["type"] for step in document["steps"]]
-    return kinds.count("tool_call") > kinds.count("observation") + kinds.count("error_recovery")
-
-
-def _unread(spans: Iterable[Span], events: Mapping[str, Sequence[LogEvent]]) -> tuple[tuple[str, str], ...]:
+def _unread(spans: Iterable[Span], events: Logs) -> tuple[tuple[str, str], ...]:
     """Return the scopes and names of what looks like content in these spans and is not read."""
-    return tuple(sorted({(span.scope, name) for span in spans for name in missed(span, events.get(span.span_id, ()))}))[
-        :MAX_UNREAD
-    ]
+    found = {(span.scope, name) for span in spans for name in missed(span, events.get(span.span_id, ()))}
+    return tuple(sorted(found)[:MAX_UNREAD])
 
 
-def _unread_by_calls(
-    run: Run, events: Mapping[str, Sequence[LogEvent]], said: Collection[str]
-) -> tuple[tuple[str, str], ...]:
-    """Return the same for those calls of models and tools from which nothing was read, in a run with a trace."""
+def _silent(run: Run, events: Logs, said: Collection[str]) -> list[Span]:
+    """Return the spans of models and tools from which nothing was read."""
     silent = [span for span in run.models if span.span_id not in said]
     for span in run.tools:
         logs = events.get(span.span_id, ())
@@ -352,11 +326,7 @@ def _unread_by_calls(
             tool = tool_run(span, logs) if kind_of(span) == "tool" else None
             if content_of(span, logs) is None if tool is None else tool.arguments is None or tool.result is None:
                 silent.append(span)
-    return _unread(silent, events)
-
-
-Logs = Mapping[str, Sequence[LogEvent]]
-"""Log events by the id of their span."""
+    return silent
 
 
 def joined(runs: Sequence[Run], logs: Logs) -> list[Run]:
