@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import random
+import time
 from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from tests.support.otlp import TRACE, as_json, as_protobuf, failure, log, logs_as_json, span
-from worker.runs.otlp.spans import MAX_DEPTH, Decoded, InvalidSpans, Span, SpanEvent, decoded, split
+from worker.runs.otlp.spans import MAX_DEPTH, Decoded, InvalidSpans, Span, SpanEvent, decoded, fields_in, split
 
 OTHER = "1" * 32
 
@@ -227,6 +228,13 @@ def test_depth_is_bounded_alike_in_both_encodings() -> None:
     assert decoded(as_protobuf(fine)).spans == decoded(json.dumps(fine).encode()).spans
     assert refused(json.dumps(as_json([span(1, attributes={"deep": deep})])).encode()).reason == "too_deep"
     assert refused(b'{"resourceSpans":' + b"[" * 100_000).reason in ("too_deep", "not_json", "invalid_type")
+
+
+def test_a_number_without_end_takes_no_time() -> None:
+    began = time.process_time()
+    assert fields_in(b"\xff" * (8 << 20)) == 0
+    assert refused(b"\xff" * (8 << 20)).reason == "not_otlp"
+    assert time.process_time() - began < 1
 
 
 def test_a_damaged_record_is_refused_or_read_and_never_half(seed: int) -> None:

@@ -329,7 +329,7 @@ class _Bad:
         self._kept: list[tuple[Any, list[tuple[Any, list[Any]]]]] = []  # by resource and scope
 
     def add(self, error: InvalidSpans, resource: Any, scoped: Any, one: Any) -> None:
-        """Add a span or log record of this resource and scope: of a message, or of a record whose parts are bytes."""
+        """Add a span or log record with its resource and scope: messages, or parts of a record that are read singly."""
         self.first = self.first or error
         self.count += 1
         if not self._kept or self._kept[-1][0] is not resource:
@@ -359,7 +359,7 @@ class _Bad:
 
 
 def _with(each: Any, head: str, rows: str, kept: list[Any]) -> Any:
-    """Return a resource or scope that has these scopes or spans alone."""
+    """Return a resource or scope with only these scopes or spans."""
     return type(each)(**{head: getattr(each, head), "schema_url": each.schema_url, rows: kept})
 
 
@@ -465,9 +465,11 @@ def fields_in(value: bytes, most: int = MAX_FIELDS) -> int:
 
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:
-    """Return a varint, and the position behind it."""
+    """Return a varint, and the position behind it. Raises IndexError if it is cut off or too long."""
     number = shift = 0
     while (byte := value[at]) > 0x7F:
+        if shift > 63:
+            raise IndexError
         number |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
     return number | byte << shift, at + 1
@@ -479,11 +481,11 @@ def _check_fields(value: bytes, count: Callable[[bytes], int] = fields_in) -> No
         raise InvalidSpans("too_large", "", words)
 
 
-# Records of which each part is read alone
+# Records whose parts are read singly
 
 
 class _Readers(NamedTuple):
-    """How a part of a record is added to a resource, a scope, or a list of spans. They raise what `_problem` knows."""
+    """How parts of a record are read into a resource, a scope, or a list of spans. `_problem` knows what they raise."""
 
     resource: Callable[[Any, Any], None]
     scope: Callable[[Any, Any], None]
@@ -491,7 +493,7 @@ class _Readers(NamedTuple):
 
 
 def _read_singly(record: Any, levels: tuple[str, str, str], message: _Message, read: _Readers) -> _Bad:
-    """Fill a message from a record that has its parts as bytes, in the fields `levels`; return what cannot be read."""
+    """Fill a message from a record whose parts are bytes (in the fields `levels`); return what cannot be read."""
     (outer, middle, inner), names, bad = _LEVELS[type(message)], _PLACES[type(message)], _Bad()
     for number, resource in enumerate(getattr(record, levels[0]) or ()):
         place = f"{names[0]}.{number}"
@@ -526,9 +528,9 @@ def _problem(read: Callable[[Any, Any], None], target: Any, part: Any, place: st
 
 
 def _parts() -> Sequence[type[Any]]:
-    """Return the classes of a record whose resources are bytes, and of one whose spans are.
+    """Return two classes for records: with resources that are bytes, and with spans that are.
 
-    protobuf encodes a message within another one as it encodes bytes.
+    protobuf encodes bytes and messages within a message alike.
     """
     file = FileDescriptorProto(name="kp_worker/parts.proto", package="kp", syntax="proto3")
     for message, head, rows, inner in (
@@ -550,7 +552,7 @@ _Resources, _Parts = _parts()
 
 
 def _from_parts(value: bytes) -> tuple[_Message, _Bad]:
-    """Return what protobuf can read of a record if each part is read alone. Raises InvalidSpans."""
+    """Return what protobuf can read of a record part by part. Raises InvalidSpans."""
     with suppress(DecodeError):
         parts = _Parts.FromString(value)
         for message, one in ((TracesData(), SpanMessage), (LogsData(), LogRecord)):
