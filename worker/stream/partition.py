@@ -38,10 +38,6 @@ from worker.stream.state import PartitionState
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES: Final = 16 << 20
-"""Most bytes of one partition's uncommitted records (SourceRecord.size); budget.py limits all partitions together."""
-
-
 YIELD_SECONDS: Final = 0.002  # how long records are taken before other tasks run (heartbeats, HTTP, commits)
 
 
@@ -167,7 +163,7 @@ class Partition:
 
     def has_room(self) -> bool:
         """Whether another record may be taken. The bound is the changelog's slack: see changelog.py."""
-        return self._records < SLACK and self._bytes < MAX_PENDING_BYTES and not self.failed
+        return self._records < SLACK and not self.failed
 
     # -- 1. take
 
