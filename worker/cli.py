@@ -19,11 +19,11 @@ from worker.version import __version__
 
 COMMANDS: Final = {
     # name: (module:attribute, the first sentence of its help)
-    "run": ("worker.commands.run:run",
+    "run": ("worker.commands.run.command:run",
         "Run the worker until SIGTERM or Ctrl-C."),
-    "contribute": ("worker.commands.run:contribute",
+    "contribute": ("worker.commands.run.command:contribute",
         "Post accepted traces to the registry until SIGTERM or Ctrl-C, redacted, each once."),
-    "assemble": ("worker.commands.run:assemble",
+    "assemble": ("worker.commands.run.command:assemble",
         "Make traces from OpenTelemetry spans until SIGTERM or Ctrl-C, one for each run of an agent."),
     "score": ("worker.commands.score.command:score",
         "Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition."),

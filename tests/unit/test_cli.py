@@ -254,7 +254,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["run", "contribute"])
 def test_ctrl_c_before_the_worker_has_begun_is_a_stop_on_request(name: str) -> None:
     code = (
-        "import signal, sys, worker.commands.run as run\n"
+        "import signal, sys, worker.commands.run.command as run\n"
         "run.read_settings = lambda: signal.raise_signal(signal.SIGINT)\n"
         f"sys.argv[1:] = [{name!r}]\n"
         "from worker.cli import main; main()"

@@ -65,7 +65,7 @@ HOMES = (
             "embed.embedding_service",
         },
         "yarl": {"contribute.registry_client", "embed.embedding_service"},
-        "prometheus_client": {"observe", "commands.shared.service", "lab.demo.process", "commands.doctor.registry"},
+        "prometheus_client": {"observe", "commands.run.service", "lab.demo.process", "commands.doctor.registry"},
         "pydantic": {"config"},
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
@@ -105,9 +105,9 @@ OF_OTHERS = {
     ("*", "_make"),
     ("*", "_replace"),
     ("commands.doctor.command", "_exit"),  # os
-    ("commands.shared.options", "_exit"),  # os
+    ("commands.run.command", "_exit"),  # os
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
-    ("commands.shared.service", "_exit"),  # os
+    ("commands.run.service", "_exit"),  # os
 }
 
 NOT_IN_THE_CORE = {

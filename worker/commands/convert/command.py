@@ -31,8 +31,15 @@ from worker.commands.shared.console import (
 )
 from worker.commands.shared.json_lines import is_pretty_printed, line_limit, read_lines, too_long
 from worker.commands.shared.options import read_settings, settings_options
-from worker.commands.shared.run_options import Options, parse_options
-from worker.commands.shared.run_traces import Group, group_name, new_group, trace_of_request, traces_of
+from worker.commands.shared.run_traces import (
+    Group,
+    Options,
+    group_name,
+    new_group,
+    parse_options,
+    trace_of_request,
+    traces_of,
+)
 from worker.runs.fields import Counts, RunRefused, fault, parse_json
 from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import FORMATS as SESSIONS

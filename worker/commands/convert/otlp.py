@@ -9,7 +9,7 @@ from typing import BinaryIO, Final, cast
 
 from worker.commands.convert.report import FileReport
 from worker.commands.shared.json_lines import line_limit, read_lines, too_long
-from worker.commands.shared.run_options import Options
+from worker.commands.shared.run_traces import Options
 from worker.core.terminal import number_of
 from worker.runs.fields import Counts, RunRefused, fault
 from worker.runs.otlp.mapping import Assembled, assembled

@@ -30,10 +30,9 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool) 
     if novelty is not None and novelty != novelty:  # NaN is within any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
-    from worker.commands.explain.target import is_file
+    from worker.commands.explain.target import describe_problem, is_file, name_of, read_document
     from worker.commands.shared.explanation import explain_trace
     from worker.commands.shared.explanation_view import explanation_text
-    from worker.commands.shared.json_lines import describe_problem, name_of, read_document
     from worker.core.trace import InvalidTrace
 
     options = given_options()

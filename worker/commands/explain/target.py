@@ -1,15 +1,17 @@
-"""The argument of `kp-worker explain`: a file, a trace id, or the place of a record."""
+"""The argument of `kp-worker explain`: a file and its document, a trace id, or the place of a record."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import PurePath
-from typing import Final
+from typing import BinaryIO, Final
 
-from worker.commands.shared.console import ArgumentError
+from worker.commands.shared.console import ArgumentError, CommandError, open_file
+from worker.commands.shared.json_lines import read_lines
 from worker.config import Settings
 from worker.core.scored_document import RecordPlace
+from worker.core.trace import InvalidTrace, Reason, document_decoder
 
 ID_PREFIX: Final = "kp:trace:"
 
@@ -53,3 +55,62 @@ def parse_target(target: str, settings: Settings) -> Wanted:
 def output_topics(settings: Settings) -> tuple[str, str, str]:
     """Return the topics to which a trace may be written."""
     return settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic
+
+
+def read_document(path: str, line: int | None, most: int) -> bytes:
+    """Return the document of a file with one trace, or of a line (from 1) of a file. - is standard input.
+
+    Reads at most `most` + 1 bytes of a document. Raises CommandError, and ArgumentError for an unreadable file.
+    """
+    name = name_of(path)
+    try:
+        with open_file(path, "rb") as file:
+            raw = file.read(most + 1) if line is None else _line_at(file, line, most, name)
+    except OSError as error:
+        raise ArgumentError("TRACE", f"{path} cannot be read: {error.strerror}") from None
+    first, _, rest = (raw or b"").partition(b"\n")
+    if line is None and rest.strip() and _is_json(first):
+        raise CommandError(
+            f"{name} holds JSON Lines: name the line of one trace, as in kp-worker explain {path} --line 1, or pick "
+            f"it by its id, as in grep -m1 ID {'FILE' if path == '-' else path} | kp-worker explain -"
+        )
+    if raw is None or len(raw) > most:
+        where = "" if line is None else f"line {line}: "
+        raise CommandError(f"{name}: {where}more than {most} bytes, the limit of one trace (KP_MAX_MESSAGE_BYTES)")
+    return raw
+
+
+def _line_at(file: BinaryIO, number: int, most: int, name: str) -> bytes | None:
+    """Return one line; None if it is too long. Raises CommandError if it is missing or empty."""
+    last = 0
+    for line in read_lines(file, most):
+        last = line.number
+        if last == number:
+            if line.problem is not None:
+                return None
+            if not line.data.strip():
+                raise CommandError(f"{name}: line {number} is empty")
+            return line.data
+    raise CommandError(f"{name} has no line {number}, only {last}")
+
+
+def _is_json(raw: bytes) -> bool:
+    """Return whether the bytes are one JSON document, according to the parser of traces."""
+    try:
+        document_decoder.decode(raw)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return False
+    return True
+
+
+def name_of(path: str) -> str:
+    """Return the file's name for errors."""
+    return "<stdin>" if path == "-" else path
+
+
+def describe_problem(raw: bytes, line: int | None, error: InvalidTrace) -> str:
+    """Return reason and message of an invalid trace, with its line (from 1) in a file of several."""
+    text = f"{'' if line is None else f'line {line}: '}{error.reason}: {error.message}"
+    if error.reason is Reason.NOT_JSON and line is not None and raw.strip() in (b"{", b"["):
+        text += "; the file holds one document over several lines: leave out --line"
+    return text

@@ -144,7 +144,7 @@ def _follow(
     name: str | None, values: Mapping[str, str | None], keep: tuple[str, ...], max_content: int | None,
 ) -> None:  # fmt: skip
     from worker.commands.publish.follow import Followed, default_name, run_follow
-    from worker.commands.shared.run_options import parse_options
+    from worker.commands.shared.run_traces import parse_options
 
     try:
         options = parse_options(values, keep, {}, form, (), max_content, settings.limits)

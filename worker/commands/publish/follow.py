@@ -44,8 +44,7 @@ from worker.commands.shared.marks import (
     read_marks,
     written,
 )
-from worker.commands.shared.run_options import Options
-from worker.commands.shared.run_traces import KEY_ROOM, fitted, trace_of_request
+from worker.commands.shared.run_traces import KEY_ROOM, Options, fitted, trace_of_request
 from worker.commands.shared.session import Session, SessionError, Topic, run_session
 from worker.config import Settings
 from worker.core.findings import Clean

@@ -36,7 +36,6 @@ from worker.commands.shared.marks import (
     MarkedBatch,
     MarkedRecord,
     find_marks_topic,
-    mark_of,
     marks_topic,
     needed_marks_topic,
     read_marks,
@@ -137,7 +136,7 @@ class DeadLetterSource:
     async def unmarked(self) -> AsyncIterator[DeadLetter]:
         """Yield the selected dead letters that were not redriven, one for each source record."""
         async for letter in self._selected():
-            mark = mark_of(letter)
+            mark = _mark_of(letter)
             if mark in self.marks:
                 self.run.progress.counts.already[letter.reason] += 1
             elif mark in self.seen:
@@ -202,6 +201,11 @@ class DeadLetterSource:
         return None
 
 
+def _mark_of(letter: DeadLetter) -> bytes:
+    """Return the key of a dead letter's mark."""
+    return f"{letter.source}@{letter.timestamp_ms}".encode()
+
+
 def redriven_record(whole: WholeRecord, sources: Mapping[str, Topic]) -> MarkedRecord:
     """Return the record for its original topic: unchanged, plus two headers. Raises RefusedError."""
     letter = whole.letter
@@ -216,7 +220,7 @@ def redriven_record(whole: WholeRecord, sources: Mapping[str, Topic]) -> MarkedR
             f"with its two new headers exceeds the limit of topic {source.name}: raise its max.message.bytes to {size}"
         )
     row = (whole.key, whole.value, letter.timestamp_ms, headers)
-    mark = mark_of(letter), letter.place.encode()
+    mark = _mark_of(letter), letter.place.encode()
     return MarkedRecord(row, written(source), letter.source_partition % source.partitions, mark)
 
 

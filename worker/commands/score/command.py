@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import BinaryIO
 
 import click
+from click.shell_completion import CompletionItem
 
 from worker.commands.shared.console import ArgumentError, Command
-from worker.commands.shared.options import InputFile, complete_directory, read_settings, settings_options
+from worker.commands.shared.options import InputFile, read_settings, settings_options
+
+
+def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete directories; a model may also be a hub name."""
+    return [CompletionItem(incomplete, type="dir")]
 
 
 @click.command(cls=Command)

@@ -1,4 +1,4 @@
-"""JSON Lines, for every command that reads them: line by line, with limits. And files that hold one document."""
+"""JSON Lines, for every command that reads them: line by line, with limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from io import BufferedReader
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
-from worker.commands.shared.console import ArgumentError, CommandError, naming, open_file
-from worker.core.trace import InvalidTrace, Reason, document_decoder
+from worker.commands.shared.console import naming
+from worker.core.trace import document_decoder
 
 CHUNK_BYTES: Final = 1 << 16
 
@@ -143,62 +143,3 @@ def value_at(document: Mapping[str, Any], path: str) -> Any:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
-
-
-def read_document(path: str, line: int | None, most: int) -> bytes:
-    """Return the document of a file with one trace, or of a line (from 1) of a file. - is standard input.
-
-    Reads at most `most` + 1 bytes of a document. Raises CommandError, and ArgumentError for an unreadable file.
-    """
-    name = name_of(path)
-    try:
-        with open_file(path, "rb") as file:
-            raw = file.read(most + 1) if line is None else _line_at(file, line, most, name)
-    except OSError as error:
-        raise ArgumentError("TRACE", f"{path} cannot be read: {error.strerror}") from None
-    first, _, rest = (raw or b"").partition(b"\n")
-    if line is None and rest.strip() and _is_json(first):
-        raise CommandError(
-            f"{name} holds JSON Lines: name the line of one trace, as in kp-worker explain {path} --line 1, or pick "
-            f"it by its id, as in grep -m1 ID {'FILE' if path == '-' else path} | kp-worker explain -"
-        )
-    if raw is None or len(raw) > most:
-        where = "" if line is None else f"line {line}: "
-        raise CommandError(f"{name}: {where}more than {most} bytes, the limit of one trace (KP_MAX_MESSAGE_BYTES)")
-    return raw
-
-
-def _line_at(file: BinaryIO, number: int, most: int, name: str) -> bytes | None:
-    """Return one line; None if it is too long. Raises CommandError if it is missing or empty."""
-    last = 0
-    for line in read_lines(file, most):
-        last = line.number
-        if last == number:
-            if line.problem is not None:
-                return None
-            if not line.data.strip():
-                raise CommandError(f"{name}: line {number} is empty")
-            return line.data
-    raise CommandError(f"{name} has no line {number}, only {last}")
-
-
-def _is_json(raw: bytes) -> bool:
-    """Return whether the bytes are one JSON document, according to the parser of traces."""
-    try:
-        document_decoder.decode(raw)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        return False
-    return True
-
-
-def name_of(path: str) -> str:
-    """Return the file's name for errors."""
-    return "<stdin>" if path == "-" else path
-
-
-def describe_problem(raw: bytes, line: int | None, error: InvalidTrace) -> str:
-    """Return reason and message of an invalid trace, with its line (from 1) in a file of several."""
-    text = f"{'' if line is None else f'line {line}: '}{error.reason}: {error.message}"
-    if error.reason is Reason.NOT_JSON and line is not None and raw.strip() in (b"{", b"["):
-        text += "; the file holds one document over several lines: leave out --line"
-    return text

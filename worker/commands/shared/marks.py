@@ -23,7 +23,6 @@ from worker.commands.shared.session import Session, Topic, read_to
 from worker.config import ConfigError, Settings
 from worker.kafka.cluster.topic_plan import TopicPlan
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
-from worker.kafka.reading.dead_letters import DeadLetter
 from worker.kafka.writing.producer import PublishError
 from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row, TopicRefusedError
 
@@ -43,11 +42,6 @@ def followed_topic(settings: Settings) -> str:
 def marks_plan(name: str) -> TopicPlan:
     """Return the intended configuration of a topic of marks; no setting names it."""
     return TopicPlan("", name, 1, MARKS_CONFIG)
-
-
-def mark_of(letter: DeadLetter) -> bytes:
-    """Return the key of a dead letter's mark."""
-    return f"{letter.source}@{letter.timestamp_ms}".encode()
 
 
 async def find_marks_topic(session: Session, name: str, *, create_missing: bool) -> Topic | None:

@@ -5,10 +5,8 @@ Heavy imports are inside functions, because `--help` loads this module.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from worker.commands.shared.console import A_DEVICE, Command, SettingsError, is_device, say
+from worker.commands.shared.console import A_DEVICE, SettingsError, is_device, say
 
 if TYPE_CHECKING:
     from worker.config import Loaded, Settings
@@ -164,27 +161,3 @@ class Moment(click.ParamType):
         except (ValueError, OverflowError) as error:
             self.fail(str(error), param, ctx)
         return datetime.fromtimestamp(max(0, moment_ms) / 1000, UTC)
-
-
-def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell complete directories; a model may also be a hub name."""
-    return [CompletionItem(incomplete, type="dir")]
-
-
-class SettingsHelp(Command):
-    """Lists the settings at the end of its help, because they are the command's real options."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the name, default and meaning of each setting."""
-        from worker.config import describe
-
-        with formatter.section(
-            "Settings (environment variables; in the config file and for --set in lower case without KP_)"
-        ):
-            formatter.write_dl([(f"{name}={default}", text) for name, default, text in describe()])
-
-
-def stop_at_once() -> None:
-    """Exit with code 0 on a signal until the process installs its own handlers (its imports take a second)."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os._exit(0))

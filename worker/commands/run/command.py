@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import click
 
-from worker.commands.shared.console import SettingsError, require_extra
-from worker.commands.shared.options import SettingsHelp, read_settings, settings_options, stop_at_once
+from worker.commands.shared.console import Command, SettingsError, require_extra
+from worker.commands.shared.options import read_settings, settings_options
+
+
+class SettingsHelp(Command):
+    """Lists the settings at the end of its help, because they are the command's real options."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the name, default and meaning of each setting."""
+        from worker.config import describe
+
+        with formatter.section(
+            "Settings (environment variables; in the config file and for --set in lower case without KP_)"
+        ):
+            formatter.write_dl([(f"{name}={default}", text) for name, default, text in describe()])
+
+
+def stop_at_once() -> None:
+    """Exit with code 0 on a signal until the process installs its own handlers (its imports take a second)."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
 
 
 @click.command(cls=SettingsHelp)
@@ -20,7 +41,7 @@ def run() -> None:
     """
     stop_at_once()
     settings = read_settings()
-    from worker.commands.shared.service import run_service
+    from worker.commands.run.service import run_service
     from worker.stream.process import WorkerProcess
 
     run_service(settings, WorkerProcess(settings))
@@ -36,7 +57,7 @@ def contribute() -> None:
     """
     stop_at_once()
     settings = read_settings()
-    from worker.commands.shared.service import run_service
+    from worker.commands.run.service import run_service
     from worker.contribute.contributor import ContributeProcess
 
     run_service(settings, ContributeProcess(settings))
@@ -63,6 +84,6 @@ def assemble(sample: str | None, records: int) -> None:
 
         sys.exit(run_preview(settings, sample, records))
     from worker.assemble.assembler import AssembleProcess
-    from worker.commands.shared.service import run_service
+    from worker.commands.run.service import run_service
 
     run_service(settings, AssembleProcess(settings))

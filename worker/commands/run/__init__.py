@@ -1,0 +1,1 @@
+"""kp-worker run, contribute and assemble."""
