@@ -100,7 +100,7 @@ def test_the_cache_is_there_again_after_a_kill(kafka: EmbeddedKafka, hashing: Wo
 def test_at_least_once_replays_with_the_embeddings_of_the_changelog(kafka: EmbeddedKafka, hashing: Workers) -> None:
     """Entries past the committed offset are ready embeddings, bound to their text: the model is asked for no such one.
 
-    Without a hash (0.1.0 wrote it), or with that of another text, an entry is none.
+    Without a hash, or with that of another text, an entry is none.
     """
     stage = Stage(kafka, KP_DELIVERY="at_least_once", KP_TOPIC_PARTITIONS="1")
     changelog = f"{stage.name}-novelty-changelog"

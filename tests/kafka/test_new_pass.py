@@ -24,7 +24,7 @@ from tests.support.kafka_fixtures import (
 from tests.support.stage import LINES, Stage, Workers, documents
 from worker.core.changelog import SLACK, decode
 from worker.core.passes import MARKER_KEY
-from worker.core.scorer import PartitionScorer, cached_id
+from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -225,27 +225,20 @@ def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage
     assert sorted(decode(value).source_offset for value in live(stage).values()) == list(range(50))
 
 
-def test_the_state_of_0_1_0_goes_on(stage: Stage, hashing: Workers) -> None:
+def test_the_entries_of_0_1_0_are_skipped_and_deleted(stage: Stage, hashing: Workers) -> None:
     """Entries without a pass at bare slots, `kp1:` beside the offset: as 0.1.0 leaves them."""
     changelog = f"{stage.name}-novelty-changelog"
     create_topics(stage.bootstrap, {stage.name: 1, changelog: (1, CHANGELOG_CONFIG)})
     stage.produce(rows(LINES[:50]))
-    entries = []
-    time_ms = 0
-    for offset, line in enumerate(LINES[:30]):
-        trace = parse_trace(line)
-        time_ms = max(time_ms, created_at_ms(trace))
-        vector = PartitionScorer().score(trace, hash_vector(embedding_text(trace)), 0).vector
-        assert vector is not None
-        row = [1, offset, offset, time_ms, cached_id(trace), HashEmbedder.identity.key(), vector.tobytes()]
-        entries.append((b"%d" % (offset % (1000 + SLACK)), msgspec.msgpack.encode(row)))
+    vector = hash_vector("any text").tobytes()
+    values = [[1, offset, offset, 0, "kp:trace:1", HashEmbedder.identity.key(), vector] for offset in range(30)]
+    entries = [(b"%d" % offset, msgspec.msgpack.encode(value)) for offset, value in enumerate(values)]
     produce(stage.bootstrap, changelog, entries)
-    commit(stage, 30, f"kp1:{time_ms}")
+    commit(stage, 30, "kp1:0")
     worker = run(hashing, stage, 50)
-    assert nearest(documents(stage)) == expected(LINES[:50])[30:]
-    assert "begins at offset" not in worker.log()
-    assert metadata_of(stage).endswith(":0:0")
-    assert len(live(stage)) == 50
+    assert nearest(documents(stage)) == expected(LINES[30:50])
+    assert worker.log().count("skipped 30 changelog records of an earlier version") == 1
+    assert len(live(stage)) == 20
 
 
 def test_an_embedder_that_comes_back_believes_what_is_below_the_time_without(

@@ -32,8 +32,7 @@ Place = tuple[str, int]
 """A partition of a span topic."""
 
 STREAM: Final[Place] = ("", 0)
-"""The place in the marks with which the first partition of the intermediate topic sends stream time to the others.
-Earlier versions skip them."""
+"""The place in the marks with which the first partition of the intermediate topic sends stream time to the others."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="part1", gc=False):

@@ -38,7 +38,6 @@ from worker.core.passes import (
     decode_marker,
     encode_marker,
     resolve,
-    written_at,
 )
 from worker.core.records import Fault, IdentityKey, Row
 from worker.core.track_record import RECORD_PREFIX, Stored, read_stored
@@ -58,13 +57,14 @@ MAX_DIMENSIONS: Final = 16_384  # more than any embedder's vector has
 
 PROBE_PREFIX: Final = b"probe:"
 
-OBSOLETE_PREFIX: Final = b"forgotten:"  # of builds until 2281abe, with KP_FORGET; deleted by the first commit
+OBSOLETE: Final = re.compile(rb"[0-9]+|forgotten:.*", re.DOTALL)
+"""Keys of earlier versions: entries of 0.1.0, and requests to forget. The first commit deletes such records."""
 
 PROBE_DISTANCE: Final = 0.05
 """Greatest distance between the vector of a fixed text and the kept one, for the same model: bf16 differs from fp32 by
 up to .019, and by .017 from batch to batch; two texts that are nine tenths equal differ by .1."""
 
-_KEY: Final = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")
+_KEY: Final = re.compile(rb"[0-9]+:[0-9]+:[0-9]+")
 
 
 class CorruptEntry(ValueError):
@@ -75,7 +75,7 @@ CachedId = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One embedding and its origin. An entry of 0.1.0 ends with `vector`."""
+    """One embedding and its origin."""
 
     version: int
     sequence: Offset
@@ -84,9 +84,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     trace_id: CachedId
     model: IdentityKey
     vector: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_DIMENSIONS)]  # <f4, unit length (or zero)
-    pass_number: PassNumber | None = None  # None: the pass that was current when it was written
-    text_hash: bytes = b""  # of the embedded text (`text_hash`); empty if unknown
-    agent_id: CachedId = ""
+    pass_number: PassNumber | None  # None: of a probe
+    text_hash: bytes  # of the embedded text (`text_hash`); empty: of a probe
+    agent_id: CachedId = ""  # an entry of 0.2.0 has none
 
     def array(self) -> Vector:
         """Return the vector, shape (dimensions,)."""
@@ -98,7 +98,7 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def slot_key(sequence: int, capacity: int, pass_number: int = 0) -> bytes:
-    """Return an entry's record key: pass, number of slots, and slot, in decimal digits (0.1.0: only the slot)."""
+    """Return an entry's record key: pass, number of slots, and slot, in decimal digits."""
     slots = capacity + SLACK
     return b"%d:%d:%d" % (pass_number, slots, sequence % slots)
 
@@ -128,7 +128,7 @@ def encode(
 
 
 def decode(value: bytes | None) -> Entry:
-    """Read an entry. Raises CorruptEntry for anything not written by this version's `encode` or by 0.1.0's."""
+    """Read an entry. Raises CorruptEntry for anything that is none of this version."""
     entry = _decode(value)
     vector = entry.array()
     with np.errstate(over="ignore", invalid="ignore"):
@@ -211,7 +211,7 @@ class OtherModelError(Exception):
 class Probes(NamedTuple):
     """The vectors that an embedding service's model gives for a few fixed texts: they identify the model.
 
-    Each is kept as an entry with its own key, `probe:HASH OF THE NAME:NUMBER`, past all offsets; 0.2.0 ignores it.
+    Each is kept as an entry with its own key, `probe:HASH OF THE NAME:NUMBER`, past all offsets.
     """
 
     name: str  # of the model (KP_MODEL)
@@ -316,7 +316,7 @@ class Restored:
     chain: Chain = ()  # the passes that count
     replay: dict[int, Entry] = field(default_factory=dict)
     """Entries at or past the committed offset, by source offset, for traces that are read again with the same text."""
-    skipped: Counter[str] = field(default_factory=Counter)  # by cause (other_model, corrupt), and by "model NAME"
+    skipped: Counter[str] = field(default_factory=Counter)  # by cause: other_model, corrupt, older, "model NAME"
     current: Pass = NO_PASS  # the pass that continues or begins
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
     overridden: int = 0  # entries of this model whose pass no longer counts
@@ -332,11 +332,10 @@ class Restored:
 class _Live:
     """A live record with an entry's key."""
 
-    __slots__ = ("entry", "key", "position")
+    __slots__ = ("entry", "key")
 
-    def __init__(self, key: bytes, position: int, entry: Entry | None) -> None:
+    def __init__(self, key: bytes, entry: Entry | None) -> None:
         self.key = key
-        self.position = position  # its offset on the changelog
         self.entry = entry  # None: unreadable
 
 
@@ -396,7 +395,8 @@ class Log:
         greatest = max((it.entry.pass_number or 0 for it in live if it.entry is not None), default=0)
         resolved = resolve(found, marker, greatest, self.end)
         result.current, result.chain, result.begins = resolved.current, resolved.chain, resolved.begins
-        sorting = _Sorted(dead=[key for key, _ in self.live() if key.startswith(OBSOLETE_PREFIX)])
+        sorting = _Sorted(dead=[key for key, _ in self.live() if OBSOLETE.fullmatch(key)])
+        result.skipped.update("older" for _ in sorting.dead)
         _sort(result, sorting, live, resolved, found.offset, model, dimensions)
         slots = capacity + SLACK
         own = b"%d:%d:" % (resolved.current.number or 0, slots)
@@ -455,12 +455,14 @@ class Log:
                     _corrupt(result, position, problem)
                     entry = None
                 if key is not None and _KEY.fullmatch(key):  # keep other records: a later release may have written them
-                    live.append(_Live(key, position, entry))
+                    live.append(_Live(key, entry))
         return live
 
 
 def _may_be_entry(key: bytes | None) -> bool:
-    return key is None or (key != MARKER_KEY and not key.startswith((OBSOLETE_PREFIX, PROBE_PREFIX, RECORD_PREFIX)))
+    if key is None:
+        return True
+    return key != MARKER_KEY and not key.startswith((PROBE_PREFIX, RECORD_PREFIX)) and not OBSOLETE.fullmatch(key)
 
 
 def _is_entry(row: Row) -> bool:
@@ -500,11 +502,10 @@ def _sort(
         if not ours:
             result.skipped["other_model"] += 1
             result.skipped[f"model {entry.model}"] += 1
-        number = written_at(resolved.chain, record.position) if entry.pass_number is None else entry.pass_number
         segment = at_offset(resolved.chain, entry.source_offset)
-        if ours and entry.source_offset >= committed and entry.text_hash:
+        if ours and entry.source_offset >= committed:
             result.replay[entry.source_offset] = entry
-        if segment is None or number != segment.number:
+        if segment is None or entry.pass_number != segment.number:
             found.dead.append(record.key)
             result.overridden += ours
         elif not ours:
@@ -539,10 +540,9 @@ def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[l
 def one_pass(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries of the latest pass over the source, rising in sequence and offset.
 
-    `entries`: those of committed traces in the passes that count, in the order of the log. Two things can disturb that
-    order: with at-least-once delivery, a worker that was frozen writes older entries after newer ones; and 0.1.0 did
-    not distinguish passes, so a reset left entries with greater sequences. Within a pass, sequence and offset rise
-    together, so a comparison with the entry of the greatest source offset, which was committed last, reveals both.
+    `entries`: those of committed traces in the passes that count, in the order of the log. With at-least-once delivery,
+    a worker that was frozen writes older entries after newer ones. Within a pass, sequence and offset rise together, so
+    a comparison with the entry of the greatest source offset, which was committed last, reveals them.
     """
     if not entries:
         return []

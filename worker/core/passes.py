@@ -34,8 +34,7 @@ StreamTime = Annotated[int, Meta(ge=EARLIEST_MS, le=LATEST_MS)]
 """Ranges of numbers in changelog records: offsets and anything bounded by one, pass numbers, stream times (ms since
 1970). A record with a number out of range is damaged or foreign, and is skipped."""
 
-_KP1: Final = re.compile(r"kp1:(-?[0-9]{1,18})")
-_KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18})?:([0-9]{1,18})")
+_METADATA: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18})?:([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +63,18 @@ class Committed:
     stream_time_ms: int | None
     topic_id: str | None = None
     number: int | None = None
-    start: int | None = None  # None if 0.1.0 wrote it, which had no passes
+    start: int = 0
 
 
 def committed_from(metadata: str) -> Committed | None:
     """Read committed metadata; return None if it is not ours. Kafka's tools leave it empty when they move an offset."""
-    if found := _KP1.fullmatch(metadata):
-        committed = Committed(int(found[1]))
-    elif found := _KP2.fullmatch(metadata):
-        time, topic_id, number, start = found.groups()
-        committed = Committed(
-            None if time is None else int(time), topic_id, None if number is None else int(number), int(start)
-        )
-    else:
+    found = _METADATA.fullmatch(metadata)
+    if found is None:
         return None
+    time, topic_id, number, start = found.groups()
+    committed = Committed(
+        None if time is None else int(time), topic_id, None if number is None else int(number), int(start)
+    )
     known = committed.stream_time_ms is None or EARLIEST_MS <= committed.stream_time_ms <= LATEST_MS
     return committed if known else None
 
@@ -87,13 +84,10 @@ class Segment(NamedTuple):
 
     number: PassNumber
     start: Offset  # the source offset where it began
-    since: Offset  # the changelog's end when it began: assigns entries of 0.1.0, which have no number, to a pass
+    since: Offset  # the changelog's end when it began
 
 
 Chain = tuple[Segment, ...]  # passes with rising starts: each counts from its start to the next one's
-
-BEFORE_PASSES: Final[Chain] = (Segment(0, 0, 0),)
-"""The chain of a changelog without a marker: everything that 0.1.0 wrote counts as one pass."""
 
 
 class Marker(msgspec.Struct, frozen=True, array_like=True):
@@ -143,14 +137,6 @@ def at_offset(chain: Chain, offset: int) -> Segment | None:
     return None
 
 
-def written_at(chain: Chain, position: int) -> int | None:
-    """Return the number of the pass during which the record at a changelog offset was written."""
-    for segment in reversed(chain):
-        if segment.since <= position:
-            return segment.number
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """The committed position of a partition."""
@@ -183,20 +169,18 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
     A new pass begins if the committed metadata is missing or not ours (somebody moved the offset), if no offset is
     committed, if an embedder is configured again, or if the source topic was recreated. It gets the next number (the
     least free one if `MAX_PASS` is taken) and inherits the entries below its start if they are of the same topic.
-    Otherwise the committed pass continues, even if an earlier worker (kp1) has committed in the meantime.
+    Otherwise the committed pass continues.
     """
     committed = None if found.recreated else found.committed
     base, foreign = _inherited(found, marker)
-    if committed is not None and committed.start is not None and committed.start <= found.offset:
+    if committed is not None and committed.start <= found.offset:
         if committed.number is not None:
             chain = cut(base, committed.start)
             same = [it for it in base if (it.number, it.start) == (committed.number, committed.start)]
-            last = Segment(committed.number, committed.start, 0 if marker is None else end)
+            last = Segment(committed.number, committed.start, end)
             chain = _bounded((*chain, *(same or [last])))
             return Resolved(Pass(found.topic_id, committed.number, committed.start), chain)
         start, why = committed.start, "an embedder is configured again"
-    elif committed is not None and committed.start is None and base and base[-1].start <= found.offset:
-        return Resolved(Pass(found.topic_id, base[-1].number, base[-1].start), base)  # 0.1.0 continued it
     else:
         start, why = found.offset, "the committed offset was moved" if found.has_offset else "no offset is committed"
     if foreign:
@@ -218,9 +202,7 @@ def _inherited(found: Found, marker: Marker | None) -> tuple[Chain, bool]:
         return (), True
     if not found.has_offset and not (known and known == now):
         return (), False  # Kafka deletes a deleted topic's offsets, so only equal ids prove that the topic is the same
-    if marker is not None:
-        return marker.chain, False
-    return BEFORE_PASSES, False
+    return () if marker is None else marker.chain, False
 
 
 def _bounded(chain: Chain) -> Chain:
@@ -231,6 +213,6 @@ def without_embedder(found: Found) -> Pass:
     """Return the pass of a worker without an embedder. Configuring one again begins a new pass."""
     committed = None if found.recreated else found.committed
     start = found.offset
-    if committed is not None and committed.number is None and committed.start is not None:
+    if committed is not None and committed.number is None:
         start = min(committed.start, start)
     return Pass(found.topic_id, None, start)

@@ -18,6 +18,7 @@ from tests.runs.benchmarks.watch import BenchmarkError, wait_until
 from tests.runs.benchmarks.workload import Topics, fill, fresh_topics
 from tests.support.kafka_fixtures import WorkerProcess
 from worker.core.changelog import encode, slot_key
+from worker.core.passes import Committed, Pass
 from worker.kafka.state.restore import Position, restore
 
 ENTRIES: Final = 1000
@@ -61,18 +62,20 @@ async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int)
                     trace_id=f"kp:trace:{partition}-{sequence}",
                     model=TABLE.key(),
                     vector=table_vector(f"{partition} {sequence}"),
+                    pass_number=1,
                 )
-                await producer.send(topics.changelog, value, slot_key(sequence, ENTRIES), partition)
+                await producer.send(topics.changelog, value, slot_key(sequence, ENTRIES, 1), partition)
     async with AIOKafkaConsumer(
         bootstrap_servers=bootstrap, group_id=topics.group, enable_auto_commit=False
     ) as consumer:
         tps = [TopicPartition(source, partition) for partition in range(partitions)]
         consumer.assign(tps)
-        await consumer.commit({tp: OffsetAndMetadata(ENTRIES, f"kp1:{now}") for tp in tps})
+        await consumer.commit({tp: OffsetAndMetadata(ENTRIES, Pass(number=1).metadata(now)) for tp in tps})
 
 
 async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
-    positions = {partition: Position(ENTRIES, None, committed_offset=ENTRIES) for partition in range(partitions)}
+    committed = Committed(None, None, 1)
+    positions = {number: Position(ENTRIES, None, 0, ENTRIES, committed) for number in range(partitions)}
     began = time.perf_counter()
     found = await restore(
         {"bootstrap_servers": bootstrap}, topics.changelog, positions, TABLE.key(), DIMENSIONS, ENTRIES, 60.0

@@ -25,13 +25,6 @@ def test_entries_of_another_embedder_are_named_with_what_follows() -> None:
         finding
     )
     assert "starts there with an empty cache, once" in str(finding)
-    assert "0.2.0" not in str(finding)
-
-
-def test_entries_of_0_2_0_with_a_truncated_objective_are_explained() -> None:
-    (finding,) = other_entries(NOW, {msgspec.structs.replace(NOW, objective_tokens=0).key(): 2})
-    assert "of 2 partitions were made" in str(finding)
-    assert "workers of 0.2.0 truncated the objective at KP_MAX_TOKENS, this one reads it whole" in str(finding)
 
 
 async def test_an_embedding_service_is_asked_and_timed() -> None:

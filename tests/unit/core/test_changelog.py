@@ -40,6 +40,8 @@ def entry_bytes(**changes: object) -> bytes:
         "trace_id": "kp:trace:ü",
         "model": "m:1",
         "vector": VECTOR.tobytes(),
+        "pass_number": 3,
+        "text_hash": b"0123456789abcdef",
     }
     return msgspec.msgpack.encode(list((fields | changes).values()))
 
@@ -70,39 +72,21 @@ def test_an_entry_comes_back_as_it_went(seed: int) -> None:
 
 
 def test_the_bytes_of_version_1() -> None:
-    """A change here is a change of the format: raise VERSION. 0.1.0 wrote, and reads, the first seven fields."""
+    """A change here is a change of the format: raise VERSION. 0.2.0 wrote, and reads, all fields but the last."""
     fields = (
         bytes.fromhex("01 05 07 fd ab")
         + "kp:trace:ü".encode()
-        + bytes.fromhex("a3 6d3a31 c410 9a99193f cdcc4cbf 01000000 00000000")
+        + bytes.fromhex("a3 6d3a31 c410 9a99193f cdcc4cbf 01000000 00000000 03 c410")
+        + b"0123456789abcdef"
     )
-    assert entry_bytes() == b"\x97" + fields
+    assert entry_bytes() == b"\x99" + fields
     old = decode(entry_bytes())
-    assert (old.pass_number, old.text_hash, old.agent_id) == (None, b"", "")
+    assert (old.pass_number, old.text_hash, old.agent_id) == (3, b"0123456789abcdef", "")
     raw = encoded(pass_number=3, text_hash=b"0123456789abcdef", agent_id="a")
-    assert raw == b"\x9a" + fields + bytes.fromhex("03 c410") + b"0123456789abcdef" + bytes.fromhex("a1 61")
+    assert raw == b"\x9a" + fields + bytes.fromhex("a1 61")
     new = decode(raw)
     assert (new.pass_number, new.text_hash, new.agent_id) == (3, b"0123456789abcdef", "a")
     assert changelog.VERSION == 1
-
-
-class EntryOf010(msgspec.Struct, frozen=True, array_like=True):
-    """What 0.1.0 decodes into."""
-
-    version: int
-    sequence: int
-    source_offset: int
-    stream_time_ms: int
-    trace_id: str
-    model: str
-    vector: bytes
-
-
-def test_0_1_0_reads_what_is_written_now() -> None:
-    raw = encoded(pass_number=3, text_hash=text_hash("text"), agent_id="agent")
-    assert msgspec.msgpack.decode(raw, type=EntryOf010) == EntryOf010(
-        1, 5, 7, -3, "kp:trace:ü", "m:1", VECTOR.tobytes()
-    )
 
 
 def test_the_hash_of_a_text() -> None:
@@ -141,6 +125,7 @@ CORRUPT: dict[str, tuple[object, ...]] = {
     "raw",
     [
         None, b"", b"\xc1", b"{}", b"\x90", entry_bytes() + b"\0", entry_bytes()[:-1],
+        b"\x97" + entry_bytes()[1:-19],  # of 0.1.0
         b"\x97" * 2000,  # nested deeper than any stack
         *(entry_bytes(**{name: value}) for name, values in CORRUPT.items() for value in values),
         entry_bytes(pass_number=1, text_hash=b"short"),
@@ -205,7 +190,7 @@ def test_a_slot_is_free_again_after_capacity_and_slack() -> None:
 
 
 def entry(sequence: int, offset: int) -> Entry:
-    return Entry(1, sequence, offset, 0, "", "m", b"\0\0\0\0")
+    return Entry(1, sequence, offset, 0, "", "m", b"\0\0\0\0", 1, b"")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +227,7 @@ def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -
     assert latest.model == "b"
 
 
-@pytest.mark.parametrize("committed", [Committed(7), Committed(7, None, 3, 0)])
+@pytest.mark.parametrize("committed", [Committed(7, None, 1, 0), Committed(7, None, 3, 0)])
 def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(committed: Committed) -> None:
     """No entry overwrites it if its key is of another capacity or pass."""
     number, slots, log = committed.number or 0, 5 + SLACK, Log()
@@ -258,14 +243,16 @@ def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(co
     assert sorted(restored.housekeeping.rows([(b"x", b"x")], slots, 61)[:-1]) == sorted(due)
 
 
-def test_a_request_to_forget_of_an_earlier_build_is_skipped_and_deleted_by_the_first_commit() -> None:
+def test_records_of_earlier_versions_are_skipped_and_deleted_by_the_first_commit() -> None:
+    """Entries of 0.1.0, under bare slots and without a pass, and requests to forget."""
     log = Log()
     log.apply(b"forgotten:0:5", b"any value", 0)
-    log.apply(slot_key(0, 5), encoded(sequence=0, source_offset=1), 1)
-    restored = log.restore(Found(6, True, Committed(7)), "m:1", 4, 5)
+    log.apply(b"7", msgspec.msgpack.encode([1, 7, 0, 0, "kp:trace:1", "m:1", VECTOR.tobytes()]), 1)
+    log.apply(slot_key(0, 5, 1), encoded(sequence=0, source_offset=1, pass_number=1), 2)
+    restored = log.restore(Found(6, True, Committed(7, None, 1, 0)), "m:1", 4, 5)
     assert [it.sequence for it in restored.entries] == [0]
-    assert restored.skipped["corrupt"] == 0
-    assert (b"forgotten:0:5", None) in restored.housekeeping.rows([], None, 6)
+    assert (restored.skipped["corrupt"], restored.skipped["older"]) == (0, 2)
+    assert restored.housekeeping.rows([], None, 6)[:2] == [(b"forgotten:0:5", None), (b"7", None)]
 
 
 # --- the probes of a service's model

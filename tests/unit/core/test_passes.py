@@ -6,7 +6,6 @@ import pytest
 
 from worker.core.changelog import Housekeeping, Row
 from worker.core.passes import (
-    BEFORE_PASSES,
     MARKER_VERSION,
     MAX_SEGMENTS,
     UNREADABLE,
@@ -23,7 +22,6 @@ from worker.core.passes import (
     encode_marker,
     resolve,
     without_embedder,
-    written_at,
 )
 
 OURS = "topic-id-of-22-letters"
@@ -50,13 +48,9 @@ def test_metadata_comes_back_as_it_went(time: int | None, topic_id: str | None, 
     assert len(metadata) < 100
 
 
-def test_metadata_of_0_1_0_names_no_pass() -> None:
-    assert committed_from("kp1:-5") == Committed(-5, None, None, None)
-
-
 @pytest.mark.parametrize(
     "metadata",
-    ["", "kp1", "kp2:5", "kp2:::", "kp2::::", "kp2::::-1", "kp2:::x:1", "kp2::short:1:1", "kp3:5::1:0", " kp2::::0",
+    ["", "kp1:5", "kp2:5", "kp2:::", "kp2::::", "kp2::::-1", "kp2:::x:1", "kp2::short:1:1", "kp3:5::1:0", " kp2::::0",
      "kp2::::0\n", "kp2::::²", "kp2:::1:" + "9" * 30],
 )  # fmt: skip
 def test_metadata_that_is_not_ours(metadata: str) -> None:
@@ -101,8 +95,6 @@ def test_damaged_markers_raise_value_error_and_nothing_else(seed: int) -> None:
 def test_which_pass_counts_for_an_offset() -> None:
     assert [getattr(at_offset(TWO, offset), "number", None) for offset in (0, 49, 50, 1000)] == [1, 1, 4, 4]
     assert at_offset(TWO[1:], 49) is None
-    assert [written_at(TWO, position) for position in (0, 699, 700)] == [1, 1, 4]
-    assert written_at(TWO[1:], 699) is None
     assert cut(TWO, 50) == FIRST
     assert cut(TWO, 51) == TWO
 
@@ -117,19 +109,14 @@ def test_which_pass_counts_for_an_offset() -> None:
         (Found(60, True, kp2(4, 50), None), marker(TWO), TWO, False),
         # ... where a frozen worker wrote its marker late, or the changelog was deleted: the metadata tells
         (Found(60, True, kp2(4, 50), OURS), marker(FIRST), (*FIRST, Segment(4, 50, END)), False),
-        (Found(60, True, kp2(4, 50), OURS), None, (*BEFORE_PASSES, Segment(4, 50, 0)), False),
+        (Found(60, True, kp2(4, 50), OURS), None, (Segment(4, 50, END),), False),
         (Found(60, True, kp2(4, 50), OURS), marker(TWO, OTHER), (Segment(4, 50, END),), False),
-        # ... and where 0.1.0 committed since
-        (Found(60, True, Committed(7), OURS), marker(TWO), TWO, False),
-        (Found(60, True, Committed(7), OURS), None, BEFORE_PASSES, False),
-        (Found(40, True, Committed(7), OURS), marker(TWO), (*FIRST, Segment(6, 40, END)), True),
-        (Found(60, True, Committed(7), OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
         # the offset was moved: below it everything counts as before
         (Found(60, True, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
         (Found(50, True, None, OURS), marker(TWO), (*FIRST, Segment(6, 50, END)), True),
         (Found(0, True, None, OURS), marker(TWO), (Segment(6, 0, END),), True),
         (Found(60, True, None, None), marker(TWO, ""), (*TWO, Segment(6, 60, END)), True),
-        (Found(60, True, None, OURS), None, (*BEFORE_PASSES, Segment(6, 60, END)), True),
+        (Found(60, True, None, OURS), None, (Segment(6, 60, END),), True),
         (Found(60, True, None, OURS), UNREADABLE, (Segment(6, 60, END),), True),
         (Found(60, True, kp2(4, 61), OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
         # no offset is committed: the same topic can be told by its id alone
@@ -144,7 +131,7 @@ def test_which_pass_counts_for_an_offset() -> None:
         # the embedder was away since offset 55
         (Found(60, True, kp2(None, 55), OURS), marker(TWO), (*TWO, Segment(6, 55, END)), True),
         (Found(60, True, kp2(None, 20), OURS), marker(TWO), (*FIRST, Segment(6, 20, END)), True),
-        (Found(60, True, kp2(None, 55), OURS), None, (*BEFORE_PASSES, Segment(6, 55, END)), True),
+        (Found(60, True, kp2(None, 55), OURS), None, (Segment(6, 55, END),), True),
     ],
 )  # fmt: skip
 def test_which_pass_goes_on_or_begins(found: Found, before: Marker | None, chain: Chain, begins: bool) -> None:
@@ -190,7 +177,6 @@ def test_a_chain_does_not_grow_without_end() -> None:
     ("found", "start"),
     [
         (Found(60, True, kp2(4, 50), OURS), 60),
-        (Found(60, True, Committed(7), OURS), 60),
         (Found(60, True, None, OURS), 60),
         (Found(60, False, None, OURS), 60),
         (Found(60, True, kp2(None, 20), OURS), 20),

@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 
 from tests.support.builders import T0, TextEmbedder, make_record, random_trace_bytes, text_vector
@@ -28,7 +27,7 @@ from worker import InvalidTrace, embedding_text, parse_trace
 from worker.core import changelog
 from worker.core.changelog import Log, Restored
 from worker.core.documents import dead_letter, embedding_failed, scored_record
-from worker.core.passes import MARKER_KEY, Found
+from worker.core.passes import MARKER_KEY, Committed, Found
 from worker.core.records import SourceRecord
 from worker.core.scorer import cached_id, event_time_ms
 from worker.core.trace import DEFAULT_LIMITS, Limits
@@ -180,7 +179,7 @@ def test_after_a_reset_to_an_older_offset_crashes_change_no_byte_either(
         assert topics.outputs == [as_bytes(output) for batch, _ in calm.waiting for output in batch.outputs]
 
 
-# -- passes, topics, capacities, releases
+# -- passes, topics, capacities
 
 
 @dataclass
@@ -195,14 +194,10 @@ class Past:
     def below(self, offset: int) -> "Past":
         return Past([entry for entry in self.entries if entry[0] < offset], self.may_be_gone)
 
-    def check(self, found: Restored, capacity: int, gaps: bool) -> None:
-        """Nothing foreign, no gap, nothing missing that a changelog of `capacity + slack` entries can hold.
-
-        `gaps`: beyond what must be there, 0.1.0 leaves some, because it takes away no entry but by another.
-        """
+    def check(self, found: Restored, capacity: int) -> None:
+        """Nothing foreign, no gap, nothing missing that a changelog of `capacity + slack` entries can hold."""
         restored = [(it.source_offset, it.sequence, it.trace_id, it.vector) for it in found.entries]
-        behind = self.entries[len(self.entries) - len(restored) :]
-        assert restored == behind or (gaps and restored == [entry for entry in self.entries if entry in restored])
+        assert restored == self.entries[len(self.entries) - len(restored) :]
         must = [entry for entry in self.entries[-capacity:] if entry not in self.may_be_gone]
         assert must == restored[len(restored) - len(must) :]
 
@@ -227,33 +222,15 @@ def _sequence(value: bytes | None) -> int | None:
         return None
 
 
-class OldWorker(CoreWorker):
-    """As 0.1.0: its entries know no pass, its keys are bare slots, its metadata is kp1; it takes nothing away."""
-
-    def next_batch(self, size: int) -> Commit:
-        batch = super().next_batch(size)
-        slots = self.capacity + changelog.SLACK
-        rows: list[tuple[bytes, bytes | None]] = []
-        for key, value in batch.entries:
-            if value is not None and key != MARKER_KEY:
-                row = msgspec.msgpack.decode(value)[:7]
-                rows.append((b"%d" % (row[1] % slots), msgspec.msgpack.encode(row)))
-        return Commit(batch.outputs, rows, batch.next_offset, batch.stream_time_ms, source_pass=batch.source_pass)
-
-
 class World:
-    """One group over a source topic that is reset, recreated, and read by workers of all kinds."""
+    """One group over a source topic that is reset and recreated, and read by workers of all capacities."""
 
-    def __init__(self, rng: random.Random, exactly_once: bool, old_workers: bool) -> None:
+    def __init__(self, rng: random.Random, exactly_once: bool) -> None:
         self.rng = rng
         self.exactly_once = exactly_once
-        self.old_workers = old_workers
-        self.capacities = [rng.choice([2, 5, 9])] if old_workers else [1, 2, 5, 9]
-        self.limits = DEFAULT_LIMITS if old_workers else Limits(max_steps=3)
         self.topics = Topics()
         self.records = random_records(rng, 80)
         self.past = Past()  # as of the last commit
-        self.touched = True  # from outside, since the last commit
         self.lives = self.inherited = self.carried = 0
 
     def disturb(self) -> None:
@@ -267,7 +244,6 @@ class World:
             lowest = max(0, topics.offset - rng.choice([2, 5, 100]))
             topics.offset = rng.randint(lowest, max(lowest, highest))
             topics.metadata = ""
-            self.touched = True
         elif event < 0.45:  # deleted and recreated; the offsets go with it, or stay behind
             topics.topic_id = f"topic-{rng.randrange(10**16):016}"
             self.records = random_records(rng, 80)
@@ -276,23 +252,19 @@ class World:
             elif not topics.metadata.startswith("kp2"):
                 topics.offset, topics.metadata = 0, ""
             self.past = Past()
-            self.touched = True
         elif event < 0.5 and topics.metadata is not None:  # the offsets expired
             topics.offset, topics.metadata = 0, None
-            self.touched = True
 
     def live(self) -> None:
         """Live one life of a worker, from a restore that is right until it stops or crashes."""
         rng, topics = self.rng, self.topics
         self.lives += 1
-        capacity = rng.choice(self.capacities)
+        capacity = rng.choice([1, 2, 5, 9])
         plan = Plan(capacity, None, changelog.SLACK, self.exactly_once)
-        limits = rng.choice([DEFAULT_LIMITS, self.limits])
-        # 0.1.0 believes what it finds, so it only follows where nothing was moved, and with the same limits.
-        kind = OldWorker if self.old_workers and not self.touched and rng.random() < 0.5 else CoreWorker
-        worker = kind(plan, topics, TextEmbedder(DIMENSIONS), limits)
+        limits = rng.choice([DEFAULT_LIMITS, Limits(max_steps=3)])
+        worker = CoreWorker(plan, topics, TextEmbedder(DIMENSIONS), limits)
         past = self.past.below(topics.offset)
-        past.check(worker.restored, capacity, self.old_workers)
+        past.check(worker.restored, capacity)
         self.carried += len(worker.restored.entries)
         slots = capacity + changelog.SLACK
         todo = [record for record in self.records if record.offset >= topics.offset]
@@ -306,28 +278,21 @@ class World:
                     topics.write(batch, rng.randint(0, len(batch.entries) + len(batch.outputs)))
                     return
                 topics.commit(batch)
-                if kind is OldWorker:
-                    topics.metadata = "" if batch.stream_time_ms is None else f"kp1:{batch.stream_time_ms}"
-                    self.touched = batch.stream_time_ms is None
-                else:
-                    self.touched = False
-                    most = slots if self.exactly_once else 2 * slots
-                    assert len(topics.entries()) <= most
+                assert len(topics.entries()) <= (slots if self.exactly_once else 2 * slots)
                 past.committed(batch)
                 self.past = past
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("old_workers", [False, True], ids=["new", "old_and_new"])
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly_once", "at_least_once"])
 def test_a_restored_cache_is_the_undisturbed_one_whatever_was_done_to_the_offsets(
-    exactly_once: bool, old_workers: bool, seed: int, long: bool, monkeypatch: pytest.MonkeyPatch
+    exactly_once: bool, seed: int, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
     lives = carried = 0
     for _ in range(40 if long else 12):
         monkeypatch.setattr(changelog, "SLACK", rng.choice([1, 2, 5]))
-        world = World(rng, exactly_once, old_workers)
+        world = World(rng, exactly_once)
         for _ in range(25):
             world.live()
             world.disturb()
@@ -345,14 +310,15 @@ def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> Non
             trace_id="kp:trace:x",
             model=model,
             vector=text_vector("x", dimensions),
+            pass_number=1,
             text_hash=changelog.text_hash("x"),
         )
 
     log = Log()
     values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", b"", value(5), value(7, "other")]
     for number, raw in enumerate(values):
-        log.apply(b"%d" % number, raw, number)
-    found = log.restore(Found(5), IDENTITY.key(), 6, 1000)
+        log.apply(changelog.slot_key(number, 1000, 1), raw, number)
+    found = log.restore(Found(5, committed=Committed(T0, None, 1)), IDENTITY.key(), 6, 1000)
     assert [entry.sequence for entry in found.entries] == [0]
     assert list(found.replay) == [5]
     assert (found.skipped["other_model"], found.skipped["corrupt"]) == (3, 2)

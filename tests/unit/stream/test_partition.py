@@ -422,7 +422,7 @@ async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
     assert stage.publisher.sizes() == [1]
 
 
-@pytest.mark.parametrize("hashed", [text_hash("another text"), b""], ids=["another text", "of 0.1.0"])
+@pytest.mark.parametrize("hashed", [text_hash("another text"), b""], ids=["another text", "none"])
 async def test_an_entry_of_another_text_is_no_ready_embedding(hashed: bytes) -> None:
     """The source topic was deleted and recreated: the same ids stand at the same offsets, with other texts."""
     stage = TaskHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS), hashed)})

@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.config import Settings
 from worker.core.records import EmbedderIdentity
@@ -143,8 +141,6 @@ def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iter
             f"the last cache entries of {number_of(partitions, 'partition')} were made by another embedder ({model}); "
             f"with these settings ({own}) the worker starts there with an empty cache, once"
         )
-        if model == msgspec.structs.replace(identity, objective_tokens=0).key():
-            told += "; workers of 0.2.0 truncated the objective at KP_MAX_TOKENS, this one reads it whole"
         yield warn("cache entries", told, "repeats count as new until the cache has filled; if you do not want that, "
                    "set KP_MODEL and the other settings of the embedder as before")  # fmt: skip
 

@@ -246,6 +246,13 @@ def report_skipped(changelog: str, restored: Mapping[int, Restored], model: str)
                 "changelog %s/%d %s; the entry is skipped (%d damaged in all)",
                 changelog, partition, each.problem, each.skipped["corrupt"],
             )  # fmt: skip
+    older = {partition: each for partition, each in restored.items() if each.skipped["older"]}
+    if older:
+        skipped_records = sum(each.skipped["older"] for each in older.values())
+        log.warning(
+            "%s: skipped %s of an earlier version, which the next commit deletes",
+            _named(sorted(older)), number_of(skipped_records, "changelog record"),
+        )  # fmt: skip
     foreign = {partition: each for partition, each in restored.items() if each.skipped["other_model"]}
     if foreign:
         skipped = sum((each.skipped for each in foreign.values()), Counter())
