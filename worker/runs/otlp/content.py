@@ -82,7 +82,7 @@ def content_of(span: Span, logs: Sequence[LogEvent], known: Known | None = None)
                 inputs, outputs = without_fields(inputs, outputs)
             elif form == "short":
                 inputs = without_short(inputs)
-            elif _is_smolagents(inputs):
+            elif next((each.texts() for each in inputs if each.role == "user"), "").startswith(_TASK):
                 inputs = [each for message in inputs for each in _without_prompts(message)]
             return Content(row.name, tuple(inputs), tuple(outputs))
     return None
@@ -97,19 +97,16 @@ def missed(span: Span, logs: Sequence[LogEvent]) -> set[str]:
     Numbers in names become N.
     """
     found = {key for key, value in span.attributes.items() if is_missed(span.scope, key) and _says(value)}
-    for what, events in (("event ", span.events), ("log record ", logs)):
-        for event in events:
-            if 0 < len(event.name) <= MAX_NAME and event.name not in _READ_EVENTS and _event_says(span.scope, event):
-                found.add(what + event.name)
+    events: tuple[SpanEvent | LogEvent, ...] = (*span.events, *logs)
+    for event in events:
+        if not event.name or len(event.name) > MAX_NAME or event.name in _READ_EVENTS:
+            continue
+        body = event.body if isinstance(event, LogEvent) else None
+        within = {**event.attributes, **(body if isinstance(body, dict) else {})}
+        named = is_missed(span.scope, event.name) and (_says(body) or any(map(_says, event.attributes.values())))
+        if named or any(is_missed(span.scope, key) and _says(value) for key, value in within.items()):
+            found.add(("log record " if isinstance(event, LogEvent) else "event ") + event.name)
     return {_NUMBER.sub("N", name) for name in found}
-
-
-def _event_says(scope: str, event: SpanEvent | LogEvent) -> bool:
-    body = event.body if isinstance(event, LogEvent) else None
-    if is_missed(scope, event.name) and (_says(body) or any(map(_says, event.attributes.values()))):
-        return True
-    within = {**event.attributes, **(body if isinstance(body, dict) else {})}
-    return any(is_missed(scope, key) and _says(value) for key, value in within.items())
 
 
 def _says(value: Any) -> bool:
@@ -198,22 +195,16 @@ _SHORT: Final = ("[tool: ", "[tool-result: ")
 
 def without_short(inputs: list[Message]) -> list[Message]:
     """Return messages without those in which Mastra abbreviates a call or a result to a name in brackets."""
-    return [each for each in inputs if each.role == "user" or not _is_short(each)]
-
-
-def _is_short(message: Message) -> bool:
-    texts = (part.text for part in message.parts if isinstance(part, Text | ToolResult))
-    return any(sign in text for text in texts for sign in _SHORT)
+    return [
+        each for each in inputs if each.role == "user" or not any(
+            sign in part.text for part in each.parts if isinstance(part, Text | ToolResult) for sign in _SHORT
+        )
+    ]  # fmt: skip
 
 
 _TASK: Final = "New task:\n"
 _CALLS: Final = "Calling tools:\n"
 _RETRY: Final = "\nNow let's retry: take care not to repeat previous errors!"
-
-
-def _is_smolagents(inputs: list[Message]) -> bool:
-    asked = next((each for each in inputs if each.role == "user"), None)
-    return asked is not None and asked.texts().startswith(_TASK)
 
 
 def _without_prompts(message: Message) -> Sequence[Message]:
@@ -246,13 +237,11 @@ def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
 
     A step of its agent has a thought, a tool and arguments. The last answer is not a step.
     """
-    return [_asked_field(each) for each in inputs], [_answer_fields(each) for each in outputs]
-
-
-def _asked_field(message: Message) -> Message:
-    text = message.texts().partition(_ASKED)[0]
-    found = _FIELD.search(text) if message.role == "user" else None
-    return message if found is None else Message("user", (Text(found[2]),))
+    asked = []
+    for each in inputs:
+        found = _FIELD.search(each.texts().partition(_ASKED)[0]) if each.role == "user" else None
+        asked.append(each if found is None else Message("user", (Text(found[2]),)))
+    return asked, [_answer_fields(each) for each in outputs]
 
 
 def _answer_fields(message: Message) -> Message:
@@ -439,8 +428,13 @@ def _message(value: dict[str, Any], role: Role) -> Message:
         if value.get(name) is not None and not any(isinstance(part, Text | ToolResult) for part in parts):
             found = _parts_in(value[name])
             parts += found if not parts else [part for part in found if isinstance(part, Text)]
-    if named in ("tool-call", "tool-response"):
-        return _smolagents_message(role, "\n".join(part.text for part in parts if isinstance(part, Text)))
+    if named in ("tool-call", "tool-response"):  # smolagents: Python literals of calls, or a text of a result
+        written = "\n".join(part.text for part in parts if isinstance(part, Text))
+        if role != "tool":
+            return Message(role, _written_calls(written.partition("\n")[2]))
+        body = _CALL_ID.sub("", written)
+        result = ToolResult(body.removeprefix("Observation:\n"), is_error=body.startswith("Error:\n"))
+        return Message(role, (result,))
     names = () if is_plain else _REASONS
     reasons = [Reasoning(said) for name in names if isinstance(said := value.get(name), str) and said]
     if named == "thinking":
@@ -492,14 +486,6 @@ def _tool_message(parts: list[Part], value: dict[str, Any]) -> Message:
     elif len(results) == 1 and not results[0].call_id:
         results = [replace(results[0], call_id=_text(value, ("tool_call_id",)))]
     return Message("tool", tuple(results))
-
-
-def _smolagents_message(role: Role, text: str) -> Message:
-    """Return a message in which smolagents writes calls as Python literals, or results as texts."""
-    if role == "tool":
-        body = _CALL_ID.sub("", text)
-        return Message(role, (ToolResult(body.removeprefix("Observation:\n"), is_error=body.startswith("Error:\n")),))
-    return Message(role, _written_calls(text.partition("\n")[2]))
 
 
 # Parts
