@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check docs deploy-check collector-check snippet-check dist image image-test fuzz fuzz-redaction soak disasters upgrade-test bench lock clean
+.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check docs deploy-check collector-check snippet-check dist image image-test fuzz fuzz-redaction soak disasters bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -110,9 +110,6 @@ assemble-crash: $(READY) ## Kill assemble, let processes join and leave, restart
 
 assemble-figures: $(READY) ## Speed and memory of assemble, and the ratio to parsing alone (ARGS="FILES...")
 	$(BIN)/python -m tests.runs.assemble figures $(ARGS)
-
-upgrade-test: $(READY) ## Rolling upgrade from the first release to this worker under load, and back (ARGS="--seconds 60 --kafka 3.9", ARGS=--verdicts; needs the whole git history)
-	$(BIN)/python -m tests.runs.upgrade $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (less than an hour; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.runs.benchmarks $(ARGS)

@@ -28,7 +28,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from tests.support.builders import ANOTHER_ID
-from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique, wait_until
+from tests.support.kafka_fixtures import Record, WorkerProcess, committed, unique, wait_until
 from tests.support.surroundings import DATA, topic_settings
 from worker import make_verdict, sign_verdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -274,13 +274,11 @@ class Fleet:
         env: Mapping[str, str],
         logs: Path,
         module: str = "tests.support.crash_worker",
-        tree: Tree | None = None,
     ) -> None:
         self.env = dict(env)
         self.exits: list[Exit] = []
         self.logs = logs
         self.module = module
-        self.tree = tree
         self._slots: dict[int, Slot] = {}
         self._count = 0
         self._lock = threading.RLock()
@@ -346,7 +344,7 @@ class Fleet:
 
     def tails(self, lines: int = 15) -> str:
         """Return the ends of all logs, for a failure's message, and what the workers wait for."""
-        running = self.running() if self.module == "tests.support.crash_worker" and self.tree is None else []
+        running = self.running() if self.module == "tests.support.crash_worker" else []
         for slot in running:
             slot.process.process.send_signal(signal.SIGUSR2)
         if running:
@@ -357,7 +355,7 @@ class Fleet:
 
     def _start(self, number: int, extra: Mapping[str, str]) -> WorkerProcess:
         log = self.logs / f"worker-{number}.log"
-        return WorkerProcess({**self.env, **extra}, log_path=log, module=self.module, tree=self.tree)
+        return WorkerProcess({**self.env, **extra}, log_path=log, module=self.module)
 
     def _supervise(self) -> None:
         while not self._closing.wait(0.1):

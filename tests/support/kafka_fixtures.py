@@ -251,13 +251,6 @@ def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     return asyncio.run(committed_async(bootstrap, group, topic))
 
 
-class Tree(NamedTuple):
-    """A checkout with its interpreter; None stands for this one."""
-
-    root: Path
-    python: Path
-
-
 class LoggedProcess:
     """Run `python -m module` with this environment, its output in a file. close() kills it, by its own pid only.
 
@@ -270,7 +263,6 @@ class LoggedProcess:
         args: Sequence[str],
         env: Mapping[str, str],
         log_path: Path | None = None,
-        tree: Tree | None = None,
         *,
         cold: bool = False,
     ) -> None:
@@ -279,20 +271,19 @@ class LoggedProcess:
             os.close(handle)
             log_path = Path(name)
         self.log_path = log_path
-        root, python = tree or (ROOT, sys.executable)
         env = {**env, "PYTHONUNBUFFERED": "1"}
         self.process: subprocess.Popen[bytes] | warm.WarmProcess
         with log_path.open("ab") as output:
-            if warm.enabled and tree is None and not cold:
-                self.process = warm.WarmProcess(module, args, env, root, stdout=output, stderr=output)
+            if warm.enabled and not cold:
+                self.process = warm.WarmProcess(module, args, env, ROOT, stdout=output, stderr=output)
             else:
                 self.process = subprocess.Popen(
-                    [python, "-m", module, *args],
+                    [sys.executable, "-m", module, *args],
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    cwd=root,
+                    cwd=ROOT,
                 )
 
     @property
@@ -340,12 +331,11 @@ class WorkerProcess(LoggedProcess):
         *,
         log_path: Path | None = None,
         module: str = "worker",
-        tree: Tree | None = None,
         cold: bool = False,
     ) -> None:
         self.http_port = int(env.get("KP_HTTP_PORT") or free_ports(1)[0])
         settings = {**env, "KP_HTTP_PORT": str(self.http_port)}
-        super().__init__(module, args, environment(**settings), log_path, tree, cold=cold)
+        super().__init__(module, args, environment(**settings), log_path, cold=cold)
 
     def __enter__(self) -> Self:
         return self
