@@ -32,7 +32,6 @@ from worker.core.passes import (
     Offset,
     Pass,
     PassNumber,
-    Resolved,
     StreamTime,
     at_offset,
     decode_marker,
@@ -57,18 +56,22 @@ MAX_DIMENSIONS: Final = 16_384  # more than any embedder's vector has
 
 PROBE_PREFIX: Final = b"probe:"
 
-OBSOLETE: Final = re.compile(rb"[0-9]+|forgotten:.*", re.DOTALL)
-"""Keys of earlier versions: entries of 0.1.0, and requests to forget. The first commit deletes such records."""
+OBSOLETE_PREFIX: Final = b"forgotten:"  # requests to forget, which earlier builds kept; the first commit deletes them
 
 PROBE_DISTANCE: Final = 0.05
 """Greatest distance between the vector of a fixed text and the kept one, for the same model: bf16 differs from fp32 by
 up to .019, and by .017 from batch to batch; two texts that are nine tenths equal differ by .1."""
 
-_KEY: Final = re.compile(rb"[0-9]+:[0-9]+:[0-9]+")
+_KEY: Final = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")  # 0.1.0: only the slot
+_OF_0_1_0: Final = b"\x97\x01"  # its entries: an array of seven, version 1
 
 
 class CorruptEntry(ValueError):
     """The bytes are not an entry of this version."""
+
+
+class OlderEntry(CorruptEntry):
+    """The bytes are an entry of 0.1.0, which names no pass; the first commit deletes it."""
 
 
 CachedId = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
@@ -177,7 +180,8 @@ def _decode(value: bytes | None) -> Entry:
     try:
         entry = _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptEntry(f"not a changelog entry: {error}") from error
+        kind = OlderEntry if value.startswith(_OF_0_1_0) else CorruptEntry
+        raise kind(f"not a changelog entry: {error}") from error
     if entry.version != VERSION:
         raise CorruptEntry(f"entry version {entry.version}, this worker reads version {VERSION}")
     if len(entry.vector) % 4 or len(entry.text_hash) not in (0, HASH_BYTES):
@@ -185,14 +189,14 @@ def _decode(value: bytes | None) -> Entry:
     return entry
 
 
-def impossible(entry: Entry, where: Found | None = None) -> str | None:
+def impossible(entry: Entry, where: Found) -> str | None:
     """Return why no worker of this model can have written the entry, although each field is valid; None if one can.
 
-    `where`: where its partition continues, if known.
+    `where`: where its partition continues.
     """
     if entry.sequence > entry.source_offset:  # each entry has its own offset
         return f"sequence {entry.sequence} at source offset {entry.source_offset}"
-    if where is not None and where.committed is not None and entry.source_offset < where.offset:
+    if where.committed is not None and entry.source_offset < where.offset:
         latest = where.committed.stream_time_ms
         if latest is not None and entry.stream_time_ms > latest:
             return f"stream time {entry.stream_time_ms}, later than {latest}, which was committed after it"
@@ -312,8 +316,6 @@ class Restored:
 
     entries: list[Entry] = field(default_factory=list)
     """The cache: entries of committed traces in the passes that count, rising in sequence and offset."""
-    keys: dict[int, bytes] = field(default_factory=dict)  # their record keys, by sequence
-    chain: Chain = ()  # the passes that count
     replay: dict[int, Entry] = field(default_factory=dict)
     """Entries at or past the committed offset, by source offset, for traces that are read again with the same text."""
     skipped: Counter[str] = field(default_factory=Counter)  # by cause: other_model, corrupt, older, "model NAME"
@@ -329,14 +331,8 @@ class Restored:
         return [(it.sequence, it.stream_time_ms, it.trace_id, it.array()) for it in self.entries]
 
 
-class _Live:
-    """A live record with an entry's key."""
-
-    __slots__ = ("entry", "key")
-
-    def __init__(self, key: bytes, entry: Entry | None) -> None:
-        self.key = key
-        self.entry = entry  # None: unreadable
+_Live = tuple[bytes, Entry | None]
+"""A live record with an entry's key; None: its value is unreadable."""
 
 
 class Log:
@@ -391,13 +387,13 @@ class Log:
         result = Restored()
         self.restore_records(result)
         marker = self._marker(result)
-        live = self._entries(result, found, model)
-        greatest = max((it.entry.pass_number or 0 for it in live if it.entry is not None), default=0)
-        resolved = resolve(found, marker, greatest, self.end)
-        result.current, result.chain, result.begins = resolved.current, resolved.chain, resolved.begins
-        sorting = _Sorted(dead=[key for key, _ in self.live() if OBSOLETE.fullmatch(key)])
+        sorting = _Sorted(dead=[key for key, _ in self.live() if key.startswith(OBSOLETE_PREFIX)])
+        live = self._entries(result, sorting, found, model)
         result.skipped.update("older" for _ in sorting.dead)
-        _sort(result, sorting, live, resolved, found.offset, model, dimensions)
+        greatest = max((entry.pass_number or 0 for _, entry in live if entry is not None), default=0)
+        resolved = resolve(found, marker, greatest, self.end)
+        result.current, result.begins = resolved.current, resolved.begins
+        _sort(result, sorting, live, resolved.chain, found.offset, model, dimensions)
         slots = capacity + SLACK
         own = b"%d:%d:" % (resolved.current.number or 0, slots)
         first, leaving = _select(result, sorting, own, slots)
@@ -442,12 +438,15 @@ class Log:
                 _corrupt(result, position, str(error))
                 yield probes.row(key, vector)
 
-    def _entries(self, result: Restored, where: Found, model: str) -> list[_Live]:
-        live = []
+    def _entries(self, result: Restored, sorting: _Sorted, where: Found, model: str) -> list[_Live]:
+        live: list[_Live] = []
         records = [(key, position, value) for key, (position, value) in self._values.items() if _may_be_entry(key)]
         for start in range(0, len(records), DECODED):
             part = records[start : start + DECODED]
             for (key, position, _), found in zip(part, decode_all(value for _, _, value in part), strict=True):
+                if isinstance(found, OlderEntry) and key is not None:
+                    sorting.dead.append(key)
+                    continue
                 entry, problem = (None, str(found)) if isinstance(found, CorruptEntry) else (found, None)
                 if entry is not None and entry.model == model:
                     problem = impossible(entry, where)
@@ -455,14 +454,12 @@ class Log:
                     _corrupt(result, position, problem)
                     entry = None
                 if key is not None and _KEY.fullmatch(key):  # keep other records: a later release may have written them
-                    live.append(_Live(key, entry))
+                    live.append((key, entry))
         return live
 
 
 def _may_be_entry(key: bytes | None) -> bool:
-    if key is None:
-        return True
-    return key != MARKER_KEY and not key.startswith((PROBE_PREFIX, RECORD_PREFIX)) and not OBSOLETE.fullmatch(key)
+    return key is None or (key != MARKER_KEY and not key.startswith((OBSOLETE_PREFIX, PROBE_PREFIX, RECORD_PREFIX)))
 
 
 def _is_entry(row: Row) -> bool:
@@ -477,7 +474,7 @@ def _corrupt(result: Restored, position: int, problem: str) -> None:
 
 @dataclass(slots=True)
 class _Sorted:
-    counting: list[tuple[_Live, Entry]] = field(default_factory=list)
+    counting: list[tuple[bytes, Entry]] = field(default_factory=list)
     strange: list[bytes] = field(default_factory=list)  # of other models, or unreadable: kept while slots are free
     ahead: list[tuple[int, bytes]] = field(default_factory=list)  # (source offset, key), from the committed offset on
     dead: list[bytes] = field(default_factory=list)
@@ -487,33 +484,32 @@ def _sort(
     result: Restored,
     found: _Sorted,
     live: Sequence[_Live],
-    resolved: Resolved,
+    chain: Chain,
     committed: int,
     model: str,
     dimensions: int,
 ) -> None:
     """Sort the live records; put the counts of skipped ones, and the entries that can be replayed, into `result`."""
-    for record in live:
-        entry = record.entry
+    for key, entry in live:
         if entry is None:
-            found.strange.append(record.key)
+            found.strange.append(key)
             continue
         ours = entry.model == model and len(entry.vector) == 4 * dimensions
         if not ours:
             result.skipped["other_model"] += 1
             result.skipped[f"model {entry.model}"] += 1
-        segment = at_offset(resolved.chain, entry.source_offset)
+        segment = at_offset(chain, entry.source_offset)
         if ours and entry.source_offset >= committed:
             result.replay[entry.source_offset] = entry
         if segment is None or entry.pass_number != segment.number:
-            found.dead.append(record.key)
+            found.dead.append(key)
             result.overridden += ours
         elif not ours:
-            found.strange.append(record.key)
+            found.strange.append(key)
         elif entry.source_offset < committed:
-            found.counting.append((record, entry))
+            found.counting.append((key, entry))
         else:
-            found.ahead.append((entry.source_offset, record.key))
+            found.ahead.append((entry.source_offset, key))
 
 
 def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[list[Row], list[tuple[int, bytes]]]:
@@ -521,19 +517,17 @@ def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[l
 
     `own`: the prefix of the keys of this pass and capacity.
     """
-    dead = [*found.dead]
+    dead = found.dead
     chosen = one_pass([entry for _, entry in found.counting])
     newest = chosen[-1].sequence if chosen else -1
     result.entries = [entry for entry in chosen if entry.sequence > newest - slots]
     stays = {id(entry) for entry in result.entries}
     leaving = [(newest + slots, key) for key in found.strange if not key.startswith(own)]
-    for record, entry in found.counting:
+    for key, entry in found.counting:
         if id(entry) not in stays:
-            dead.append(record.key)
-            continue
-        result.keys[entry.sequence] = record.key
-        if not record.key.startswith(own):
-            leaving.append((entry.sequence + slots, record.key))
+            dead.append(key)
+        elif not key.startswith(own):
+            leaving.append((entry.sequence + slots, key))
     return [(key, None) for key in dead], leaving
 
 

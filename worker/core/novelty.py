@@ -128,11 +128,6 @@ class VectorCache:
         return self._now
 
     @property
-    def oldest_sequence(self) -> int:
-        """The sequence number of the oldest live entry; `next_sequence` if none is."""
-        return self._oldest
-
-    @property
     def reach_ms(self) -> int | None:
         """The age (ms) of the oldest entry, which the next one displaces; None while the cache is not full."""
         if self._now is None or self._next - self._oldest < self.max_elements:
