@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from worker.runs.fields import Counts, RunRefused, json_value, shown, text_field
@@ -256,68 +256,50 @@ def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Said | None:
     if not isinstance(item, dict):
         raise RunRefused("not_a_line", f"item: {shown(item)} is not an object; the line is skipped")
     name = text_at(item, "type") or text_at(item, "item_type")
-    if kind != "item.completed" or name not in _PRINTED:
+    messages = _completed(item, name) if kind == "item.completed" else None
+    if messages is None:
         counts.drop(f"{kind} lines" if kind != "item.completed" else f"{name} items")
         return None
-    return Said(_PRINTED[name](item))
+    return Said(messages)
 
 
-def _text(item: Mapping[str, Any]) -> tuple[Message, ...]:
-    return (Message("assistant", (Text(text_at(item, "text")),)),)
-
-
-def _called(item: Mapping[str, Any], name: str, arguments: Any, result: Any, *, failed: bool) -> tuple[Message, ...]:
+def _completed(item: Mapping[str, Any], name: str) -> tuple[Message, ...] | None:
+    """Return the messages of an item of `codex exec --json`; None if its type is not read."""
+    if name in ("agent_message", "assistant_message", "plan"):
+        return (Message("assistant", (Text(text_at(item, "text")),)),)
+    if name == "reasoning":
+        return (Message("assistant", (Reasoning(text_at(item, "text")),)),)
+    arguments: Any
+    result: Any = None
+    failed = item.get("status") == "failed"
+    if name == "web_search":
+        arguments = {"query": item.get("query")}
+    elif name == "todo_list":
+        arguments = {"items": item.get("items")}
+    elif name == "command_execution":
+        arguments, result = {"command": item.get("command")}, item.get("aggregated_output")
+        failed = failed or item.get("status") == "declined" or item.get("exit_code") not in (0, None)
+    elif name == "file_change":
+        arguments, result = {"changes": item.get("changes")}, item.get("status")
+    elif name == "mcp_tool_call":
+        name = ".".join(filter(None, (text_at(item, "server"), text_at(item, "tool")))) or "mcp"
+        arguments, result, error = item.get("arguments"), item.get("result"), item.get("error")
+        if error is not None:
+            result, failed = error, True
+        elif isinstance(result, dict) and isinstance(result.get("content"), list):
+            texts = [text_at(part, "text") for part in result["content"] if isinstance(part, dict)]
+            result = "\n".join(filter(None, texts)) or result
+    elif name == "collab_tool_call":
+        name = text_at(item, "tool") or "collab"
+        arguments = {name: item[name] for name in ("prompt", "receiver_thread_ids") if item.get(name)}
+        result = item.get("agents_states")
+    else:
+        return None
     call_id = text_at(item, "id")
-    return (
-        Message("assistant", (ToolCall(name, arguments, call_id),)),
-        Message("tool", (ToolResult(as_text(result), call_id, is_error=failed),)),
-    )
-
-
-def _command(item: Mapping[str, Any]) -> tuple[Message, ...]:
-    failed = item.get("exit_code") not in (0, None) or item.get("status") in ("failed", "declined")
-    return _called(item, "command_execution", {"command": item.get("command")}, item.get("aggregated_output"),
-                   failed=failed)  # fmt: skip
-
-
-def _change(item: Mapping[str, Any]) -> tuple[Message, ...]:
-    status = item.get("status")
-    return _called(item, "file_change", {"changes": item.get("changes")}, status, failed=status == "failed")
-
-
-def _mcp(item: Mapping[str, Any]) -> tuple[Message, ...]:
-    name = ".".join(filter(None, (text_at(item, "server"), text_at(item, "tool"))))
-    result, error = item.get("result"), item.get("error")
-    if isinstance(result, dict) and isinstance(result.get("content"), list):
-        texts = [text_at(part, "text") for part in result["content"] if isinstance(part, dict)]
-        result = "\n".join(filter(None, texts)) or result
-    failed = error is not None or item.get("status") == "failed"
-    return _called(item, name or "mcp", item.get("arguments"), result if error is None else error, failed=failed)
-
-
-def _collab(item: Mapping[str, Any]) -> tuple[Message, ...]:
-    arguments = {name: item[name] for name in ("prompt", "receiver_thread_ids") if item.get(name)}
-    return _called(item, text_at(item, "tool") or "collab", arguments, item.get("agents_states"),
-                   failed=item.get("status") == "failed")  # fmt: skip
-
-
-_PRINTED: Final[Mapping[str, Callable[[Mapping[str, Any]], tuple[Message, ...]]]] = {
-    "agent_message": _text,
-    "assistant_message": _text,
-    "plan": _text,
-    "reasoning": lambda item: (Message("assistant", (Reasoning(text_at(item, "text")),)),),
-    "command_execution": _command,
-    "file_change": _change,
-    "mcp_tool_call": _mcp,
-    "collab_tool_call": _collab,
-    "web_search": lambda item: (
-        Message("assistant", (ToolCall("web_search", {"query": item.get("query")}, text_at(item, "id")),)),
-    ),
-    "todo_list": lambda item: (
-        Message("assistant", (ToolCall("todo_list", {"items": item.get("items")}, text_at(item, "id")),)),
-    ),
-}
-"""The items of `codex exec --json`, and the reader of each."""
+    call = Message("assistant", (ToolCall(name, arguments, call_id),))
+    if name in ("web_search", "todo_list"):
+        return (call,)
+    return call, Message("tool", (ToolResult(as_text(result), call_id, is_error=failed),))
 
 
 FORMAT: Final = Format(
