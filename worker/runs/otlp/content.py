@@ -384,9 +384,6 @@ def _langchain_role(value: dict[str, Any]) -> Role | None:
     return _ROLES.get(kind.removesuffix("Chunk").removesuffix("Message").lower())
 
 
-_BODIES: Final = ("kwargs", "data")
-"""Fields that may contain the other fields of a message."""
-
 _RARE: Final = frozenset(
     ("type", "kwargs", "data", "parts", "blocks", "text", "reasoning_content", "reasoning", "thinking", "thought",
      "function_call", "function_call_name", "additional_kwargs", "toolCalls", "invalid_tool_calls")
@@ -398,10 +395,6 @@ _PARTS_ALONE: Final = frozenset({"role", "parts", "finish_reason", "name"})
 _TEXT_ALONE: Final = frozenset({"role", "content", "message", "name"})
 """The fields of the two most common forms, which need not be searched for anything else."""
 
-_CONTENTS: Final = ("parts", "contents", "blocks", "content", "text")
-
-_REASONS: Final = ("reasoning_content", "reasoning", "thinking")
-
 
 def _message(value: dict[str, Any], role: Role) -> Message:
     """Return a message: its reasoning, texts, results and calls. Calls may be outside its content."""
@@ -409,7 +402,7 @@ def _message(value: dict[str, Any], role: Role) -> Message:
         value = {**value, **value["message"]}
     is_plain = value.keys().isdisjoint(_RARE)
     own = None if is_plain or "role" in value else _langchain_role(value)
-    for name in () if is_plain else _BODIES:
+    for name in () if is_plain else ("kwargs", "data"):
         if isinstance(value.get(name), dict):
             value = {**value, **value[name]}
     named = value.get("role")
@@ -424,7 +417,7 @@ def _message(value: dict[str, Any], role: Role) -> Message:
     if not is_plain and (kind := value.get("type")) != "message" and str(kind) in _ITEMS:
         return Message("tool" if kind == "function_call_output" else "assistant", tuple(_part(value)))
     parts: list[Part] = []
-    for name in ("contents", "content") if is_plain else _CONTENTS:
+    for name in ("contents", "content") if is_plain else ("parts", "contents", "blocks", "content", "text"):
         if value.get(name) is not None and not any(isinstance(part, Text | ToolResult) for part in parts):
             found = _parts_in(value[name])
             parts += found if not parts else [part for part in found if isinstance(part, Text)]
@@ -435,7 +428,7 @@ def _message(value: dict[str, Any], role: Role) -> Message:
         body = _CALL_ID.sub("", written)
         result = ToolResult(body.removeprefix("Observation:\n"), is_error=body.startswith("Error:\n"))
         return Message(role, (result,))
-    names = () if is_plain else _REASONS
+    names = () if is_plain else ("reasoning_content", "reasoning", "thinking")
     reasons = [Reasoning(said) for name in names if isinstance(said := value.get(name), str) and said]
     if named == "thinking":
         parts = [Reasoning(part.text) if isinstance(part, Text) else part for part in parts]
@@ -448,12 +441,9 @@ def _message(value: dict[str, Any], role: Role) -> Message:
     return Message(role, (*dict.fromkeys(reasons), *parts) if reasons else tuple(parts))
 
 
-_CALLS_BESIDE: Final = ("tool_calls", "toolCalls", "invalid_tool_calls")
-
-
 def _calls_beside(value: dict[str, Any]) -> list[Part]:
     extra = value.get("additional_kwargs")
-    lists = [each for name in _CALLS_BESIDE if (each := value.get(name))]
+    lists = [each for name in ("tool_calls", "toolCalls", "invalid_tool_calls") if (each := value.get(name))]
     if not lists and isinstance(extra, dict):
         lists.append(extra.get("tool_calls"))
     lists = [loaded(each) if isinstance(each, str) else each for each in lists]
@@ -490,18 +480,16 @@ def _tool_message(parts: list[Part], value: dict[str, Any]) -> Message:
 
 # Parts
 
-_CALL_KINDS: Final = ("tool_call", "tool_use", "tool-call", "function_call", "function")
-_RESULT_KINDS: Final = ("result", "response", "output", "return", "retry-prompt")
-"""The beginnings of types of parts that are calls, and the ends of types that are results."""
+_CALLS_BEGIN: Final = ("tool_call", "tool_use", "tool-call", "function_call", "function")
+"""The beginnings of types of parts that are calls."""
 
-_WRAPPED_CALLS: Final = ("tool_call", "toolUse", "toolCall", "functionCall", "function_call")
 _WRAPPED_RESULTS: Final = ("tool_call_result", "toolResult", "functionResponse", "function_response")
+_WRAPPED_CALLS: Final = ("tool_call", "toolUse", "toolCall", "functionCall", "function_call")
 
+_RESULTS: Final = ("response", "result", "output", "content", "value")
 _ARGUMENTS: Final = ("arguments", "args", "input", "parameters")
 _NAMES: Final = ("name", "tool_name", "toolName")
 _IDS: Final = ("call_id", "id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id")
-_TEXT_KINDS: Final = ("", "text", "input_text", "output_text", "refusal", "user-prompt", "system-prompt")
-_RESULTS: Final = ("response", "result", "output", "content", "value")
 
 
 def _parts_in(content: Any) -> list[Part]:
@@ -539,15 +527,15 @@ def _part(part: Any) -> Sequence[Part]:
         return _result(inner)
     if (inner := _wrapped(part, _WRAPPED_CALLS)) is not None:
         return _call(inner)
-    if kind.endswith(_RESULT_KINDS) or (not kind and "origin" in part):
+    if kind.endswith(("result", "response", "output", "return", "retry-prompt")) or (not kind and "origin" in part):
         return _result(part)
-    if kind.startswith(_CALL_KINDS) or (not kind and isinstance(part.get("toolName"), str)):
+    if kind.startswith(_CALLS_BEGIN) or (not kind and isinstance(part.get("toolName"), str)):
         return _call(part)
     if not kind and ("arguments" in part or isinstance(part.get("function"), dict)):
         return _call(part)
     if kind.startswith(("reasoning", "thinking")):
         return [Reasoning(text) for text in _texts(part)]
-    if kind in _TEXT_KINDS:
+    if kind in ("", "text", "input_text", "output_text", "refusal", "user-prompt", "system-prompt"):
         made = Reasoning if part.get("thought") is True else Text
         return [made(text) for text in _texts(part) if text != REDACTED]
     return ()
@@ -677,9 +665,6 @@ def _tool_arguments(value: Any) -> Any:
 _WRAPPER: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
 """Fields of wrappers around a tool's arguments; the last one is smolagents'."""
 
-_TOOL_MESSAGES: Final = ("tool", "ToolMessage", "constructor")
-"""Types of LangChain messages that may contain a tool's result."""
-
 
 _WRITTEN: Final = re.compile(
     r"""content=('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+") (?:.* )?tool_call_id='([^']*)'""", re.DOTALL
@@ -694,7 +679,11 @@ def _unwrapped(result: Any) -> tuple[str, str]:
         output = parsed.get("output")
         message = output if isinstance(output, dict) else parsed
         inner = message.get("data", message.get("kwargs", message))
-        if message.get("type") in _TOOL_MESSAGES and isinstance(inner, dict) and "content" in inner:
+        if (
+            message.get("type") in ("tool", "ToolMessage", "constructor")
+            and isinstance(inner, dict)
+            and "content" in inner
+        ):
             return result_text(inner["content"]), _text(inner, ("tool_call_id",))
         if parsed.keys() == {"output"}:  # LangSmith: a result must be an object
             return result_text(output), ""

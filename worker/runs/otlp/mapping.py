@@ -53,9 +53,6 @@ Missing = Literal["not_a_run", "no_content", "no_objective", "no_steps", "no_val
 """Why a run yields no document: no span of a model, tool or agent; its content was not captured; no text of a user;
 nothing but an objective; no span has an attribute that a rule names; it exceeds the limits of a trace."""
 
-_TRACE_KEY: Final = 32
-"""Bytes of a record's key if KP_ASSEMBLE_KEY is `trace`."""
-
 NO_MODEL: Final = "no span of a model: instrument the client of the model, too"
 
 MAX_UNREAD: Final = 20
@@ -172,7 +169,8 @@ def _checked(document: dict[str, Any], key: str, rules: Rules) -> tuple[dict[str
         value = text.encode("utf-8", "replace")
         document = json.loads(value)
     cut = 0
-    most = rules.limits.max_bytes - max(_TRACE_KEY, len(key.encode("utf-8", "replace")))  # the worker counts the key
+    # the worker counts the record's key: the agent's id, or the 32 bytes of a trace id
+    most = rules.limits.max_bytes - max(32, len(key.encode("utf-8", "replace")))
     if len(value) > most and (fitting := shortened(document, len(value), most)) is not None:
         document, cut = fitting
         value = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
@@ -271,9 +269,6 @@ def _answer(conversation: Conversation, outer: Sequence[Span]) -> str | None:
     )
 
 
-UNNAMED: Final = "unnamed"
-
-
 def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
     """Return the agent's id, which is the same for all its runs."""
     for value in rules.agent.said(own):
@@ -283,7 +278,7 @@ def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
         known = "/".join(part for part in (service, name) if part)
     else:
         known = name or (constant if constant != AGENT_NAME else "") or service
-    return known or stable(run.first.name) or UNNAMED
+    return known or stable(run.first.name) or "unnamed"
 
 
 def _agent_name(run: Run, own: Sequence[Span]) -> str:
