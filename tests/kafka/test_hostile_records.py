@@ -3,18 +3,20 @@ record notices. What the worker cannot publish is tests/kafka/test_refused_recor
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.commands import Desk, header
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, wait_until
+from tests.support.kafka_fixtures import WorkerProcess, consume_all_async, create_topics, wait_until
 from tests.support.raw_batches import (
     RawRecord,
     batch_of,
@@ -25,7 +27,7 @@ from tests.support.raw_batches import (
     varint,
 )
 from tests.support.stage import LINES, OUTPUTS, Stage, Workers, origin
-from worker.kafka.reading.fetches import install_reader, tolerant
+from worker.kafka.reading.fetches import Consumer, Reading
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 T0 = 1_790_000_000_000
@@ -150,7 +152,7 @@ def test_every_kind_comes_out_once_and_changes_no_other(
     source = {r.offset: r for r in read_good(stage, set(scored))}
     alone_worker = workers(alone.env).wait_ready()
     places = alone.produce(
-        [(source[o].key, source[o].value, source[o].headers, 0, source[o].timestamp) for o in sorted(scored)]
+        [(source[o].key, source[o].value, source[o].headers, 0, source[o].timestamp_ms) for o in sorted(scored)]
     )
     alone.wait_committed(len(places))
     alone_worker.terminate()
@@ -170,9 +172,9 @@ def by_offset(stage: Stage) -> dict[int, tuple[str, object]]:
 
 def read_good(stage: Stage, offsets: set[int]) -> list[Any]:
     """Read the source with the tolerant reader."""
-    install_reader()
-    with tolerant(64 << 20):
-        return [record for record in consume_all(stage.bootstrap, stage.name) if record.offset in offsets]
+    reader = partial(Consumer, reading=Reading(tolerant=True))
+    found = asyncio.run(consume_all_async(stage.bootstrap, stage.name, make=reader))
+    return [record for record in found if record.offset in offsets]
 
 
 def test_a_restart_in_the_middle_loses_and_repeats_nothing(kafka: EmbeddedKafka, workers: Workers, seed: int) -> None:

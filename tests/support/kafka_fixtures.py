@@ -137,13 +137,15 @@ async def produce_async(bootstrap: str, topic: str, records: Iterable[Sequence[A
     return [(metadata.partition, metadata.offset) for metadata in done]
 
 
-async def consume_all_async(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Any]:
-    """Return all ConsumerRecords up to the end at the time of the call, partition by partition.
+async def consume_all_async(
+    bootstrap: str, topic: str, isolation: str = "read_committed", make: Callable[..., Any] = AIOKafkaConsumer
+) -> list[Any]:
+    """Return all records up to the end at the time of the call, partition by partition. `make`: the consumer's class.
 
     With read_committed the end is the last stable offset: an open transaction hides what follows it. One that is just
     ending is waited for: the group's offset may be visible some ms before the records.
     """
-    async with AIOKafkaConsumer(
+    async with make(
         bootstrap_servers=bootstrap,
         isolation_level=isolation,
         auto_offset_reset="earliest",

@@ -91,6 +91,11 @@ class SourceRecord(NamedTuple):
     size: int = 0  # its `memory_size`
     fault: Fault | None = None  # makes it a dead letter, whatever it contains
 
+    @property
+    def time_ms(self) -> int:
+        """Return its timestamp; -1 if it has none."""
+        return -1 if self.timestamp_ms is None else self.timestamp_ms
+
 
 class OutputRecord(msgspec.Struct, frozen=True):
     """A record to publish."""

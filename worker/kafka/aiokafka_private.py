@@ -1,7 +1,8 @@
 """All uses of aiokafka's private names.
 
 One function or class for each use of an underscored or undocumented name; its docstring gives that name, and why the
-public API does not suffice. No other module touches them. tests/unit/kafka/test_aiokafka_private.py guards each one.
+public API does not suffice. No other module touches them. tests/unit/kafka/test_aiokafka_private.py guards each one;
+docs/contributing.md lists what belongs upstream.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -31,7 +34,6 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.protocol.api import Request
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from aiokafka.structs import ConsumerRecord
 
 log = logging.getLogger(__name__)
 
@@ -317,45 +319,42 @@ async def count_partitions(consumer: AIOKafkaConsumer, topics: Iterable[str]) ->
 # -- what a consumer fetches
 
 
-_new_fetcher: Final = fetcher.Fetcher.__init__
-_fetch: Final = fetcher.Fetcher._proc_fetch_request
+class Consumer(AIOKafkaConsumer):  # type: ignore[misc]
+    """A consumer whose fetcher reads responses with other classes, and forgets cancelled fetches.
+
+    `names`: what stands for `MemoryRecords`, `PartitionRecords` and `FetchResult` in the functions of
+    `aiokafka.consumer.fetcher.Fetcher` that name them. The public API accepts no reader; aiokafka's is not bounded in
+    memory, and stops at a record that it cannot parse.
+    """
+
+    def __init__(self, *topics: str, names: Mapping[str, Any], **arguments: Any) -> None:
+        super().__init__(*topics, **arguments)
+        self._names = names
+
+    async def start(self) -> None:
+        """Connect. A consumer with a group subscribes afterwards: what it fetched until then, aiokafka would read."""
+        await super().start()
+        theirs = self._fetcher
+        for name in ("_proc_fetch_request", "next_record", "fetched_records"):
+            function = getattr(fetcher.Fetcher, name)
+            own = FunctionType(function.__code__, {**function.__globals__, **self._names}, name, function.__defaults__)
+            setattr(theirs, name, MethodType(own, theirs))
+        theirs._proc_fetch_request = partial(_false_if_cancelled, theirs._proc_fetch_request)
+        # A cancelled `getmany` leaves its future in the fetcher's set: each rebalance would leave one a partition.
+        theirs._fetch_waiters = WeakSet()
+        self._subscription.register_fetch_waiters(theirs._fetch_waiters)
 
 
-def _fetcher_that_forgets(self: Any, client: Any, subscriptions: Any, **options: Any) -> None:
-    _new_fetcher(self, client, subscriptions, **options)
-    self._fetch_waiters = WeakSet()
-    subscriptions.register_fetch_waiters(self._fetch_waiters)
-
-
-async def _fetch_that_may_be_cancelled(self: Any, *request: Any) -> Any:
-    try:
-        return await _fetch(self, *request)
-    except asyncio.CancelledError:
-        return False
-
-
-def forget_cancelled_fetches() -> None:
-    """Make every consumer of this process forget cancelled fetches; may be called again.
-
-    A cancelled fetch stays in `_fetch_waiters`: each rebalance would leave one future a partition. A WeakSet in its
-    place lets it go. Replaces `Fetcher.__init__`; the public API has no way to end a fetch.
+async def _false_if_cancelled(fetch: Callable[..., Awaitable[bool]], *request: Any) -> bool:
+    """Return whether a fetch found something; False if it was cancelled.
 
     `Fetcher.close` cancels and awaits its requests. One that pauses after an error would end `stop` with CancelledError
-    and leave the connections open. Replaces `Fetcher._proc_fetch_request`.
+    and leave the connections open.
     """
-    fetcher.Fetcher.__init__ = _fetcher_that_forgets
-    fetcher.Fetcher._proc_fetch_request = _fetch_that_may_be_cancelled
-
-
-def read_fetches_with(batches: type[Any], records: type[PartitionRecords], result: type[FetchResult]) -> None:
-    """Make every consumer of this process read fetch responses with these classes; may be called again.
-
-    Replaces `MemoryRecords`, `PartitionRecords` and `FetchResult` in `aiokafka.consumer.fetcher`: the public API
-    accepts no reader, and aiokafka's is not bounded in memory and stops at a record that it cannot parse.
-    """
-    fetcher.MemoryRecords = batches
-    fetcher.PartitionRecords = records
-    fetcher.FetchResult = result
+    try:
+        return await fetch(*request)
+    except asyncio.CancelledError:
+        return False
 
 
 class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
@@ -367,10 +366,9 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
 
     def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
         super().__init__(tp, records, *rest)
-        self.deserializes = bool(self._key_deserializer or self._value_deserializer)
-        self._records_iterator: Generator[ConsumerRecord, None, None] = self._unpack_records()
+        self._records_iterator: Generator[Any, None, None] = self._unpack_records()
 
-    def __next__(self) -> ConsumerRecord:
+    def __next__(self) -> Any:
         while True:
             try:
                 return next(self._records_iterator)
@@ -382,9 +380,9 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
                     raise
                 self._records_iterator = self._unpack_records()
 
-    def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord:
-        """Return the consumer's record for a parsed one: here aiokafka's own, with deserializers."""
-        return super()._consumer_record(tp, record)
+    def consumer_record(self, tp: TopicPartition, record: Any) -> Any:
+        """Return what the consumer gives for a parsed record."""
+        raise NotImplementedError
 
     def recovers(self, error: Exception) -> bool:
         """Whether reading can restart after an error, at the batch that `has_next` finds then."""

@@ -31,7 +31,7 @@ from worker.core.records import SourceRecord
 from worker.core.terminal import number_of
 from worker.kafka.cluster.connections import connected
 from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
-from worker.kafka.reading.fetches import source_record
+from worker.kafka.reading.fetches import Consumer, Reading
 from worker.kafka.state.restore import Position, read_positions
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import fence
@@ -114,7 +114,13 @@ class Claim:
         """Return the next records, at most so many; none if none arrive for a while. Raises StoppedError."""
         # During a rebalance getmany waits for its end, which waits for the work to end: so a stop gives it up.
         found = await self.stop.unless_set(self.consumer.getmany(self.tp, timeout_ms=POLL_MS, max_records=most))
-        return [source_record(record) for record in found.get(self.tp, ())]
+        return [_unsized(record) for record in found.get(self.tp, ())]
+
+
+def _unsized(record: SourceRecord) -> SourceRecord:
+    """Return a record without its size, as outputs have other keys and headers here; and without a negative time."""
+    time_ms = record.timestamp_ms
+    return record._replace(size=0, timestamp_ms=None if time_ms is None or time_ms < 0 else time_ms)
 
 
 class Work(Protocol):
@@ -190,8 +196,9 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
         self._claims: list[Claim] = []
         self._works: dict[TopicPartition, AnyWork] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._consumer = AIOKafkaConsumer(
+        self._consumer = Consumer(
             **client,
+            reading=Reading(settings.max_batch_bytes, tolerant=True),
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -223,7 +230,7 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
 
     async def run(self) -> None:
         """Work until `stop` is called or something fails; then drain and close the partitions, and leave the group."""
-        async with connected(self._settings, self._client, self._consumer, tolerant=True):
+        async with connected(self._settings, self._client, self._consumer):
             try:
                 await self._watch.start(self._fail)
                 self._consumer.subscribe(self._topics, listener=self)

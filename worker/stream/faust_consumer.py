@@ -39,7 +39,7 @@ from worker.config import Settings
 from worker.core.records import SourceRecord
 from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
 from worker.kafka.reading.budget import Budget, Lease, NoRoom
-from worker.kafka.reading.fetches import Reading, read_as
+from worker.kafka.reading.fetches import Consumer, Reading
 from worker.stream.fetch_buffer import FetchBuffer
 
 faust_log = logging.getLogger("faust")
@@ -105,10 +105,10 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         settings = self.hooks.settings
         session_ms = round(settings.session_timeout_seconds * 1000)
-        self.reading = Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget, source_records=True)
-        read_as(self.reading)
-        return AIOKafkaConsumer(
+        self.reading = Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
+        return Consumer(
             **self.hooks.client,
+            reading=self.reading,
             group_id=settings.group_id,
             group_instance_id=settings.group_instance_id,
             enable_auto_commit=False,

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from aiokafka.structs import ConsumerRecord
 
 from tests.support.builders import T0, make_record
 from tests.support.contribute import accepted_document
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
 from worker.contribute.unit import Gate, Refusal, Unit, receipt, refused_record, unit_from
-from worker.core.records import OutputRecord
+from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.kafka.reading.dead_letters import read_dead_letter
 
@@ -51,7 +50,7 @@ def test_redrive_reads_a_refused_record_as_a_dead_letter() -> None:
     document = accepted_document("kp:trace:1")
     record = make_record(encoded(document), 7, topic="accepted", partition=3, headers=[("kp-redrive-count", b"2")])
     written = refused_record(record, REFUSED)
-    read = ConsumerRecord("refused", 0, 0, T0, 0, written.key, written.value, 0, 0, 0, written.headers)
+    read = SourceRecord("refused", 0, 0, T0, written.key, written.value, written.headers)
     letter = read_dead_letter(read)
     assert letter is not None
     assert (letter.reason, letter.source, letter.timestamp_ms) == ("invalid_unit", "accepted/3/7", T0)

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.structs import ConsumerRecord
 from prometheus_client import CollectorRegistry
 
 from tests.support.contribute import accepted_document
@@ -28,7 +27,7 @@ from worker.contribute.delivery import Gateway as Turns
 from worker.contribute.partition import Partition
 from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.unit import REFUSED, Gate
-from worker.core.records import OutputRecord
+from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.kafka.member import Claim, StoppedError
 from worker.kafka.state.restore import Position
@@ -53,7 +52,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 class Log:
     """A partition of the accepted topic, what is committed of it, and what was written in the same transactions."""
 
-    records: list[ConsumerRecord] = field(default_factory=list)
+    records: list[SourceRecord] = field(default_factory=list)
     committed: int = 0
     outputs: list[OutputRecord] = field(default_factory=list)
     metadata: str = ""
@@ -62,7 +61,7 @@ class Log:
         for each in documents:
             value = each if isinstance(each, bytes) else json.dumps(each).encode()
             offset = len(self.records)
-            self.records.append(ConsumerRecord(TP.topic, 0, offset, 1_700_000_000_000, 0, b"a", value, 0, 1, 1, []))
+            self.records.append(SourceRecord(TP.topic, 0, offset, 1_700_000_000_000, b"a", value))
 
     def written(self) -> list[str]:
         """Return the ids of receipts and the reasons of refusals, in order."""

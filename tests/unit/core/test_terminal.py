@@ -98,13 +98,12 @@ def topics() -> str:
 
 
 def redrive() -> str:
-    from aiokafka.structs import ConsumerRecord
-
+    from worker.core.records import SourceRecord
     from worker.kafka.reading.dead_letters import read_dead_letter
 
     letter = evil_letter()
     headers = [(name, EVIL.encode() if name == "kp-error-reason" else value) for name, value in letter.headers]
-    record = ConsumerRecord("t", 0, 0, T0, 0, letter.key, letter.value, 0, 0, 0, headers)
+    record = SourceRecord("t", 0, 0, T0, letter.key, letter.value, headers)
     read = read_dead_letter(record)
     assert read is not None
     return rendered(examples_table([read]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,22 +15,13 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
-from aiokafka.structs import ConsumerRecord
 
 from tests.support.raw_batches import CODECS, RawRecord, batch_of, blank_bomb, encode_batch, varint
-from worker.core.records import Fault, SourceRecord, memory_size
+from worker.core.records import SourceRecord, memory_size
 from worker.core.trace import Reason
 from worker.kafka import aiokafka_private
 from worker.kafka.reading.budget import Budget, NoRoom
-from worker.kafka.reading.fetches import (
-    Batches,
-    PartitionFetch,
-    PartitionReader,
-    Reading,
-    UnreadableError,
-    read_as,
-    source_record,
-)
+from worker.kafka.reading.fetches import Batches, PartitionFetch, PartitionReader, Reading, UnreadableError
 from worker.kafka.reading.record_batch import HEADER, Head, parse
 
 TP = TopicPartition("traces", 0)
@@ -59,38 +50,48 @@ async def result_of(
     subscriptions.assign_from_user({tp})
     assignment = subscriptions.subscription.assignment
     assignment.state_value(tp).reset_to(position)
-    read_as(reading or Reading(tolerant=True))
-    records = Batches(data)
+    records = Batches(reading or Reading(tolerant=True), data)
     assert records.has_next() == bool(data)
     partition = PartitionReader(tp, records, aborted, position, None, None, True, fetcher.READ_COMMITTED)
     return PartitionFetch(tp, partition_records=partition, assignment=assignment, backoff=0.1)
 
 
-async def read(data: bytes, position: int = 0, **how: Any) -> list[ConsumerRecord]:
+async def read(data: bytes, position: int = 0, **how: Any) -> list[SourceRecord]:
     result = await result_of(data, position, **how)
-    found: list[ConsumerRecord] = []
+    found: list[SourceRecord] = []
     while result.has_more():
         found += result.getall(512)
     return found
 
 
-def theirs(data: bytes, position: int = 0, aborted: Sequence[tuple[int, int]] = ()) -> list[ConsumerRecord]:
-    return list(THEIRS(TP, MemoryRecords(data), list(aborted), position, None, None, True, fetcher.READ_COMMITTED))
+def theirs(data: bytes, position: int = 0, aborted: Sequence[tuple[int, int]] = ()) -> list[SourceRecord]:
+    """Return what aiokafka's reader finds."""
+    return [
+        SourceRecord(
+            r.topic,
+            r.partition,
+            r.offset,
+            r.timestamp,
+            r.key,
+            r.value,
+            r.headers,
+            memory_size(r.key, r.value, r.headers),
+        )
+        for r in THEIRS(TP, MemoryRecords(data), list(aborted), position, None, None, True, fetcher.READ_COMMITTED)
+    ]
 
 
 def records(count: int, size: int = 20, **more: Any) -> list[RawRecord]:
     return [RawRecord(b"%d" % n * size, b"k%d" % n, timestamp_ms=T0 + n, **more) for n in range(count)]
 
 
-def faults(found: Sequence[ConsumerRecord]) -> dict[int, tuple[Reason, int | None]]:
-    said = {r.offset: r.checksum for r in found if isinstance(r.checksum, Fault)}
-    return {offset: (fault.reason, fault.first_offset) for offset, fault in said.items()}
+def faults(found: Sequence[SourceRecord]) -> dict[int, tuple[Reason, int | None]]:
+    return {r.offset: (r.fault.reason, r.fault.first_offset) for r in found if r.fault is not None}
 
 
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    yield
-    read_as(Reading())
+def message(record: SourceRecord) -> str:
+    assert record.fault is not None
+    return record.fault.message
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -121,8 +122,8 @@ async def test_messages_of_before_0_11_are_passed_over(magic: int, codec: int) -
         first = {2: position} if codec else {0: 0, 1: 1, 2: 2}
         assert faults(found) == {offset: (Reason.UNREADABLE, first[offset]) for offset in letters}
         letter = found[0]
-        assert letter.checksum.message.startswith(f"message format {magic}, ")
-        assert (letter.key, letter.value, letter.headers, source_record(letter).timestamp_ms) == (None, None, (), None)
+        assert message(letter).startswith(f"message format {magic}, ")
+        assert (letter.key, letter.value, letter.headers, letter.timestamp_ms) == (None, None, (), -1)
     result = await result_of(data, 0, Reading())
     with pytest.raises(UnreadableError, match=rf"traces/0 offsets? 0.*: unreadable: message format {magic}"):
         result.getall()
@@ -135,10 +136,10 @@ async def test_a_header_name_that_is_not_utf8_is_escaped_and_its_neighbours_are_
         found = await read(data)
         assert [r.offset for r in found] == [5, 6, 7, 8, 9]
         assert faults(found) == {7: (Reason.BAD_HEADER, None)}
-        assert (found[2].key, found[2].value, found[2].timestamp) == (b"k", b"v", T0)
+        assert (found[2].key, found[2].value, found[2].timestamp_ms) == (b"k", b"v", T0)
         assert found[2].headers == (("ok", b"1"), ("caf\\xe9", b"2"), ("n", None))
-        assert "header 2 of 3" in found[2].checksum.message
-        assert r"caf\\xe9" in found[2].checksum.message
+        assert "header 2 of 3" in message(found[2])
+        assert r"caf\\xe9" in message(found[2])
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
@@ -152,8 +153,8 @@ async def test_a_batch_that_unpacks_to_too_much_is_one_record_with_its_last_offs
         )
         assert [r.offset for r in found] == [*range(position, 2), 3, 4, 5]
         assert faults(found) == {3: (Reason.BATCH_TOO_LARGE, first)}
-        letter = next(r for r in found if r.checksum)
-        assert (letter.key, letter.value, letter.headers, letter.timestamp) == (None, None, (), T0)
+        letter = next(r for r in found if r.fault)
+        assert (letter.key, letter.value, letter.headers, letter.timestamp_ms) == (None, None, (), T0)
     after = data[len(before) + len(big) :]
     assert await read(after, 4) == theirs(after, 4)
 
@@ -229,30 +230,27 @@ async def test_a_portion_is_bounded_in_bytes_and_the_rest_comes_after_it() -> No
     sizes, found = [], []
     while result.has_more():
         portion = result.getall(512)
-        sizes.append(sum(len(r.value) for r in portion))
+        sizes.append(sum(len(r.value or b"") for r in portion))
         found += portion
     assert found == theirs(data)
     assert max(sizes) < 120_000
 
 
 @pytest.mark.parametrize("codec", CODECS)
-async def test_the_worker_gets_its_own_records_with_the_same_contents_and_bounds(codec: str) -> None:
+async def test_records_have_their_size_in_memory_and_portions_are_bounded_by_it(codec: str) -> None:
     headers = [(b"a", b"1" * 900), (b"b", None)]
     data = at(0, encode_batch([*records(200, 500), RawRecord(None), RawRecord(b"")], codec))
     data += at(202, encode_batch(records(40, 500, headers=headers), codec))
+    expected = theirs(data)
     data += at(242, encode_batch(records(3, headers=[(b"\xff", b"1")]), codec))
-    result = await result_of(data, 0, Reading(tolerant=True, fetch_bytes=40_000, source_records=True))
+    result = await result_of(data, 0, Reading(tolerant=True, fetch_bytes=40_000))
     portions: list[list[SourceRecord]] = []
     while result.has_more():
         portions.append(result.getall(512))
-    assert [record for portion in portions for record in portion] == [
-        SourceRecord(
-            r.topic, r.partition, r.offset, r.timestamp, r.key, r.value, r.headers,
-            memory_size(r.key, r.value, r.headers), r.checksum,
-        )
-        for r in await read(data)
-    ]  # fmt: skip
-    assert portions[-1][-1].fault is not None
+    found = [record for portion in portions for record in portion]
+    assert found[:242] == expected
+    assert [r.size for r in found] == [memory_size(r.key, r.value, r.headers) for r in found]
+    assert found[-1].fault is not None
     assert 40_000 < max(sum(r.size for r in portion) for portion in portions) < 45_000
 
 
@@ -323,7 +321,7 @@ async def test_no_mutation_escapes_loops_or_takes_an_offset_twice(seed: int) -> 
         if 10 <= head.last_offset < 1000 and not head.attributes & 0x20:
             covered: set[int] = set()
             for r in mine:
-                first = r.checksum.first_offset if isinstance(r.checksum, Fault) else None
+                first = None if r.fault is None else r.fault.first_offset
                 covered |= set(range(r.offset if first is None else first, r.offset + 1))
             assert all(max(position, 10) <= offset <= head.last_offset for offset in covered)
             if head.records == head.last_delta + 1:
@@ -335,9 +333,9 @@ def test_records_that_compaction_has_removed_at_the_end_are_no_fault_and_bytes_b
     batch = encode_batch(records(3), "none")
     batch = batch[:23] + struct.pack(">i", 9) + batch[27:]  # the batch's last offset stays when its record goes
     head = Head._make(HEADER.unpack_from(batch))
-    assert [(it.offset, it.checksum) for it in parse(head, memoryview(batch))] == [(0, None), (1, None), (2, None)]
+    assert [(it.offset, it.fault) for it in parse(head, memoryview(batch))] == [(0, None), (1, None), (2, None)]
     *good, rest = parse(head, memoryview(batch + b"\0"))
     assert [it.offset for it in good] == [0, 1, 2]
-    assert rest.checksum is not None
-    assert (rest.offset, rest.checksum.first_offset) == (9, 3)
-    assert "more bytes follow its last record" in rest.checksum.message
+    assert rest.fault is not None
+    assert (rest.offset, rest.fault.first_offset) == (9, 3)
+    assert "more bytes follow its last record" in rest.fault.message

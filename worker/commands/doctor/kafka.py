@@ -36,6 +36,7 @@ from worker.kafka.cluster.topic_plan import (
     plan,
     problems,
 )
+from worker.kafka.reading.fetches import Reading
 from worker.kafka.state.restore import OffsetsError, read_positions
 from worker.kafka.writing.publisher import TRANSACTIONS
 
@@ -286,7 +287,8 @@ async def _backlog(
     settings: Settings, client: Mapping[str, Any], starts: Mapping[TopicPartition, int]
 ) -> tuple[int, bool]:
     """Return the number of committed records from `starts` on, and whether it is exact; otherwise at most so many."""
-    async with connected(settings, client, committed_reader(client), tolerant=True) as reader:
+    reading = Reading(settings.max_batch_bytes, tolerant=True)
+    async with connected(settings, client, committed_reader(client, reading)) as reader:
         ends = await reader.end_offsets(list(starts))
         behind = {tp: max(0, end - starts[tp]) for tp, end in ends.items()}
         short = {tp: starts[tp] for tp, number in behind.items() if number <= COUNTED}

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 from aiokafka import TopicPartition
-from aiokafka.structs import ConsumerRecord
 from msgspec import Struct
 from rich.console import Console, Group
 from rich.text import Text
@@ -27,10 +26,10 @@ from worker.commands.shared.explanation_view import named_rows
 from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
 from worker.config import Settings
 from worker.core.documents import rfc3339
+from worker.core.records import SourceRecord
 from worker.core.scored_document import RecordPlace, ScoringSource
 from worker.core.terminal import clean, clean_json, number_of
 from worker.core.trace import InvalidTrace
-from worker.kafka.cluster.connections import committed_reader
 from worker.kafka.reading.dead_letters import NO_VALUE, DeadLetter, read_dead_letter
 from worker.kafka.reading.dead_letters import as_json as letter_json
 
@@ -52,7 +51,7 @@ DAY_MS: Final = 86_400_000
 class Hit(NamedTuple):
     """A scored document, or a dead letter."""
 
-    record: ConsumerRecord
+    record: SourceRecord
     id: str | None  # None: the dead letter's value has none
     source: RecordPlace  # the record of the source topic, or the last one if there were several
     first_offset: int  # of the first one
@@ -101,7 +100,7 @@ def explain_found(found: Hit, others: Sequence[Hit], novelty: float | None, sett
     return msgspec.structs.replace(
         explanation,
         record=found.place,
-        record_time=rfc3339(found.record.timestamp),
+        record_time=rfc3339(found.record.time_ms),
         also=[str(other.place) for other in others],
     )
 
@@ -139,7 +138,7 @@ class _Search:
         self._topics = {name: found.get(name) for name in names}
         tps = [tp for topic in found.values() for tp in topic.tps]
         hits: list[Hit] = []
-        async with session.connected(committed_reader(session.client, max_partition_fetch_bytes=FETCH_BYTES)) as reader:
+        async with session.connected(session.reader(max_partition_fetch_bytes=FETCH_BYTES)) as reader:
             starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
             if one is not None and tps:
                 starts, ends = _bounds(one, starts, ends)
@@ -152,16 +151,16 @@ class _Search:
                     if hit is not None and self._is_meant(hit):
                         hits.append(hit)
                 ends, stride = lower, stride * GROWTH
-        hits.sort(key=lambda hit: (hit.record.timestamp, hit.record.offset), reverse=True)
+        hits.sort(key=lambda hit: (hit.record.time_ms, hit.record.offset), reverse=True)
         if hits or one is not None or isinstance(self.wanted, str):
             return hits, ""
         return [], await _about_source(session, self.wanted)
 
-    def _count(self, record: ConsumerRecord) -> None:
+    def _count(self, record: SourceRecord) -> None:
         self._read[record.topic] += 1
-        self._oldest_ms[record.topic] = min(record.timestamp, self._oldest_ms.get(record.topic, record.timestamp))
+        self._oldest_ms[record.topic] = min(record.time_ms, self._oldest_ms.get(record.topic, record.time_ms))
 
-    def _hit(self, record: ConsumerRecord) -> Hit | None:
+    def _hit(self, record: SourceRecord) -> Hit | None:
         """Return a scored document or dead letter; None if the worker did not write it."""
         try:
             head = _head.decode(record.value or b"")

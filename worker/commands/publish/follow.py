@@ -199,8 +199,9 @@ async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], dict[
     async with session.connected(session.reader()) as reader:
         async for mark in read_marks(session, reader, marks):
             published.add(_digest(mark.key))
-            if (file := read_position(mark.value or b"")) is not None:
-                positions[file] = mark.value
+            value = mark.value or b""
+            if (file := read_position(value)) is not None:
+                positions[file] = value
     return published, positions
 
 

@@ -28,7 +28,6 @@ from typing import BinaryIO, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
-from aiokafka.structs import ConsumerRecord
 
 from worker.commands.redrive.counts import Progress, RefusedError
 from worker.commands.shared.console import json_output, naming
@@ -43,7 +42,7 @@ from worker.commands.shared.marks import (
 )
 from worker.commands.shared.session import Session, SessionError, Topic, read_to
 from worker.config import ConfigError, Settings
-from worker.core.records import exact_size
+from worker.core.records import SourceRecord, exact_size
 from worker.core.trace import Reason
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.reading.dead_letters import (
@@ -78,7 +77,7 @@ class Selection:
 
     def takes(self, letter: DeadLetter) -> bool:
         """Return whether the dead letter matches by reason and time."""
-        moment = letter.record.timestamp if letter.timestamp_ms is None else letter.timestamp_ms
+        moment = letter.record.time_ms if letter.timestamp_ms is None else letter.timestamp_ms
         return (
             (not self.reasons or letter.reason in self.reasons)
             and (self.since_ms is None or moment >= self.since_ms)
@@ -186,7 +185,7 @@ class DeadLetterSource:
                 yield letter
             self.run.progress.on_progress()
 
-    async def _source_record(self, letter: DeadLetter) -> ConsumerRecord | None:
+    async def _source_record(self, letter: DeadLetter) -> SourceRecord | None:
         tp = TopicPartition(letter.source_topic, letter.source_partition)
         (topic,) = await self.run.session.existing(tp.topic)
         if tp.partition >= topic.partitions:
@@ -315,9 +314,9 @@ class Redrive:
         session = self.session
         async with (
             session.connected(session.reader()) as reader,
-            session.connected(session.reader(), tolerant=True) as lookup,
+            session.connected(session.reader(tolerant=True)) as lookup,
         ):
-            found = {record.key async for record in read_marks(session, reader, marks)}
+            found = {record.key or b"" async for record in read_marks(session, reader, marks)}
             yield DeadLetterSource(self, reader, lookup, found)
 
     async def _marks(self) -> Topic | None:

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.structs import ConsumerRecord
 
 from worker.commands.shared.session import Session, Topic, read_to
 from worker.config import ConfigError, Settings
+from worker.core.records import SourceRecord
 from worker.kafka.cluster.topic_plan import TopicPlan
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
 from worker.kafka.writing.producer import PublishError
@@ -81,7 +81,7 @@ async def create_marks_topic(session: Session, admin: AIOKafkaAdminClient, name:
     raise ConfigError(f"topic {name} was created, but the broker does not show it; try again")
 
 
-async def read_marks(session: Session, reader: AIOKafkaConsumer, marks: Topic | None) -> AsyncIterator[ConsumerRecord]:
+async def read_marks(session: Session, reader: AIOKafkaConsumer, marks: Topic | None) -> AsyncIterator[SourceRecord]:
     """Yield the marks that are committed now, in order.
 
     Another process may have an open transaction before committed marks of this one. So the end is that of all records,

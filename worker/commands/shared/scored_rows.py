@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from aiokafka.structs import ConsumerRecord
 from rich.text import Text
 
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import shown_score
 from worker.commands.shared.table import PlainTable
+from worker.core.records import SourceRecord
 from worker.core.terminal import clean, clean_json_bytes
 from worker.kafka.reading.dead_letters import DeadLetter, as_json, read_dead_letter
 
@@ -43,7 +43,7 @@ WIDE: Final = 80 + 27
 class TailRecord:
     """One record to show: a scored document or a dead letter."""
 
-    record: ConsumerRecord
+    record: SourceRecord
     document: dict[str, Any] | None
     dead_letter: DeadLetter | None
 
@@ -51,7 +51,8 @@ class TailRecord:
         """Return one line of JSON: the output document as on the topic, or the dead letter's contents."""
         if self.dead_letter is not None:
             return as_json(self.dead_letter, self.dead_letter.key, self.record.value, self.record.headers)
-        return bytes(msgspec.json.format(self.record.value, indent=-1))  # a document keeps its producer's line breaks
+        # A document keeps its producer's line breaks.
+        return bytes(msgspec.json.format(self.record.value or b"", indent=-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class TailFilter:
     min_score: float | None = None
     others: Counter[str] = field(default_factory=Counter)  # skipped traces of other domains, by domain
 
-    def read(self, record: ConsumerRecord) -> TailRecord | None:
+    def read(self, record: SourceRecord) -> TailRecord | None:
         """Read a record; None if the filter skips it, or the worker did not write it."""
         if record.topic == self.dead_letter_topic:
             dead_letter = read_dead_letter(record)

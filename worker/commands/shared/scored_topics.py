@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError
 from worker.commands.shared.placed_verdicts import PlacedVerdict, Standings, in_order, judged_verdict
 from worker.commands.shared.session import Session, SessionError, read_to
 from worker.config import ConfigError, Settings
-from worker.kafka.cluster.connections import committed_reader, running, unreachable
+from worker.kafka.cluster.connections import running, unreachable
 
 TakeDocument = Callable[[bytes | None, str, int], None]
 """Takes an output document, its place, and its record's timestamp (ms; 0 if it comes from a file)."""
@@ -55,7 +55,7 @@ async def _read(
     try:
         found = await session.existing(*topics)
         partitions = sorted(tp for topic in found for tp in topic.tps)
-        async with running(committed_reader(session.client, max_partition_fetch_bytes=FETCH_BYTES)) as consumer:
+        async with running(session.reader(max_partition_fetch_bytes=FETCH_BYTES)) as consumer:
             return await _read_partitions(consumer, partitions, take, since_ms, last)
     except KafkaError as error:
         raise await unreachable(settings, session.client, error) from error
@@ -81,6 +81,6 @@ async def _read_partitions(
     async for record in read_to(consumer, starts, ends):
         if cut and (place := (record.topic, record.partition)) in cut:
             cut.remove(place)
-            complete_from = max(complete_from, record.timestamp)
-        take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.timestamp)
+            complete_from = max(complete_from, record.time_ms)
+        take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.time_ms)
     return complete_from

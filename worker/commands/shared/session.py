@@ -12,14 +12,15 @@ from typing import Any, Final, TypeVar
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
-from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError, Settings
+from worker.core.records import SourceRecord
 from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import Client, committed_reader, connected, connected_admin
 from worker.kafka.cluster.describe import describe_topics, topic_configs, topic_id
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import DEFAULT_MAX_BYTES, MissingTopicsError
+from worker.kafka.reading.fetches import Consumer, Reading
 from worker.kafka.writing.producer import PublishError
 
 Result = TypeVar("Result")
@@ -74,13 +75,16 @@ class Session:
         self.settings = settings
         self.client = prepare_clients(settings)
 
-    def connected(self, client: Client, *, tolerant: bool = False) -> AbstractAsyncContextManager[Client]:
+    def connected(self, client: Client) -> AbstractAsyncContextManager[Client]:
         """Start a consumer or producer, stop it at the end (connections.connected). Raises ConfigError."""
-        return connected(self.settings, self.client, client, tolerant=tolerant)
+        return connected(self.settings, self.client, client)
 
-    def reader(self, *topics: str) -> AIOKafkaConsumer:
-        """Return a consumer without a group that reads committed records, by default from the oldest on."""
-        return committed_reader(self.client, *topics)
+    def reader(self, *topics: str, tolerant: bool = False, **more: Any) -> Consumer:
+        """Return a consumer without a group that reads committed records, by default from the oldest on.
+
+        `tolerant`: unreadable records become faults; otherwise they are errors.
+        """
+        return committed_reader(self.client, Reading(self.settings.max_batch_bytes, tolerant), *topics, **more)
 
     def admin(self) -> AbstractAsyncContextManager[AIOKafkaAdminClient]:
         """Start an admin client, close it at the end. Raises ConfigError if no broker accepts it."""
@@ -116,9 +120,9 @@ class Session:
         async with self.admin() as admin:
             return await topic_id(admin, topic)
 
-    async def newest(self, topic: Topic, count: int) -> AsyncIterator[ConsumerRecord]:
+    async def newest(self, topic: Topic, count: int) -> AsyncIterator[SourceRecord]:
         """Yield the records at the last `count` offsets of each partition; unreadable ones come as faults."""
-        async with self.connected(self.reader(), tolerant=True) as reader:
+        async with self.connected(self.reader(tolerant=True)) as reader:
             oldest, ends = await reader.beginning_offsets(topic.tps), await reader.end_offsets(topic.tps)
             async for record in read_to(reader, {tp: max(oldest[tp], end - count) for tp, end in ends.items()}, ends):
                 yield record
@@ -126,7 +130,7 @@ class Session:
 
 async def read_to(
     consumer: AIOKafkaConsumer, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> AsyncIterator[ConsumerRecord]:
+) -> AsyncIterator[SourceRecord]:
     """Yield the records from `starts` up to `ends`, in order within each partition. Raises SessionError on a stall.
 
     `ends` are exclusive and must not exceed the end that the consumer's isolation level sees.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -15,7 +16,6 @@ from worker.commands.shared.shown import shown_name
 
 if TYPE_CHECKING:
     from aiokafka import AIOKafkaConsumer, TopicPartition
-    from aiokafka.structs import ConsumerRecord
 
     from worker.commands.shared.scored_rows import TailFilter, TailRecord
     from worker.commands.shared.session import Session
@@ -110,7 +110,7 @@ async def show_records(
             follower.seek(tp, offset)
         while True:
             batches = await follower.getmany(timeout_ms=1000)
-            records = sorted((record for batch in batches.values() for record in batch), key=_time)
+            records = sorted(chain.from_iterable(batches.values()), key=lambda record: record.time_ms)
             if found := [one for record in records if (one := chosen.read(record))]:
                 show(found)
 
@@ -123,10 +123,6 @@ def _say_other_domains(chosen: TailFilter) -> None:
     shown = ", ".join(f"{shown_name(name)} ({count})" for name, count in most)
     more = f" and {len(chosen.others) - len(most)} more" if len(chosen.others) > len(most) else ""
     say(f"no trace of the domain {shown_name(chosen.domain)} so far (case counts); there are: {shown}{more}")
-
-
-def _time(record: ConsumerRecord) -> int:
-    return int(record.timestamp)
 
 
 async def _last(
@@ -146,6 +142,6 @@ async def _last(
         begins = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
         found = [one async for record in read_to(reader, begins, ends) if (one := chosen.read(record))]
         if len(found) >= last or begins == starts:
-            found.sort(key=lambda one: _time(one.record))
+            found.sort(key=lambda one: one.record.time_ms)
             return found[-last:]
         stride *= 8

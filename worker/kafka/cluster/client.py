@@ -12,8 +12,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaError
 
 from worker.config import PREFIX, ConfigError, Settings
-from worker.kafka.aiokafka_private import check_oauth_answers, forget_cancelled_fetches, notice_lost_brokers
-from worker.kafka.reading.fetches import install_reader
+from worker.kafka.aiokafka_private import check_oauth_answers, notice_lost_brokers
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +33,14 @@ SENT_IN_THE_CLEAR: Final = {
 
 def prepare_clients(settings: Settings) -> dict[str, Any]:
     """Patch aiokafka and return the `client_arguments`. Raises ConfigError for an unusable file."""
-    patch_aiokafka(settings)
+    patch_aiokafka()
     return client_arguments(settings)
 
 
-def patch_aiokafka(settings: Settings) -> None:
+def patch_aiokafka() -> None:
     """Patch aiokafka for all clients of this process; call it before the first one starts. May be called again."""
-    install_reader(settings.max_batch_bytes)
     check_oauth_answers()
     notice_lost_brokers(LOST_SECONDS)
-    forget_cancelled_fetches()
 
 
 def client_arguments(settings: Settings) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -20,7 +20,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from worker.config import ConfigError, Settings
 from worker.kafka.aiokafka_private import ask_once, closed, sender_task, split_servers
 from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
-from worker.kafka.reading.fetches import tolerant as reading_tolerantly
+from worker.kafka.reading.fetches import Consumer, Reading
 from worker.kafka.writing.producer import Producer, PublishError
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> Unreachable
     )
 
 
-Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer, Producer)
+Client = TypeVar("Client", bound=AIOKafkaConsumer | AIOKafkaProducer | Producer)
 Result = TypeVar("Result")
 
 CONNECT_SECONDS: Final = 30.0  # how long a starting worker tries to reach a broker before it exits
@@ -168,24 +168,21 @@ async def admin_client(client: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdmin
 
 
 @asynccontextmanager
-async def running(client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
-    """Start a consumer or producer and stop it at the end. Raises KafkaError.
-
-    `tolerant`: unreadable records become faults (reading/fetches.py); otherwise they are errors.
-    """
+async def running(client: Client) -> AsyncIterator[Client]:
+    """Start a consumer or producer and stop it at the end. Raises KafkaError."""
     try:
-        with reading_tolerantly() if tolerant else nullcontext():
-            await client.start()
+        await client.start()
         yield client
     finally:
         # Only a consumer needs the limit: aiokafka's producer still sends its records, and ours has its own limit.
         await (closed(client.stop()) if isinstance(client, AIOKafkaConsumer) else client.stop())
 
 
-def committed_reader(client: Mapping[str, Any], *topics: str, **more: Any) -> AIOKafkaConsumer:
+def committed_reader(client: Mapping[str, Any], reading: Reading, *topics: str, **more: Any) -> Consumer:
     """Return a consumer, not started, that reads committed records without a group, by default from the oldest on."""
-    return AIOKafkaConsumer(
+    return Consumer(
         *topics,
+        reading=reading,
         **client,
         **more,
         enable_auto_commit=False,
@@ -280,13 +277,11 @@ async def prepare_patiently(
 
 
 @asynccontextmanager
-async def connected(
-    settings: Settings, arguments: Mapping[str, Any], client: Client, *, tolerant: bool = False
-) -> AsyncIterator[Client]:
+async def connected(settings: Settings, arguments: Mapping[str, Any], client: Client) -> AsyncIterator[Client]:
     """Do the same as `running`, but raise UnreachableError."""
     async with AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(running(client, tolerant=tolerant))
+            await stack.enter_async_context(running(client))
         except KafkaError as error:
             raise await unreachable(settings, arguments, error) from error
         yield client

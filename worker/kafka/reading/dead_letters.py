@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from aiokafka.structs import ConsumerRecord
 
 from worker.core.documents import DROPPED_HEADER, FIRST_OFFSET, SOURCE_KEY_HEADER, TRUNCATED_HEADER, split
+from worker.core.records import SourceRecord
 from worker.core.trace import Reason
 
 REDRIVEN_FROM: Final = "kp-redriven-from"
@@ -30,7 +30,7 @@ NO_VALUE: Final[Mapping[str, str]] = {
 class DeadLetter:
     """A dead letter: of one source record, or of those from `first_offset` to `source_offset`."""
 
-    record: ConsumerRecord
+    record: SourceRecord
     reason: str
     path: str
     message: str
@@ -55,10 +55,10 @@ class DeadLetter:
         """Whether the source record contained more than this dead letter does."""
         return self.truncated or bool(self.dropped)
 
-    def is_of(self, source: ConsumerRecord) -> bool:
+    def is_of(self, source: SourceRecord) -> bool:
         """Return whether this source record is the dead letter's own: everything that was kept must agree."""
         return (
-            source.timestamp == self.timestamp_ms
+            source.timestamp_ms == self.timestamp_ms
             and ("key" in self.dropped or source.key == self.key)
             and ("headers" in self.dropped or originals(source.headers) == self.original_headers())
             and (source.value or b"").startswith(self.record.value or b"")
@@ -91,7 +91,7 @@ def originals(headers: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     return [(name, value) for name, value in headers if not name.startswith(WORKERS_OWN)]
 
 
-def read_dead_letter(record: ConsumerRecord) -> DeadLetter | None:
+def read_dead_letter(record: SourceRecord) -> DeadLetter | None:
     """Read a record of the dead-letter topic; None if the worker did not write it."""
     ours = split(list(record.headers))[1]  # a producer may have sent headers with these names too
     headers = {name: (value or b"").decode("utf-8", "replace") for name, value in ours}

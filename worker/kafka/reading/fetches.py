@@ -1,27 +1,26 @@
 """Readers of fetch responses, in place of aiokafka's: bounded in memory, and able to skip unreadable data.
 
-`PartitionReader` reads one partition's fetch response (`PartitionFetch`) and gets batches from `Batches`: checked,
-decompressed within their bounds, and parsed. What cannot be read becomes a record with a fault in its place; without
-`Reading.tolerant`, an UnreadableError, because `tail` and `report` must not use a substitute for a record.
+A `Consumer` reads with them. `PartitionReader` reads one partition's fetch response (`PartitionFetch`) and gets batches
+from `Batches`: checked, decompressed within their bounds, and parsed. What cannot be read becomes a record with a fault
+in its place; without `Reading.tolerant`, an UnreadableError, because `tail` and `report` must not use a substitute.
 """
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
-from aiokafka.structs import ConsumerRecord
 
-from worker.core.records import RECORD_OVERHEAD, Fault, SourceRecord, memory_size
+from worker.core.records import SourceRecord, memory_size
 from worker.core.trace import Reason
-from worker.kafka.aiokafka_private import FetchResult, PartitionRecords, RecordBatch, read_fetches_with
+from worker.kafka import aiokafka_private as private
+from worker.kafka.aiokafka_private import FetchResult, PartitionRecords, RecordBatch
 from worker.kafka.reading.budget import Budget, NoRoom
 from worker.kafka.reading.compression import NAMES, CorruptError, TooLargeError, decompress
 from worker.kafka.reading.record_batch import HEADER, MAX_HEADERS, Head, Parsed, count_headers, parse, varint
@@ -62,7 +61,6 @@ class Reading:
     tolerant: bool = False
     fetch_bytes: int = FETCH_BYTES
     budget: Budget | None = None  # None: no bound on all partitions together
-    source_records: bool = False  # it gets SourceRecord, which saves the worker a ConsumerRecord for each message
     attempts: Counter[tuple[TopicPartition, int]] = field(default_factory=Counter)  # of fetching a damaged batch
     open: dict[TopicPartition, PartitionFetch] = field(default_factory=dict)  # what is fetched, not consumed
 
@@ -81,51 +79,17 @@ class Reading:
         return False
 
 
-_default = Reading()
-_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+class Consumer(private.Consumer):
+    """aiokafka's consumer with the reader of this module: it gives SourceRecords."""
 
-
-def install_reader(max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
-    """Make every consumer of this process read with the classes of this module; may be called again.
-
-    `max_batch_bytes`: the largest unpacked batch of consumers without their own `Reading`, for new fetches.
-    """
-    _default.max_batch_bytes = max_batch_bytes
-    read_fetches_with(Batches, PartitionReader, PartitionFetch)
-
-
-def current_reading() -> Reading:
-    """Return the `Reading` of the consumer that this task belongs to."""
-    return _reading.get() or _default
-
-
-def read_as(reading: Reading) -> None:
-    """Set the `Reading` of the consumers that this task starts from now on (aiokafka's fetch task inherits it)."""
-    _reading.set(reading)
-
-
-@contextlib.contextmanager
-def tolerant(max_batch_bytes: int | None = None) -> Iterator[None]:
-    """Let consumers that start in this context get faults (`fault_in`). `max_batch_bytes` None: the common bound."""
-    token = _reading.set(Reading(max_batch_bytes or _default.max_batch_bytes, tolerant=True))
-    try:
-        yield
-    finally:
-        _reading.reset(token)
-
-
-def fault_in(record: ConsumerRecord) -> Fault | None:
-    """Return why a record, or a batch, cannot be read; aiokafka's record has no field for it but `checksum`."""
-    return record.checksum if isinstance(record.checksum, Fault) else None
-
-
-def source_record(record: ConsumerRecord) -> SourceRecord:
-    """Return a consumer's record as ours, without its size."""
-    timestamp = record.timestamp if record.timestamp >= 0 else None
-    return SourceRecord(
-        record.topic, record.partition, record.offset, timestamp, record.key, record.value, record.headers, 0,
-        fault_in(record),
-    )  # fmt: skip
+    def __init__(self, *topics: str, reading: Reading, **arguments: Any) -> None:
+        names = {
+            "MemoryRecords": partial(Batches, reading),
+            "PartitionRecords": PartitionReader,
+            "FetchResult": PartitionFetch,
+        }
+        super().__init__(*topics, names=names, **arguments)
+        self.reading = reading
 
 
 class FetchedBatch:
@@ -148,8 +112,8 @@ class FetchedBatch:
         self.base_offset = head.base_offset
         self.next_offset = head.last_offset + 1
         self.producer_id = head.producer_id
-        self.is_transactional = bool(head.attributes & _TRANSACTIONAL)
-        self.is_control_batch = bool(head.attributes & _CONTROL)
+        self.is_transactional = head.attributes & _TRANSACTIONAL
+        self.is_control_batch = head.attributes & _CONTROL
 
     def replace(self, reason: Reason, message: str) -> None:
         """Replace the batch, or its rest from the position on, by one record with a fault."""
@@ -178,7 +142,7 @@ class FetchedBatch:
                 return record
         except Exception:
             record = self.head.stand_in(Reason.UNREADABLE, "a control record is broken", self.base_offset)
-        return Parsed(record.offset, record.timestamp, record.timestamp_type, _ABORT, record.value, [])
+        return Parsed(record.offset, record.timestamp, _ABORT, record.value, [])
 
     def __iter__(self) -> Iterator[Any]:
         self.owner.expect(self)
@@ -284,11 +248,11 @@ def _of_old_format(reading: Reading, owner: PartitionReader, data: memoryview) -
 class Batches:
     """The batches of one partition's fetch response, one after the other (aiokafka's MemoryRecords)."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, reading: Reading, data: bytes) -> None:
         self._data = memoryview(data)
         self._position = 0  # of the batch that comes next
         self._begin = 0  # of the one before it
-        self._reading = current_reading()
+        self._reading = reading
         self._owner: PartitionReader | None = None
         self._next: FetchedBatch | None = None
         self._current: FetchedBatch | None = None
@@ -402,7 +366,7 @@ class PartitionReader(PartitionRecords):
         self.batches = records
         self._expected = self._end = 0
         self._complete = False
-        self._source_records = records.reading.source_records
+        self._tolerant = records.reading.tolerant
         records.belong_to(self)
 
     def recovers(self, error: Exception) -> bool:
@@ -423,38 +387,19 @@ class PartitionReader(PartitionRecords):
             self.next_fetch_offset = self._expected
         return missed
 
-    def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord | SourceRecord:
+    def consumer_record(self, tp: TopicPartition, record: Any) -> SourceRecord:
         """Return the consumer's record for a parsed one. Raises ValueError, UnreadableError."""
         offset = record.offset
         if offset != self._expected and (self._complete or not self._expected < offset < self._end):
             self._complete = False
             raise ValueError("a record's offset does not follow the one before")
         self._expected = offset + 1
-        fault = record.checksum
-        if isinstance(fault, Fault) and not self.batches.reading.tolerant:
+        fault = record.fault if type(record) is Parsed else None  # aiokafka's parser finds none: it fails
+        if fault is not None and not self._tolerant:
             raise UnreadableError(f"{place(tp, offset, fault.first_offset)}: {fault.reason}: {fault.message}")
-        if self.deserializes:
-            return super().consumer_record(tp, record)
-        key, value, headers = record.key, record.value, record.headers
-        if self._source_records:
-            size = memory_size(key, value, headers)
-            fault = fault if isinstance(fault, Fault) else None
-            return SourceRecord(
-                tp.topic, tp.partition, offset, record.timestamp, key, value, tuple(headers), size, fault
-            )
-        return ConsumerRecord(
-            tp.topic,
-            tp.partition,
-            offset,
-            record.timestamp,
-            record.timestamp_type,
-            key,
-            value,
-            fault,
-            -1 if key is None else len(key),
-            -1 if value is None else len(value),
-            tuple(headers) if headers else (),
-        )
+        key, value, headers = record.key, record.value, tuple(record.headers)
+        size = memory_size(key, value, headers)
+        return SourceRecord(tp.topic, tp.partition, offset, record.timestamp, key, value, headers, size, fault)
 
     def restart(self) -> None:
         """Continue at the position, with the batch that comes next."""
@@ -496,23 +441,23 @@ class PartitionFetch(FetchResult):
             self.drop()
         return wanted
 
-    def getone(self) -> ConsumerRecord | SourceRecord | None:
+    def getone(self) -> SourceRecord | None:
         """Return the next record; None at the end."""
         found = self.getall(1)
         return found[0] if found else None
 
-    def getall(self, max_records: int | None = None) -> list[ConsumerRecord | SourceRecord]:
+    def getall(self, max_records: int | None = None) -> list[SourceRecord]:
         """Return the next records, up to the number or about the bytes allowed. Raises NoRoom."""
         reading, records = self._reading, self.records
         if records is None or not self.check_assignment(self.tp):
             return []
         if reading.budget is not None:
             reading.budget.records.room(self.tp)
-        found: list[ConsumerRecord | SourceRecord] = []
+        found: list[SourceRecord] = []
         size = 0
         for record in records:
             found.append(record)
-            size += record.size if reading.source_records else _size(record)
+            size += record.size
             if size >= reading.fetch_bytes or (max_records is not None and len(found) >= max_records):
                 self.update_position()
                 if records.batches.make_room():
@@ -528,8 +473,3 @@ class PartitionFetch(FetchResult):
         elif not found:
             raise NoRoom(no_room.share, no_room.key)
         return found
-
-
-def _size(record: ConsumerRecord) -> int:
-    size = RECORD_OVERHEAD + int(record.serialized_value_size) + int(record.serialized_key_size)
-    return size + memory_size(None, None, record.headers) if record.headers else size

@@ -24,11 +24,10 @@ class Parsed(NamedTuple):
 
     offset: int
     timestamp: int
-    timestamp_type: int
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
-    checksum: Fault | None = None
+    fault: Fault | None = None
 
 
 class Head(NamedTuple):
@@ -55,9 +54,8 @@ class Head(NamedTuple):
 
     def stand_in(self, reason: Reason, message: str, first: int, last: int | None = None) -> Parsed:
         """Return the one record that stands for those from `first` to `last` (None: the batch's last offset)."""
-        kind = 1 if self.attributes & LOG_APPEND else 0
         last = self.last_offset if last is None else last
-        return Parsed(last, self.max_timestamp, kind, None, None, [], Fault(reason, message, first))
+        return Parsed(last, self.max_timestamp, None, None, [], Fault(reason, message, first))
 
 
 def parse(head: Head, data: memoryview, position: int = 0) -> Iterator[Parsed]:
@@ -98,12 +96,11 @@ def parse(head: Head, data: memoryview, position: int = 0) -> Iterator[Parsed]:
 def _record(head: Head, data: memoryview, done: int, expected: int | None) -> Parsed:
     """Parse one record. A broken one gets the expected offset (None: the next after `done`)."""
     end = len(data)
-    by_append = 1 if head.attributes & LOG_APPEND else 0
     offset = done + 1 if expected is None else expected
     timestamp = head.max_timestamp
     try:
         delta, at = varint(data, 1)
-        timestamp = head.max_timestamp if by_append else head.first_timestamp + delta
+        timestamp = head.max_timestamp if head.attributes & LOG_APPEND else head.first_timestamp + delta
         if not -1 <= timestamp < 1 << 63:
             timestamp = head.max_timestamp
         delta, at = varint(data, at)
@@ -116,8 +113,8 @@ def _record(head: Head, data: memoryview, done: int, expected: int | None) -> Pa
         headers, fault = _headers(data, at, end)
     except (IndexError, ValueError) as error:
         message = f"the record does not follow Kafka's format: {_why(error)}"
-        return Parsed(offset, timestamp, by_append, None, None, [], Fault(Reason.UNREADABLE, message))
-    return Parsed(offset, timestamp, by_append, key, value, headers, fault)
+        return Parsed(offset, timestamp, None, None, [], Fault(Reason.UNREADABLE, message))
+    return Parsed(offset, timestamp, key, value, headers, fault)
 
 
 def _headers(data: memoryview, at: int, end: int) -> tuple[list[tuple[str, bytes | None]], Fault | None]:

@@ -13,17 +13,17 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
-from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.changelog import Log, Probes, Restored
 from worker.core.passes import Committed, Found, committed_from
-from worker.core.records import Fault
+from worker.core.records import Fault, SourceRecord
 from worker.core.terminal import number_of
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import send_request
 from worker.kafka.cluster.connections import admin_client, committed_reader, running
 from worker.kafka.cluster.describe import topic_id
-from worker.kafka.reading.fetches import fault_in
+from worker.kafka.reading.fetches import Reading
 from worker.kafka.writing.protocol import FetchOffsets, UnstableOffsetError, fetched_offsets
 
 log = logging.getLogger(__name__)
@@ -201,9 +201,10 @@ async def read_logs(
     """
     logs = {partition: Log() for partition in partitions}
     tps = [TopicPartition(changelog, partition) for partition in partitions]
-    reader = committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
+    reading = Reading(tolerant=True)
+    reader = committed_reader(client, reading, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
     try:
-        async with asyncio.timeout(timeout_seconds) as limit, running(reader, tolerant=True) as consumer:
+        async with asyncio.timeout(timeout_seconds) as limit, running(reader) as consumer:
             consumer.assign(tps)
             await consumer.seek_to_beginning(*tps)
             ends = await consumer.end_offsets(tps)
@@ -232,9 +233,9 @@ async def read_logs(
     return logs
 
 
-def fault_of(record: ConsumerRecord) -> Fault | None:
+def fault_of(record: SourceRecord) -> Fault | None:
     """Return why a record of the changelog, or a batch, has no key and value; its headers do not matter."""
-    fault = fault_in(record)
+    fault = record.fault
     return fault if fault is not None and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE) else None
 
 

@@ -12,11 +12,13 @@ from itertools import chain
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.structs import ConsumerRecord, TopicPartition
+from aiokafka.structs import TopicPartition
 
 from worker.commands.shared.samples import Sample
 from worker.commands.shared.scored_rows import TailFilter, TailRecord
 from worker.config import Settings
+from worker.core.records import SourceRecord
+from worker.kafka.reading.fetches import Consumer, Reading
 from worker.lab.demo.process import DemoError, DemoProcess
 
 SOURCE, ACCEPTED, REJECTED, DEAD_LETTER = (
@@ -76,8 +78,9 @@ async def clients(bootstrap: str, *topics: str) -> AsyncIterator[tuple[AIOKafkaP
     """Start a producer, and a consumer of these topics' committed records from the first one; stop both at the end."""
     async with (
         AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer,
-        AIOKafkaConsumer(
+        Consumer(
             *topics,
+            reading=Reading(),
             bootstrap_servers=bootstrap,
             isolation_level="read_committed",
             auto_offset_reset="earliest",
@@ -87,7 +90,7 @@ async def clients(bootstrap: str, *topics: str) -> AsyncIterator[tuple[AIOKafkaP
         yield producer, consumer
 
 
-def _read(batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> list[TailRecord]:
+def _read(batches: Mapping[TopicPartition, Sequence[SourceRecord]]) -> list[TailRecord]:
     return list(filter(None, map(TailFilter(DEAD_LETTER).read, chain.from_iterable(batches.values()))))
 
 
