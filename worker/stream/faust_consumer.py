@@ -97,10 +97,12 @@ class _Portion:
 
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
     logger = faust_log
-    hooks: Hooks
-    reading: Reading
-    read_to: dict[TopicPartition, int]
-    """Where the last empty fetch ended: behind the markers and aborted records of transactions."""
+
+    def __init__(self, consumer: KpConsumer, **arguments: Any) -> None:
+        super().__init__(consumer, **arguments)
+        self.hooks = consumer.hooks
+        # Where the last empty fetch ended: behind the markers and aborted records of transactions.
+        self.read_to: dict[TopicPartition, int] = {}
 
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         settings = self.hooks.settings
@@ -184,19 +186,19 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
 
 class KpConsumer(driver.Consumer):
-    """Faust's consumer, with fetching replaced. `create_app` sets `hooks` on a subclass."""
+    """Faust's consumer, with fetching replaced."""
 
     logger = faust_log
-    hooks: Hooks
     _thread: _ConsumerThread
 
-    def _new_consumer_thread(self) -> _ConsumerThread:
-        thread = _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
-        thread.hooks = self.hooks
-        thread.read_to = {}
+    def __init__(self, transport: Any, *, hooks: Hooks, **arguments: Any) -> None:
+        self.hooks = hooks  # first: the thread needs it
         self._fetches: set[asyncio.Task[None]] = set()
         self._rebalance = 0
-        return thread
+        super().__init__(transport, **arguments)
+
+    def _new_consumer_thread(self) -> _ConsumerThread:
+        return _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
     @Service.task
     async def _watch_group(self) -> None:
@@ -325,19 +327,6 @@ class KpConsumer(driver.Consumer):
         return self._thread.lag(tp, committed, idle)
 
 
-class _Arrivals(faust.Channel[int]):
-    """The agent's channel: it has an item whenever records wait. `create_app` sets `buffer` on a subclass.
-
-    Nothing is put into it, because Faust may empty the queues of its channels at any time during a rebalance.
-    """
-
-    buffer: FetchBuffer
-
-    async def __anext__(self) -> Any:
-        await self.buffer.filled()
-        return len(self.buffer)
-
-
 class _App(faust.App):
     logger = faust_log
 
@@ -378,14 +367,25 @@ def create_app(hooks: Hooks) -> faust.App:
         broker_request_timeout=max(90.0, settings.session_timeout_seconds),
     )
     app.boot_strategy.enable_kafka_producer = False
-    arrivals = type("Arrivals", (_Arrivals,), {"buffer": hooks.buffer})
 
-    @app.agent(arrivals(app), name="score")
+    class Arrivals(faust.Channel[int]):
+        """The agent's channel: it has an item whenever records wait.
+
+        Nothing is put into it, because Faust may empty the queues of its channels at any time during a rebalance.
+        """
+
+        async def __anext__(self) -> Any:
+            await hooks.buffer.filled()
+            return len(hooks.buffer)
+
+    @app.agent(Arrivals(app), name="score")
     async def score(stream: faust.StreamT[int]) -> None:
         async for _ in stream:
             await hooks.take_all()
 
-    consumer = type("Consumer", (KpConsumer,), {"hooks": hooks})
-    transport = type("Transport", (driver.Transport,), {"Consumer": consumer})
-    app.transport = transport([app.conf.broker[0]], app)
+    class Transport(driver.Transport):
+        def create_consumer(self, callback: Any, **arguments: Any) -> KpConsumer:
+            return KpConsumer(self, hooks=hooks, callback=callback, loop=self.loop, **arguments)
+
+    app.transport = Transport([app.conf.broker[0]], app)
     return app
