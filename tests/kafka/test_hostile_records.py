@@ -214,7 +214,7 @@ def test_redrive_sends_what_has_a_value_and_refuses_the_rest_in_words(kafka: Emb
             return sum(any(name == "kp-redrive-count" for name, _ in record.headers) for record in scored)
 
         assert wait_until(lambda: redriven() >= 3), worker.log()
-    report = ["report", "--from-kafka", "-o", str(tmp_path / "page.html")]
+    report = ["report", "--from-kafka", "--page", str(tmp_path / "page.html")]
     for command in (["tail", "--dead-letters", "--no-follow"], report):
         done = desk.run(*command)
         assert done.returncode == 0, done.stderr
