@@ -73,7 +73,7 @@ def test_the_doctor_counts_the_entries_and_computes_the_capacity_that_holds_the_
     assert "partition 0, the busiest, takes 20 traces a second" in finding["message"]
     assert "they hold 6 s, the TTL is 3600 s" in finding["message"]
     assert (
-        "set KP_CACHE_MAX_ELEMENTS to about 72000 (rate x TTL; at most 168 MB for each partition)" in finding["remedy"]
+        "set KP_CACHE_MAX_ELEMENTS to about 72000 (rate x TTL; at most 155 MB for each partition)" in finding["remedy"]
     )
     (finding,) = [
         it for it in Diagnosis(desk.env | NO_MODEL | {"KP_CACHE_TTL_SECONDS": "5"}).findings if it["check"] == "cache"

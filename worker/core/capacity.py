@@ -11,8 +11,8 @@ MOST_ELEMENTS: Final = 1_000_000  # greatest capacity of a partition's cache
 SHORT: Final = 0.5
 """If a full cache reaches back less than this share of the TTL, the TTL hardly decides how long entries live."""
 
-LABEL_BYTES: Final = 330
-"""Bytes of an entry without its vector: ids, time and their Python objects. Measured with ids of 45 characters."""
+LABEL_BYTES: Final = 150
+"""Bytes of an entry without its vector: id, time and their Python objects. Measured with ids of 45 characters."""
 
 FAST_SCAN_SHARE: Final = 1.3
 """Upper bound of a vector's memory including its int8 codes (scan.py), as a multiple of its float32 bytes."""

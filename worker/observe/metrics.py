@@ -281,7 +281,7 @@ class Metrics:
         self.restored_entries = counter("kp_restored_entries_total", "Changelog entries restored into a cache.")
         self.skipped_entries = counter(
             "kp_changelog_entries_skipped_total",
-            "Changelog entries that a restore or the group view skipped.",
+            "Changelog entries that a restore skipped.",
             cause=("corrupt", "other_model"),
         )
         self.lost = counter(
