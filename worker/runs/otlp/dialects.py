@@ -1,4 +1,4 @@
-"""The dialects in which libraries write runs of agents into spans: a table, and functions that look things up in it.
+"""The dialects in which libraries write runs of agents into spans: a table, and lookups in it.
 
 A dialect is a row: which spans speak it, and where they say what. Each library has its own, and many spans speak two.
 So all rows that fit a span's scope are looked through in the table's order, and the first that says something counts.
@@ -17,12 +17,12 @@ from worker.runs.otlp.spans import Span
 from worker.runs.otlp.values import REDACTED, loaded, unflattened
 
 MAX_NAME: Final = 100
-"""Characters of the longest scope, attribute or event that may be named as one that is not read."""
+"""Maximum length of a scope, an attribute or an event to be reported as not read."""
 
 Kind = Literal["model", "tool", "agent", "chain", "other"]
 
 
-# Places, given a span's attributes. What stands there is None if nothing does.
+# Places of values. `of` returns the value, given a span's attributes; None if there is none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Attribute:
     name: str
 
     def of(self, found: Mapping[str, Any]) -> Any:
-        """Return what stands there."""
+        """Return the value."""
         value = found.get(self.name)
         return None if value is None or value == "" or value == REDACTED else value
 
@@ -45,7 +45,7 @@ class Json:
         self._path = tuple(map(str, path))
 
     def of(self, found: Mapping[str, Any]) -> Any:
-        """Return what stands there."""
+        """Return the value."""
         value = found.get(self.name)
         inner = None if value is None else find_field(loaded(value), self._path)
         return None if inner is None or inner[1] == "" else inner[1]
@@ -59,7 +59,7 @@ class Regex:
         self._pattern = re.compile(pattern)
 
     def of(self, found: Mapping[str, Any]) -> Any:
-        """Return what stands there."""
+        """Return the value."""
         value = found.get(self.name)
         match = self._pattern.search(value) if isinstance(value, str) else None
         return match and match[1]
@@ -72,7 +72,7 @@ class Below:
     name: str
 
     def of(self, found: Mapping[str, Any]) -> Any:
-        """Return what stands there."""
+        """Return the value."""
         return unflattened(found, self.name) or None
 
 
@@ -80,14 +80,14 @@ Place: TypeAlias = Attribute | Json | Regex | Below
 
 
 class First:
-    """The first of these places where something stands."""
+    """The first of these places that has a value."""
 
     def __init__(self, *places: str | Place) -> None:
         self.groups = (tuple(Attribute(each) if isinstance(each, str) else each for each in places),)
 
 
 class Each:
-    """What stands in each of these places, one after the other."""
+    """The values of all these places, one after the other."""
 
     def __init__(self, *places: str | Place | First) -> None:
         self.groups = tuple(group for place in places for group in _groups_in(place))
@@ -97,7 +97,7 @@ Source: TypeAlias = str | Place | First | Each
 
 
 def _groups_in(source: Source) -> tuple[tuple[Place, ...], ...]:
-    """Return a source as groups of places: of each group, the first place where something stands counts."""
+    """Return a source as groups of places: of each group, the first place with a value counts."""
     return source.groups if isinstance(source, First | Each) else First(source).groups
 
 
@@ -178,7 +178,7 @@ class Dialect:
         return self.in_events or (bool(prefixes) and any(key.startswith(prefixes) for key in found))
 
     def values(self, span: Span, name: str) -> list[Any]:
-        """Return what stands in the places of a field."""
+        """Return the values of a field."""
         return _found(span, self.places.get(name, ()))
 
 
@@ -197,7 +197,7 @@ _TRACELOOP: Final = (
     "agno alephalpha anthropic bedrock cohere crewai google_generativeai groq haystack langchain llamaindex mcp "
     "mistralai ollama openai openai_agents replicate sagemaker together transformers vertexai watsonx writer"
 )
-"""What Traceloop instruments. Others have scopes below the same name: OpenTelemetry's own, and those of web clients."""
+"""The libraries that Traceloop instruments. Others use the same prefix: OpenTelemetry's own, and those of web clients."""
 
 _HINTS: Final = {
     # a scope, or what scopes begin with: what captures content
@@ -223,7 +223,7 @@ _HINTS: Final = {
 
 
 def hint_of(scope: str) -> str:
-    """Return what captures content in the spans of a scope, "" where that is not known."""
+    """Return the setting that captures content in the spans of a scope, "" if it is not known."""
     name = scope if len(scope) <= MAX_NAME else ""
     while name:
         if name in _HINTS:
@@ -233,7 +233,7 @@ def hint_of(scope: str) -> str:
 
 
 def _of(**kinds: str | tuple[str, ...]) -> Mapping[str, Kind]:
-    """Return what values mean, given the values of each kind."""
+    """Return the kind of each value, given the values of each kind."""
     return {
         value: kind  # type: ignore[misc]
         for kind, values in kinds.items()
@@ -368,11 +368,11 @@ DIALECTS: Final = (
 )  # fmt: skip
 
 CONVENTIONS: Final = tuple(dict.fromkeys(row.name for row in DIALECTS))
-"""All names of conventions that a run may have."""
+"""The names of all conventions."""
 
 
 def dialects_of(scope: str) -> tuple[Dialect, ...]:
-    """Return the rows that spans of a scope may speak."""
+    """Return the rows that fit a scope."""
     return _dialects_of(scope[:MAX_NAME])  # what anyone may send is not kept whole
 
 
@@ -386,7 +386,7 @@ def _is_in(scope: str, known: str) -> bool:
 
 
 def kind_of(span: Span) -> Kind:
-    """Return what a span is."""
+    """Return the kind of a span."""
     found = span.attributes
     rows = dialects_of(span.scope)
     for row in _with_kinds(rows):
@@ -414,19 +414,19 @@ def _meant(kinds: Mapping[str, Kind], value: str) -> Kind | None:
 
 
 def values(span: Span, name: str) -> list[Any]:
-    """Return what stands in the places of a field, row by row."""
+    """Return the values of a field, row by row."""
     return _found(span, _groups(dialects_of(span.scope), name))
 
 
 @cache  # by what rows a scope has, of which there are few: scopes are what anyone may send
 def ranked(rows: tuple[Dialect, ...], name: str) -> tuple[tuple[int, Dialect], ...]:
-    """Return those of some rows that have a field, with their numbers in the table."""
+    """Return the rows that have a field, with their positions in the table."""
     return tuple((rank, row) for rank, row in enumerate(DIALECTS) if row in rows and name in row.places)
 
 
 @cache
 def attributes_of(rows: tuple[Dialect, ...], name: str) -> tuple[str, ...]:
-    """Return the attributes in which some rows have a field."""
+    """Return the attributes from which these rows take a field."""
     return tuple({place.name for group in _groups(rows, name) for place in group})
 
 
@@ -447,12 +447,12 @@ def _found(span: Span, groups: tuple[tuple[Place, ...], ...]) -> list[Any]:
 
 
 def first_text(span: Span, name: str) -> str:
-    """Return the first text that a field has, "" where there is none."""
+    """Return the first text of a field, "" if there is none."""
     return next((each for each in values(span, name) if isinstance(each, str) and each.strip()), "")
 
 
 def spoken(span: Span) -> str:
-    """Return the name of the dialect of a model's span that says nothing; "" where nothing tells."""
+    """Return the dialect of a model's span without content, "" if it cannot be told."""
     for row in dialects_of(span.scope):
         if (row.scopes and not row.places) or (row.kind and row.kind in span.attributes):
             return row.name
@@ -460,7 +460,7 @@ def spoken(span: Span) -> str:
 
 
 def is_read(scope: str, key: str) -> bool:
-    """Return whether an attribute of a scope's spans is read, or says again what others say."""
+    """Return whether an attribute of a scope's spans is read, or repeats others."""
     keys, prefixes = _read_by(scope[:MAX_NAME])
     return key in keys or key.startswith(prefixes)
 
@@ -469,7 +469,7 @@ _CONTENT: Final = re.compile(
     r"answers?|arg(?:ument)?s|body|chat|completions?|contents?|conversation|history|inputs?|messages?|observation|"
     r"outputs?|prompts?|query|question|reasoning|repl(?:y|ies)|request|response|results?|task|text|thinking|thoughts?"
 )
-"""Words in the names of attributes that hold what was said."""
+"""Words in the names of attributes with content."""
 
 _ABOUT: Final = re.compile(
     r"address|association|choice|code|cost|count|definitions?|description|formats?|hash|headers?|ids?|invocation|kind|"
@@ -477,20 +477,20 @@ _ABOUT: Final = re.compile(
     r"properties|provider|reasons?|role|schema|sequences|settings|size|status|tags?|temperature|template|time|"
     r"timestamp|tokens?|types?|ur[il]|usage|version"
 )
-"""Words in the names of those that hold something about it."""
+"""Words in the names of attributes about content, such as its size."""
 
 _ELSEWHERE: Final = (
     "aws.", "browser.", "client.", "cloud.", "cloudevents.", "code.", "db.", "deployment.", "error.", "exception.",
     "faas.", "graphql.", "http.", "k8s.", "log.", "messaging.", "net.", "network.", "otel.", "process.", "rpc.",
     "server.", "session.", "telemetry.", "thread.", "url.", "user.", "user_agent.",
 )  # fmt: skip
-"""How attributes begin that OpenTelemetry's conventions use for something other than models."""
+"""Prefixes of attributes that OpenTelemetry's conventions use for something other than models."""
 
 _WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def is_missed(scope: str, key: str) -> bool:
-    """Return whether an attribute's name says that it holds content, and no row of the scope reads it."""
+    """Return whether an attribute's name suggests content and no row of the scope reads it."""
     return len(key) <= MAX_NAME and len(scope) <= MAX_NAME and _is_missed(scope, key)
 
 
@@ -523,21 +523,21 @@ _GENERATED: Final = re.compile(
     r")(?![0-9a-z])",
     re.IGNORECASE,
 )
-"""What is made anew for each run or process, and names no agent."""
+"""Parts of names that are generated for each run or process."""
 
 _METHOD: Final = re.compile(
     r"\.(?:a?(?:run|call|invoke|stream|kickoff)(?:_\w+)?|__call__|_execute_core|on_messages(?:_stream)?|forward|workflow"
     r"|agent)$"
 )
-"""The method of an agent or a tool that a span's name ends with."""
+"""The method of an agent or a tool at the end of a span's name."""
 
 
 _SCRUBBED: Final = "[Scrubbed due to "
-"""What Logfire writes in place of a name that may be a secret, such as one of a secretary."""
+"""Logfire writes this instead of a name that looks like a secret, such as one with `secretary`."""
 
 
 def stable(name: str) -> str:
-    """Return a name without its generated parts, "" where it was taken out."""
+    """Return a name without its generated parts, "" if it was scrubbed."""
     return _stable(name) if len(name) <= MAX_NAME else _stable.__wrapped__(name)
 
 
@@ -551,7 +551,7 @@ def _stable(name: str) -> str:
 
 
 def said_name(spans: Iterable[Span], field: str = "agent") -> str:
-    """Return the name that attributes of spans give an agent: that of the first row of the table; "" for none."""
+    """Return the agent's name in the attributes of spans, by the first row of the table that has one; "" for none."""
     best, name = len(DIALECTS), ""
     for span in spans:
         rows = dialects_of(span.scope)
@@ -568,7 +568,7 @@ def said_name(spans: Iterable[Span], field: str = "agent") -> str:
 
 
 def span_name(span: Span) -> str:
-    """Return the name of an agent's span as the agent's; "" where it is the same for all agents."""
+    """Return the agent's name in the name of its span, "" if all agents have the same."""
     for row in dialects_of(span.scope):
         if (row.spans and span.name in row.spans) or (row.kind and span.attributes.get(row.kind) == span.name):
             return ""
