@@ -197,7 +197,7 @@ _TRACELOOP: Final = (
     "agno alephalpha anthropic bedrock cohere crewai google_generativeai groq haystack langchain llamaindex mcp "
     "mistralai ollama openai openai_agents replicate sagemaker together transformers vertexai watsonx writer"
 )
-"""The libraries that Traceloop instruments. Others use the same prefix: OpenTelemetry's own, and those of web clients."""
+"""The libraries that Traceloop instruments. OpenTelemetry and web clients use the same prefix for other scopes."""
 
 _HINTS: Final = {
     # a scope, or what scopes begin with: what captures content
