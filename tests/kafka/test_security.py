@@ -36,7 +36,7 @@ from tests.support.stage import Workers
 from tests.support.surroundings import ROOT
 from worker.config import load
 from worker.kafka.cluster.client import client_arguments
-from worker.stream.faust_consumer import Hooks
+from worker.stream.faust_consumer import Membership
 
 LINES = (ROOT / "tests" / "data" / "traces.jsonl").read_bytes().splitlines()
 OUTPUTS = ("accepted", "rejected", "dead-letter")
@@ -423,6 +423,6 @@ def test_no_secret_is_in_a_repr(secure: SecureKafka, monkeypatch: pytest.MonkeyP
     client = client_arguments(settings)
     assert client["sasl_plain_password"] == PASSWORD
     nothing: Any = None
-    hooks = Hooks(settings, client, nothing, nothing, nothing, nothing, nothing, nothing)
-    for text in (repr(settings), str(settings), repr(hooks), settings.model_dump_json()):
+    membership = Membership(settings, client, nothing, nothing, nothing)
+    for text in (repr(settings), str(settings), repr(membership), settings.model_dump_json()):
         assert_no_secret(text)

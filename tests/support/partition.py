@@ -22,8 +22,9 @@ from worker.kafka.reading.budget import Share
 from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, Tracing
+from worker.stream.evaluator import Evaluator
 from worker.stream.fetch_buffer import FetchBuffer
-from worker.stream.partition import Context, DeadLetterLimit, Partition
+from worker.stream.partition import DeadLetterLimit, Partition
 from worker.stream.state import PartitionState
 
 DIMENSIONS = 8
@@ -104,15 +105,27 @@ class CommittedRecords:
         self.decisions.extend(decisions)
 
 
-def idle_context(failures: list[BaseException], judges: Judges | None = None, **more: Any) -> Context:
-    """Return the context of a worker in which no record waits; failures go to the list."""
-    fields = {
-        "buffer": FetchBuffer(Share(1 << 20)),
-        "metrics": Metrics(CollectorRegistry()),
-        "evaluation": EvaluationConfig(DEFAULT_LIMITS, judges=judges or {}),
-        "fail": lambda _, error: failures.append(error),
-    }
-    return Context(**{**fields, **more})
+def new_partition(
+    number: int,
+    state: PartitionState,
+    publisher: Any,
+    failures: list[BaseException],
+    *,
+    pool: Any = None,
+    buffer: FetchBuffer | None = None,
+    metrics: Metrics | None = None,
+    evaluation: EvaluationConfig | None = None,
+    judges: Judges | None = None,
+    latency_budget_seconds: float = 0.1,
+    tracing: Tracing = NO_TRACING,
+    **more: Any,
+) -> Partition:
+    """Return a partition, by default of a worker in which no record waits; failures go to the list."""
+    metrics = metrics or Metrics(CollectorRegistry())
+    evaluation = evaluation or EvaluationConfig(DEFAULT_LIMITS, judges=judges or {})
+    evaluator = Evaluator(state, pool, evaluation, latency_budget_seconds, metrics, tracing)
+    buffer = FetchBuffer(Share(1 << 20)) if buffer is None else buffer
+    return Partition(number, state, publisher, evaluator, buffer, metrics, fail=failures.append, **more)
 
 
 class TaskHarness:
@@ -149,22 +162,19 @@ class TaskHarness:
         self.buffer.hold(OTHER)
         self.status = CommittedRecords()
         self.failures: list[BaseException] = []
-        context: dict[str, Any] = {
-            "buffer": self.buffer,
-            "pool": self.pool if embed else None,
-            "metrics": self.metrics,
-            "evaluation": EvaluationConfig(
-                limits, clean=clean, clean_rejected=True, screen=screen, judges=judges or {}
-            ),
-            "commit_interval_seconds": commit_interval,
-            "dead_letter_limit": dead_letter_limit,
-            "tracing": tracing,
-            "status": self.status,
-            "drain_seconds": drain_seconds,
-            "fail": lambda _, error: self.failures.append(error),
-        }
         state = PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping)
-        self.task = Partition(0, state, self.publisher, Context(**context))
+        self.task = new_partition(
+            0, state, self.publisher, self.failures,
+            pool=self.pool if embed else None,
+            buffer=self.buffer,
+            metrics=self.metrics,
+            evaluation=EvaluationConfig(limits, clean=clean, clean_rejected=True, screen=screen, judges=judges or {}),
+            tracing=tracing,
+            commit_interval_seconds=commit_interval,
+            dead_letter_limit=dead_letter_limit,
+            status=self.status,
+            drain_seconds=drain_seconds,
+        )  # fmt: skip
         self.task.start()
 
     def fetch(self, offsets: Iterable[int]) -> None:

@@ -54,7 +54,7 @@ HOMES = (
     {
         # library: the rooms (or modules) that may import it
         "aiokafka": {"assemble", "kafka", "stream", "commands", "contribute", "lab"},
-        "faust": {"stream.worker", "stream.faust_consumer"},
+        "faust": {"stream.faust_consumer"},
         "mode": {"stream.faust_consumer"},
         "cramjam": {"kafka.reading.compression"},
         "simsimd": {"core.scan"},

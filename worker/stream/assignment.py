@@ -6,29 +6,44 @@ import asyncio
 import ctypes
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aiokafka import TopicPartition
 
 from worker.config import Settings
+from worker.config.control_keys import judge_keys
+from worker.config.redaction_rules import cleaning, output_rules, screening
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
 from worker.core.passes import without_embedder
 from worker.core.records import EmbedderIdentity
+from worker.core.scorer import EvaluationConfig
 from worker.core.terminal import number_of
 from worker.core.track_record import TrackRecord
+from worker.embed.embedder import ServedEmbedder
 from worker.embed.load import new_scorer
+from worker.embed.pool import EmbeddingPool
 from worker.kafka.cluster.describe import current_limit
+from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.cluster.topics import Layout, prepare_topics
 from worker.kafka.state.restore import Position, read_logs, read_positions, restore
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
-from worker.stream.partition import Context, Partition
+from worker.observe.metrics import Metrics
+from worker.observe.status import Status
+from worker.observe.tracing import Tracing
+from worker.stream.evaluator import Evaluator
+from worker.stream.faust_consumer import Membership
+from worker.stream.fetch_buffer import FetchBuffer
+from worker.stream.partition import DeadLetterLimit, Partition
 from worker.stream.state import PartitionState
 
 log = logging.getLogger(__name__)
+
+DRAIN_SECONDS: Final = 5.0
+"""How long a drain waits for a model elsewhere: well below KP_SHUTDOWN_TIMEOUT_SECONDS, as the group waits for it."""
 
 
 async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity: EmbedderIdentity | None) -> Layout:
@@ -59,19 +74,41 @@ class Assignment:
         settings: Settings,
         client: Mapping[str, Any],
         layout: Layout,
-        context: Context,
-        generation: Callable[[], int],  # the group's current one, as far as this member knows
-        commit_offset: Callable[[TopicPartition, int, str], Awaitable[None]],  # as a member (at least once)
+        membership: Membership,
+        failure: Failure,
+        buffer: FetchBuffer,
+        pool: EmbeddingPool | None,  # none: traces are not embedded
+        service: ServedEmbedder | None,  # the model, if it is elsewhere
+        metrics: Metrics,
+        tracing: Tracing,
+        status: Status | None,
     ) -> None:
         self.partitions: dict[int, Partition] = {}
         self._settings = settings
         self._client = client
         self._layout = layout
-        self._context = context
-        self._pool = context.pool
-        self._metrics = context.metrics
-        self._generation = generation
-        self._commit_offset = commit_offset
+        self._membership = membership
+        self._failure = failure
+        self._buffer = buffer
+        self._pool = pool
+        self._service = service
+        self._metrics = metrics
+        self._tracing = tracing
+        self._status = status
+        rules = output_rules(settings)
+        for kind in () if rules is None else rules.types:
+            metrics.redactions.labels(kind)
+        self._evaluation = EvaluationConfig(
+            settings.limits,
+            settings.event_time,
+            settings.output_embedding,
+            clean=cleaning(settings, rules),
+            clean_rejected=settings.redact == "all",
+            screen=screening(settings),
+            judges=judge_keys(settings),
+        )
+        share = settings.dead_letter_breaker_share
+        self._dead_letter_limit = DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None
         self._fencing = asyncio.Lock()
 
     def next_offsets(self) -> dict[TopicPartition, int]:
@@ -143,9 +180,27 @@ class Assignment:
             await _stop(publishers.values())
             raise
         for number in partitions:
-            partition = Partition(number, states[number], publishers[number], self._context)
-            self.partitions[number] = partition
+            partition = self.partitions[number] = self._partition(number, states[number], publishers[number])
             partition.start()  # 5; the caller lets records flow (4)
+
+    def _partition(self, number: int, state: PartitionState, publisher: Publisher) -> Partition:
+        settings, metrics = self._settings, self._metrics
+        evaluator = Evaluator(
+            state, self._pool, self._evaluation, settings.latency_budget_seconds, metrics, self._tracing
+        )
+        return Partition(
+            number,
+            state,
+            publisher,
+            evaluator,
+            self._buffer,
+            metrics,
+            fail=self._failure.set,
+            commit_interval_seconds=settings.commit_interval_seconds,
+            drain_seconds=None if self._service is None else DRAIN_SECONDS,
+            dead_letter_limit=self._dead_letter_limit,
+            status=self._status,
+        )
 
     def _publisher(self, partition: int) -> Publisher:
         settings, layout = self._settings, self._layout
@@ -158,13 +213,13 @@ class Assignment:
             return ExactlyOncePublisher(producer, settings.group_id, source, layout.outputs, layout.changelog, limit_of)
         producer = Producer(self._client, None, timeout)
         return AtLeastOncePublisher(
-            producer, source, layout.outputs, layout.changelog, self._commit_offset, timeout, limit_of
+            producer, source, layout.outputs, layout.changelog, self._membership.commit_offset, timeout, limit_of
         )
 
     def _owns(self, number: int) -> bool:
         """Whether this member has a partition, as far as it knows: its group has not given it away meanwhile."""
         partition = self.partitions.get(number)
-        return partition is not None and partition.generation == self._generation()
+        return partition is not None and partition.generation == self._membership.generation
 
     async def _read_offsets(self, partitions: Sequence[int]) -> dict[int, Position]:
         if not partitions:
@@ -199,7 +254,7 @@ class Assignment:
             identity.dimensions,
             self._settings.cache_max_elements,
             self._settings.transaction_timeout_seconds,
-            self._context.probes,
+            None if self._service is None else self._service.probes,
         )
         for result in restored.values():
             self._metrics.restored_entries.inc(len(result.entries))

@@ -143,6 +143,10 @@ class Evaluator:
         self._say_refused(span, error, _about(decision.record, None))
         return Decided(decision._replace(result=error, output=dead_letter(decision.record, error)), span)
 
+    def committed(self, batch: Sequence[Decided]) -> None:
+        """End the spans of records that are committed."""
+        self._tracing.end(each.span for each in batch)
+
     def _vector(self, taken: Taken) -> Vector | None:
         """Return the trace's vector; None without an embedder. Raises InvalidTrace if the model failed."""
         embedding = taken.embedding

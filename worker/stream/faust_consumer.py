@@ -1,4 +1,6 @@
-"""Faust's consumer as this worker needs it. The only module that uses private names of Faust.
+"""The worker's membership in its group: Faust's consumer as this worker needs it, and the Faust app around it.
+
+The only module that imports Faust, and uses private names of it.
 
 What is changed, and why (faust-streaming 0.15.3):
 - whole fetches go to the fetch buffer, past Faust's topics. Those create four tasks for each message, and sleep for a
@@ -20,9 +22,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
 
 import faust
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -38,6 +40,7 @@ from mode import CrashingSupervisor, Service
 from worker.config import Settings
 from worker.core.records import SourceRecord
 from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
+from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.reading.budget import Budget, Lease, NoRoom
 from worker.kafka.reading.fetches import Consumer, Reading
 from worker.stream.fetch_buffer import FetchBuffer
@@ -70,18 +73,28 @@ UNHELD_SECONDS: Final = 10.0
 """How often a static member looks for partitions that no member owns, with one small request to the coordinator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What the consumer needs from the worker."""
+class Served(Protocol):
+    """Whom a membership serves: the worker. Faust awaits the methods."""
 
-    settings: Settings
-    client: Mapping[str, Any] = field(repr=False)  # holds secrets
-    buffer: FetchBuffer
-    budget: Budget
-    take_all: Callable[[], Awaitable[None]]  # lets the partitions take records until the buffer is empty
-    drain: Callable[[], Awaitable[None]]  # waits until every record taken is committed
-    positions: Callable[[], Mapping[TopicPartition, int]]  # the next offsets to read
-    fail: Callable[[BaseException], None]  # stops the worker
+    async def take_all(self) -> None:
+        """Let the partitions take records until the buffer is empty."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until every record taken is committed."""
+        ...
+
+    def next_offsets(self) -> Mapping[TopicPartition, int]:
+        """Return the next offset to read of each partition."""
+        ...
+
+    async def on_assigned(self) -> None:
+        """Take over the assigned partitions; then Faust seeks to `next_offsets` and lets records flow."""
+        ...
+
+    def on_revoked(self) -> None:
+        """Note that a rebalance has begun."""
+        ...
 
 
 @dataclass(slots=True)
@@ -100,16 +113,16 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
     def __init__(self, consumer: KpConsumer, **arguments: Any) -> None:
         super().__init__(consumer, **arguments)
-        self.hooks = consumer.hooks
+        self.membership = consumer.membership
         # Where the last empty fetch ended: behind the markers and aborted records of transactions.
         self.read_to: dict[TopicPartition, int] = {}
 
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
-        settings = self.hooks.settings
+        settings = self.membership.settings
         session_ms = round(settings.session_timeout_seconds * 1000)
-        self.reading = Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
+        self.reading = Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.membership.budget)
         return Consumer(
-            **self.hooks.client,
+            **self.membership.client,
             reading=self.reading,
             group_id=settings.group_id,
             group_instance_id=settings.group_instance_id,
@@ -135,7 +148,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
                 self.read_to[tp] = await consumer.position(tp)
             return
         portion.records = fetched[tp]
-        portion.lease = Lease(self.hooks.budget.records, sum([record.size for record in portion.records]))
+        portion.lease = Lease(self.membership.budget.records, sum([record.size for record in portion.records]))
 
     async def seek_all(self, positions: Mapping[TopicPartition, int]) -> None:
         """Set the next offset of each partition that is still assigned, and drop earlier fetches."""
@@ -159,7 +172,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         Only a join of the group's leader starts a rebalance, and it may not know that it leads: so every member checks.
         Raises KafkaError while the coordinator is not available.
         """
-        settings = self.hooks.settings
+        settings = self.membership.settings
         consumer = self._ensure_consumer()
         state, held = await group_assignment(consumer, settings.group_id)
         if state != "Stable":
@@ -191,8 +204,9 @@ class KpConsumer(driver.Consumer):
     logger = faust_log
     _thread: _ConsumerThread
 
-    def __init__(self, transport: Any, *, hooks: Hooks, **arguments: Any) -> None:
-        self.hooks = hooks  # first: the thread needs it
+    def __init__(self, transport: Any, *, membership: Membership, served: Served, **arguments: Any) -> None:
+        self.membership = membership  # first: the thread needs it
+        self.served = served
         self._fetches: set[asyncio.Task[None]] = set()
         self._rebalance = 0
         super().__init__(transport, **arguments)
@@ -211,7 +225,7 @@ class KpConsumer(driver.Consumer):
             try:
                 await self._thread.call_thread(self._thread.check_group)
             except KafkaError as error:
-                self.hooks.fail(error)
+                self.membership.failure.set(error)
                 return
 
     async def _drain_messages(self, fetcher: Any) -> None:
@@ -245,7 +259,7 @@ class KpConsumer(driver.Consumer):
     async def _fetch_forever(self, tp: TP, generation: int) -> None:
         source = TopicPartition(tp.topic, tp.partition)
         while True:
-            await self.hooks.buffer.room(tp.partition)
+            await self.membership.buffer.room(tp.partition)
             portion = _Portion()
             fetch = self._thread.fetch(source, portion)
             try:
@@ -255,7 +269,7 @@ class KpConsumer(driver.Consumer):
                 continue
             records = portion.records
             if records and self.flow_active and self.app.consumer_generation_id == generation:
-                self.hooks.buffer.add(tp.partition, records)
+                self.membership.buffer.add(tp.partition, records)
             if portion.lease is not None:
                 portion.lease.end()
             del records, portion, fetch  # free them while the next fetch waits
@@ -268,7 +282,7 @@ class KpConsumer(driver.Consumer):
 
     @Service.task
     async def _look_for_unheld_partitions(self) -> None:
-        while self.hooks.settings.group_instance_id and not self.should_stop:
+        while self.membership.settings.group_instance_id and not self.should_stop:
             await self.sleep(UNHELD_SECONDS)
             try:
                 unheld = await self._thread.call_thread(self._thread.rejoin_for_unheld_partitions)
@@ -298,18 +312,18 @@ class KpConsumer(driver.Consumer):
         In this order: a running fetch could move the position after Faust's seek to the committed offset.
         """
         await self.halt()
-        await self.hooks.drain()
+        await self.served.drain()
 
     async def halt(self) -> None:
         """Stop fetching and drop waiting records, until Faust resumes the flow after its seek."""
         self.stop_flow()
         await self._stop_fetches()
-        self.hooks.buffer.clear()
-        self.hooks.budget.forget_waiting()
+        self.membership.buffer.clear()
+        self.membership.budget.forget_waiting()
 
     async def perform_seek(self) -> None:
         """Continue at the partitions' offsets: aiokafka returns none while the coordinator moves or loads."""
-        await self._thread.call_thread(self._thread.seek_all, self.hooks.positions())
+        await self._thread.call_thread(self._thread.seek_all, self.served.next_offsets())
 
     async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
         """Do nothing: the partitions commit."""
@@ -343,14 +357,9 @@ class _Tables(TableManager):
         await self.recovery.start()
 
 
-def connect(signal: Any, handler: Callable[..., Awaitable[None]]) -> None:
-    """Call a handler for a Faust signal (Faust's own types refuse bound methods)."""
-    signal.connect(handler)
-
-
-def create_app(hooks: Hooks) -> faust.App:
+def create_app(membership: Membership, served: Served) -> faust.App:
     """Build the Faust app: the agent, group membership and rebalances. It neither produces nor commits."""
-    settings = hooks.settings
+    settings = membership.settings
     app = _App(
         settings.group_id,
         broker=f"kafka://{settings.bootstrap_servers.split(',')[0]}",
@@ -375,17 +384,95 @@ def create_app(hooks: Hooks) -> faust.App:
         """
 
         async def __anext__(self) -> Any:
-            await hooks.buffer.filled()
-            return len(hooks.buffer)
+            await membership.buffer.filled()
+            return len(membership.buffer)
 
     @app.agent(Arrivals(app), name="score")
     async def score(stream: faust.StreamT[int]) -> None:
         async for _ in stream:
-            await hooks.take_all()
+            await served.take_all()
 
     class Transport(driver.Transport):
         def create_consumer(self, callback: Any, **arguments: Any) -> KpConsumer:
-            return KpConsumer(self, hooks=hooks, callback=callback, loop=self.loop, **arguments)
+            return KpConsumer(
+                self, membership=membership, served=served, callback=callback, loop=self.loop, **arguments
+            )
 
     app.transport = Transport([app.conf.broker[0]], app)
+
+    async def on_assigned(*_: Any, **__: Any) -> None:
+        await served.on_assigned()
+
+    async def on_revoked(*_: Any, **__: Any) -> None:
+        served.on_revoked()
+
+    app.on_rebalance_complete.connect(on_assigned)
+    app.on_partitions_revoked.connect(on_revoked)
     return app
+
+
+class Membership:
+    """The worker's membership in its consumer group. Before `join`, nothing but the settings and `join` may be used."""
+
+    def __init__(
+        self, settings: Settings, client: Mapping[str, Any], buffer: FetchBuffer, budget: Budget, failure: Failure
+    ) -> None:
+        self.settings = settings
+        self.client = client
+        self.buffer = buffer
+        self.budget = budget
+        self.failure = failure
+        self._app: faust.App | None = None
+
+    async def join(self, served: Served) -> None:
+        """Join the group; from now on Faust calls `served`."""
+        app = self._app = create_app(self, served)
+        app.finalize()
+        app.topics.add(app.topic(self.settings.source_topic))
+        await app.start()
+
+    async def leave(self) -> None:
+        """Let the records that were taken be committed, and leave the group."""
+        if self._app is not None:
+            await self._app.stop()
+
+    def crash(self) -> BaseException | None:
+        """Return why Faust has crashed; None while it runs."""
+        if not self._joined.crashed:
+            return None
+        return self._joined.crash_reason or RuntimeError("Faust stopped without a reason")
+
+    @property
+    def _joined(self) -> faust.App:
+        if self._app is None:
+            raise RuntimeError("this is a bug: the worker has not joined its group")
+        return self._app
+
+    @property
+    def _consumer(self) -> KpConsumer:
+        return cast("KpConsumer", self._joined.consumer)
+
+    @property
+    def generation(self) -> int:
+        """The group's generation, as far as this member knows."""
+        return int(self._joined.consumer_generation_id)
+
+    def assigned(self) -> list[int]:
+        """Return the assigned partitions of the source."""
+        return sorted(tp.partition for tp in self._consumer.assignment() if tp.topic == self.settings.source_topic)
+
+    def revoked(self) -> bool:
+        """Whether the next rebalance has started."""
+        return self._consumer.revoked()
+
+    async def halt(self) -> None:
+        """Stop fetching and drop waiting records, until Faust resumes the flow."""
+        await self._consumer.halt()
+
+    async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
+        """Commit one offset (at least once). Raises what aiokafka raises, for example after a rebalance."""
+        await self._consumer.commit_offset(tp, offset, metadata)
+
+    def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
+        """Return how many records of a partition are not committed; None if that is not known yet."""
+        return self._consumer.lag(tp, committed, idle)

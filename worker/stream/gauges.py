@@ -17,7 +17,7 @@ from worker.core.terminal import number_of
 from worker.embed.embedder import ServedEmbedder
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics, lag_seconds
-from worker.stream.faust_consumer import KpConsumer
+from worker.stream.faust_consumer import Membership
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.partition import Partition
 
@@ -84,23 +84,25 @@ class Gauges:
         self,
         metrics: Metrics,
         source_topic: str,
+        membership: Membership,
         buffer: FetchBuffer,
         pool: EmbeddingPool | None,
         service: ServedEmbedder | None = None,
     ) -> None:
         self._metrics = metrics
         self._source_topic = source_topic
+        self._membership = membership
         self._buffer = buffer
         self._pool = pool
         self._service = service
         self._growth = _Growth()
         self._reach = CacheReach(metrics)
 
-    def update(self, partitions: Mapping[int, Partition], consumer: KpConsumer) -> None:
+    def update(self, partitions: Mapping[int, Partition]) -> None:
         """Look at every partition, the embedding pool and the embedding service."""
         for partition in partitions.values():
             self._update_cache(partition)
-            self._update_lag(partition, consumer)
+            self._update_lag(partition)
         self._reach.update({number: partition.state.scorer.cache for number, partition in partitions.items()})
         if self._pool is not None:
             self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
@@ -129,11 +131,11 @@ class Gauges:
         for cause, total in (("expired", scorer.cache.expired), ("capacity", scorer.cache.displaced)):
             metrics.cache_evictions.labels(cause).inc(self._growth.of(scorer, cause, total))
 
-    def _update_lag(self, partition: Partition, consumer: KpConsumer) -> None:
+    def _update_lag(self, partition: Partition) -> None:
         metrics, label = self._metrics, str(partition.number)
         oldest = partition.oldest() or self._buffer.oldest(partition.number)
         source = TopicPartition(self._source_topic, partition.number)
-        lag = consumer.lag(source, partition.committed, idle=oldest is None)
+        lag = self._membership.lag(source, partition.committed, idle=oldest is None)
         if lag is not None:
             metrics.lag.labels(label).set(lag)
             age = lag_seconds(lag, None if oldest is None else oldest.timestamp_ms, time.time())

@@ -17,19 +17,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from worker.core.changelog import SLACK, Probes
+from worker.core.changelog import SLACK
 from worker.core.records import SourceRecord
-from worker.core.scorer import EvaluationConfig
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace
 from worker.embed.pool import EmbeddingPool
+from worker.kafka.cluster.errors import error_text
 from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
-from worker.observe.tracing import NO_TRACING, Tracing
 from worker.stream import batching
 from worker.stream.batching import Upstream
 from worker.stream.evaluator import Decided, Evaluator, Taken
@@ -67,25 +65,6 @@ class DeadLetterLimit:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """What all partitions of a worker share. Times in seconds."""
-
-    buffer: FetchBuffer
-    metrics: Metrics
-    evaluation: EvaluationConfig
-    fail: Callable[[int, BaseException], None]  # called once, with a partition and the error that ended it
-    pool: EmbeddingPool | None = None  # none: traces are not embedded
-    latency_budget_seconds: float = 0.1
-    commit_interval_seconds: float = 1.0
-    dead_letter_limit: DeadLetterLimit | None = None
-    tracing: Tracing = NO_TRACING
-    status: Status | None = None
-    drain_seconds: float | None = None
-    """How long a drain waits for undecided records before it drops them; None: as long as the embedder takes."""
-    probes: Probes | None = None  # those of a model elsewhere
-
-
 async def take_all(buffer: FetchBuffer, pool: EmbeddingPool | None, partitions: dict[int, Partition]) -> None:
     """Let the partitions take their records until none waits; the buffer says whose turn it is."""
     yields = time.perf_counter() + YIELD_SECONDS
@@ -113,7 +92,21 @@ async def take_all(buffer: FetchBuffer, pool: EmbeddingPool | None, partitions: 
 class Partition:
     """One assigned partition. After a failure its state is ahead of the committed offset, and must not be used."""
 
-    def __init__(self, number: int, state: PartitionState, publisher: Publisher, context: Context) -> None:
+    def __init__(
+        self,
+        number: int,
+        state: PartitionState,
+        publisher: Publisher,
+        evaluator: Evaluator,
+        buffer: FetchBuffer,
+        metrics: Metrics,
+        *,
+        fail: Callable[[BaseException], None],  # called once, with the error that ended the partition
+        commit_interval_seconds: float = 1.0,
+        drain_seconds: float | None = None,
+        dead_letter_limit: DeadLetterLimit | None = None,
+        status: Status | None = None,
+    ) -> None:
         self.number = number
         self.state = state
         self.generation = -1
@@ -121,16 +114,15 @@ class Partition:
         self.committed = state.next_offset
         """The committed offset: that of the next record of the source to read after a restart."""
         self._publisher = publisher
-        self._context = context
-        self._buffer = context.buffer
-        self._evaluator = Evaluator(
-            state,
-            context.pool,
-            context.evaluation,
-            context.latency_budget_seconds,
-            context.metrics,
-            context.tracing,
-        )
+        self._evaluator = evaluator
+        self._buffer = buffer
+        self._metrics = metrics
+        self._on_failure = fail
+        self._commit_interval_seconds = commit_interval_seconds
+        self._drain_seconds = drain_seconds
+        """How long a drain waits for undecided records before it drops them; None: as long as the embedder takes."""
+        self._dead_letter_limit = dead_letter_limit
+        self._status = status
         self._taken_to = state.next_offset - 1
         self._taken: deque[Taken] = deque()
         self._decided: deque[Decided] = deque()
@@ -192,7 +184,7 @@ class Partition:
         """Decide all embedded records, in offset order."""
         if self.failed or not self._taken:
             return
-        limit = self._context.dead_letter_limit
+        limit = self._dead_letter_limit
         was_ahead = self._ahead()
         try:
             while self._taken and self._taken[0].ready():
@@ -230,7 +222,7 @@ class Partition:
         while self.has_room() and not self._draining:
             left = batching.seconds_left(
                 time.perf_counter(), self._first_decided, self._last_commit, len(self._decided), self._upstream(),
-                self._context.commit_interval_seconds,
+                self._commit_interval_seconds,
             )  # fmt: skip
             if left <= 0:
                 return
@@ -273,11 +265,11 @@ class Partition:
     # -- 5. settle
 
     def _settle(self, batch: Sequence[Decided], seconds: float) -> None:
-        context, decisions = self._context, [each.decision for each in batch]
-        context.metrics.committed(decisions, seconds, time.time())
-        if context.status is not None:
-            context.status.committed(decisions)
-        context.tracing.end(each.span for each in batch)
+        decisions = [each.decision for each in batch]
+        self._metrics.committed(decisions, seconds, time.time())
+        if self._status is not None:
+            self._status.committed(decisions)
+        self._evaluator.committed(batch)
         self._release(len(batch), sum([each.record.size for each in decisions]))
 
     def _release(self, records: int, size: int) -> None:
@@ -299,7 +291,7 @@ class Partition:
         self._draining = True
         self.turn_ended()
         try:
-            async with asyncio.timeout(self._context.drain_seconds):
+            async with asyncio.timeout(self._drain_seconds):
                 await self._idle.wait()
         except TimeoutError:
             if self._taken:
@@ -339,7 +331,8 @@ class Partition:
     def _fail(self, error: BaseException) -> None:
         if not self.failed:
             self._end()
-            self._context.fail(self.number, error)
+            log.error("partition %d: %s", self.number, error_text(error))
+            self._on_failure(error)
 
     def _end(self) -> None:
         self.failed = True

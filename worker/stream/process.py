@@ -25,7 +25,7 @@ from worker.observe.metrics import Metrics, process_registry
 from worker.observe.status import Status
 from worker.observe.tracing import start_tracing
 from worker.stream.assignment import prepare_layout
-from worker.stream.worker import Worker
+from worker.stream.worker import Worker, build_worker
 from worker.version import __version__
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class WorkerProcess:
         self._describe(identity)
         self.phase = "checking the topics"
         layout = await prepare_layout(settings, client, identity)
-        self._worker = Worker(settings, client, layout, embedder, self._metrics, tracing, self._status)
+        self._worker = build_worker(settings, client, layout, embedder, self._metrics, tracing, self._status)
         # What the start has made (90,000 objects) lives to the end. A full collection that looks through it stops the
         # process for 55 ms.
         gc.collect()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.support.builders import T0, TextEmbedder, make_record, random_trace_bytes, text_vector
-from tests.support.partition import idle_context
+from tests.support.partition import new_partition
 from tests.support.simulated_log import (
     DIMENSIONS,
     IDENTITY,
@@ -33,7 +33,6 @@ from worker.core.scorer import cached_id, event_time_ms
 from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.kafka.writing.publisher import Commit
 from worker.stream import partition
-from worker.stream.partition import Partition
 from worker.stream.state import PartitionState
 
 # -- the core alone
@@ -336,7 +335,7 @@ async def live_in_a_task(
     publisher = SimulatedPublisher(topics, plan, rng, failing)
     failures: list[BaseException] = []
     state = PartitionState(topics.scorer(plan, found), topics.offset, found.replay, found.current, found.housekeeping)
-    worker = Partition(0, state, publisher, idle_context(failures, pool=pool))
+    worker = new_partition(0, state, publisher, failures, pool=pool)
     todo = [record for record in records if record.offset >= topics.offset]
     await live_on(worker, failures, pool, rng, todo, failing, plan.slack)
     return publisher.batches

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.builders import NEVER_ACCEPTED, T0, make_record, trace_bytes
-from tests.support.partition import ManualPublisher, idle_context, settle
+from tests.support.partition import ManualPublisher, new_partition, settle
 from worker import PartitionScorer, config
 from worker.commands.explain.command import explain
 from worker.commands.shared.explanation import explain_trace
@@ -40,7 +40,6 @@ from worker.observe.status import (
     Status,
     explain_command,
 )
-from worker.stream.partition import Partition
 from worker.stream.state import PartitionState
 
 HTML = PAGE.read_text("utf-8")
@@ -56,21 +55,19 @@ class Desk:
         self.status = Status(self.settings, self.metrics, lambda: self.problem)
         self.publisher = ManualPublisher()
         self.failures: list[BaseException] = []
-        self.task = Partition(
+        self.task = new_partition(
             3,
             PartitionState(PartitionScorer(dimensions=8, threshold=self.settings.threshold), next_offset=0),
             self.publisher,
-            idle_context(
-                self.failures,
-                evaluation=EvaluationConfig(
-                    DEFAULT_LIMITS,
-                    clean=cleaning(self.settings, output_rules(self.settings)),
-                    clean_rejected=self.settings.redact == "all",
-                ),
-                latency_budget_seconds=self.settings.latency_budget_seconds,
-                metrics=self.metrics,
-                status=self.status,
+            self.failures,
+            evaluation=EvaluationConfig(
+                DEFAULT_LIMITS,
+                clean=cleaning(self.settings, output_rules(self.settings)),
+                clean_rejected=self.settings.redact == "all",
             ),
+            latency_budget_seconds=self.settings.latency_budget_seconds,
+            metrics=self.metrics,
+            status=self.status,
         )
         self.task.start()
 

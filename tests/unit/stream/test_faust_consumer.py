@@ -21,7 +21,7 @@ from mode import Service
 from tests.support.builders import make_record
 from worker.config import Settings
 from worker.kafka.reading.budget import Budget
-from worker.stream.faust_consumer import Hooks, KpConsumer, _App, _ConsumerThread, _Tables, create_app
+from worker.stream.faust_consumer import KpConsumer, Membership, _App, _ConsumerThread, _Tables, create_app
 from worker.stream.fetch_buffer import FetchBuffer
 
 
@@ -93,11 +93,14 @@ async def test_the_agent_takes_waiting_records_though_faust_empties_its_queues()
     buffer = FetchBuffer(budget.records)
     taken = asyncio.Event()
 
-    async def take_all() -> None:
-        assert buffer.next() is not None
-        taken.set()
+    class Served:
+        async def take_all(self) -> None:
+            assert buffer.next() is not None
+            taken.set()
 
-    app = create_app(Hooks(Settings(), {}, buffer, budget, take_all, take_all, positions=dict, fail=lambda _: None))
+    nothing: Any = None
+    served: Any = Served()
+    app = create_app(Membership(Settings(), {}, buffer, budget, nothing), served)
     await app.agents.start()
     app.flow_control.suspend()
     buffer.assign([0])

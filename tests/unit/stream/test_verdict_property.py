@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.support.builders import TOPIC_ID, make_record
-from tests.support.partition import idle_context
+from tests.support.partition import new_partition
 from tests.support.simulated_log import (
     DIMENSIONS,
     Plan,
@@ -84,8 +84,9 @@ def new_task(
     scorer.record = TrackRecord(TOPIC_ID)
     found.housekeeping.first(scorer.record.restore(found.records, topics.offset))
     state = PartitionState(scorer, topics.offset, found.replay, found.current, found.housekeeping)
-    context = idle_context(failures, pool=pool, judges={name: [key] for name, key in JUDGES.items()})
-    return Partition(0, state, SimulatedPublisher(topics, plan, rng, failing), context), failures
+    publisher = SimulatedPublisher(topics, plan, rng, failing)
+    judges = {name: [key] for name, key in JUDGES.items()}
+    return new_partition(0, state, publisher, failures, pool=pool, judges=judges), failures
 
 
 async def live(rng: random.Random, plan: Plan, topics: Topics, records: Sequence[SourceRecord], failing: float) -> None:

@@ -37,10 +37,13 @@ LEAVE_SECONDS: Final = 1.0
 class Member(Protocol):
     """A member of a consumer group."""
 
-    failure: BaseException | None
-    """The first error."""
     failed: asyncio.Event
-    """Set together with it."""
+    """Set together with `failure`."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The first error."""
+        ...
 
     async def run(self) -> None:
         """Work until `stop` is called or something fails, then finish what is in flight, and leave the group."""

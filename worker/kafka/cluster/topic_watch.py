@@ -136,3 +136,18 @@ class TopicWatch:
 
     def _said(self, name: str) -> str:
         return f"topic {name} ({self._variables[name]})"
+
+
+class Failure:
+    """The first error of a member of a group, after which it ends."""
+
+    def __init__(self, watch: TopicWatch) -> None:
+        self.error: BaseException | None = None
+        self.event = asyncio.Event()
+        self._watch = watch
+
+    def set(self, error: BaseException) -> None:
+        """Note an error, as the topic watch explains it."""
+        if self.error is None:
+            self.error = self._watch.explain(error)
+            self.event.set()
