@@ -32,7 +32,7 @@ import numpy as np
 
 import worker.kafka.cluster.client
 import worker.kafka.writing.transaction
-import worker.stream.assignment
+import worker.stream.partition_factory
 from worker import config
 from worker.commands.run.service import run_service
 from worker.core.novelty import Vector
@@ -204,10 +204,10 @@ class SteppedProducer(Producer):
 
 def install() -> None:
     """Put the doubles at their seams."""
-    assignment: Any = worker.stream.assignment
+    factory: Any = worker.stream.partition_factory
     transaction: Any = worker.kafka.writing.transaction
-    assignment.Producer = SteppedProducer
-    assignment.restore = _slowly(assignment.restore)
+    factory.Producer = SteppedProducer
+    factory.restore = _slowly(factory.restore)
     transaction.find_refused_rows = _stepped(transaction.find_refused_rows)
     if metadata_ms := os.environ.get("TEST_METADATA_MS"):
         client: Any = worker.kafka.cluster.client

@@ -1,17 +1,6 @@
-"""A plain member of a consumer group: the life of each of its partitions, from assignment to revocation.
+"""A plain member of a consumer group, to whom aiokafka's listener names the partitions.
 
-The guarantee depends on the order of these steps. When partitions are assigned:
- 1. fence: start each partition's producer. This fences the former owner, and ends its open transaction;
- 2. read the committed offsets;
- 3. restore the state that the job keeps on topics;
- 4. open: only now start to read, at the committed offset;
- 5. run: poll, work and commit, until the partition is revoked, something fails, or the process stops.
-Then:
- 6. drain: commit what is in flight;
- 7. close: stop the producers.
-
-Steps 1 to 4 run in a task, because heartbeats must go out meanwhile. Step 6 waits for them: a producer that starts late
-would fence the next owner. The worker takes the same steps on Faust (stream/assignment.py).
+Steps 1 to 4 (assignment.py) run in a task, because heartbeats must go out meanwhile. Step 6 waits for them.
 """
 
 from __future__ import annotations
@@ -29,10 +18,11 @@ from aiokafka.abc import ConsumerRebalanceListener
 from worker.config import Settings
 from worker.core.records import SourceRecord
 from worker.core.terminal import number_of
+from worker.kafka.assignment import Assignment
 from worker.kafka.cluster.connections import connected
-from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
+from worker.kafka.cluster.topic_watch import Failure, TopicLostError, TopicWatch
 from worker.kafka.reading.fetches import Consumer, Reading
-from worker.kafka.state.restore import Position, read_positions
+from worker.kafka.state.restore import Position
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import fence
 
@@ -165,6 +155,52 @@ class Job(Protocol[AnyWork]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """A partition's producer, whose owner commits by itself."""
+
+    producer: Producer
+    tp: TopicPartition
+
+    async def start(self) -> None:
+        await fence(self.producer, f"{self.tp.topic}/{self.tp.partition}")
+
+    async def stop(self) -> None:
+        with contextlib.suppress(Exception):  # fenced, or the broker is gone: committed work stays committed
+            await self.producer.stop()
+
+
+class _Owned(Generic[AnyWork]):
+    """A partition of a plain member, and the work on it."""
+
+    def __init__(self, claim: Claim, work: AnyWork, sender: _Sender, fail: Callable[[BaseException], None]) -> None:
+        self.work = work
+        self._claim = claim
+        self._sender = sender
+        self._fail = fail
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._claim.consumer.seek(self._claim.tp, self._claim.position.offset)
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self.work.run()
+        except StoppedError:
+            pass
+        except Exception as error:
+            self._fail(error)
+
+    async def drain(self) -> None:
+        self._claim.stop.set()
+        if self._running is not None:
+            await self._running
+
+    async def close(self) -> None:
+        await self._sender.stop()
+
+
 class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]  # aiokafka is untyped
     """One process's share of the topics. The first error sets `failure` and `failed`."""
 
@@ -180,22 +216,17 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
         watch: TopicWatch,  # of the topics that the work needs
         set_ready: Callable[[float], None],  # takes 1 or 0
     ) -> None:
-        self.failure: BaseException | None = None
-        self.failed = asyncio.Event()
+        self._failure = Failure(watch)
+        self.failed = self._failure.event
         self._settings = settings
         self._client = client
         self._job = job
-        self._group = group
         self._topics = sorted(topics)
         self._watch = watch
         self._set_ready = set_ready
         self._stop = Stop()
         self._opening: asyncio.Task[None] | None = None
         self._closing = self._opened = False
-        self._producers: list[Producer] = []
-        self._claims: list[Claim] = []
-        self._works: dict[TopicPartition, AnyWork] = {}
-        self._tasks: list[asyncio.Task[None]] = []
         self._consumer = Consumer(
             **client,
             reading=Reading(settings.max_batch_bytes, tolerant=True),
@@ -208,6 +239,12 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
             rebalance_timeout_ms=round(drain_seconds * 1000),
             max_poll_interval_ms=NO_POLL_LIMIT_MS,
         )
+        self._assignment: Assignment[_Sender, _Owned[AnyWork]] = Assignment(settings, client, group, self)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The first error."""
+        return self._failure.error
 
     # -- health
 
@@ -224,7 +261,7 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
             return self._watch.problem
         if not self._opened:
             return "waiting for partitions to be assigned and restored"
-        return self._job.problem(self._works.values())
+        return self._job.problem([each.work for each in self._assignment.owned.values()])
 
     # -- start and stop
 
@@ -248,14 +285,12 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
         self._stop.set()
 
     def _fail(self, error: BaseException) -> None:
-        if self.failure is None:
-            self.failure = self._watch.explain(error)
-            self.failed.set()
-            self._stop.set()
+        self._failure.set(error)
+        self._stop.set()
 
     def _update_gauges(self) -> None:
-        for tp, work in self._works.items():
-            end = self._consumer.last_stable_offset(tp)
+        for tp, each in self._assignment.owned.items() if self._opened else ():
+            work, end = each.work, self._consumer.last_stable_offset(tp)
             lag = None if end is None else 0 if work.idle else max(0, end - work.next_offset)
             self._job.measure(tp, work, lag)
         self._set_ready(self.not_ready() is None)
@@ -275,26 +310,27 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
 
     async def _open_or_fail(self, assigned: Sequence[TopicPartition]) -> None:
         try:
-            await self._open(assigned)
+            if await self._assignment.change(assigned, stands=lambda: not self._closing):
+                self._opened = True
+                log.info("assigned %s", ", ".join(f"{tp.topic}/{tp.partition}" for tp in assigned) or "no partition")
         except Exception as error:
             self._fail(error)
 
-    async def _open(self, assigned: Sequence[TopicPartition]) -> None:
-        producers = {tp: self._producer(tp) for tp in assigned}
-        self._producers = list(producers.values())
-        await asyncio.gather(*(fence(each, f"{tp.topic}/{tp.partition}") for tp, each in producers.items()))  # 1
-        positions = await self._read_offsets(assigned)  # 2
-        await self._job.restore(positions, self._consumer)  # 3
-        if self._closing:
-            return
-        for tp, position in positions.items():
-            self._consumer.seek(tp, position.offset)
-            claim = Claim(tp, self._consumer, producers[tp], position)
-            self._claims.append(claim)
-            self._works[tp] = self._job.open(claim)  # 4
-            self._tasks.append(asyncio.create_task(self._run(self._works[tp])))  # 5
-        self._opened = True
-        log.info("assigned %s", ", ".join(f"{tp.topic}/{tp.partition}" for tp in assigned) or "no partition")
+    async def _close(self) -> None:
+        self._closing, self._opened = True, False
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            await opening
+        await self._assignment.drain()
+        closed = list(self._assignment.owned)
+        await self._assignment.close(closed)
+        self._job.closed(closed)
+
+    # -- the partitions
+
+    async def senders(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, _Sender]:
+        """Return the producers of new partitions, not started."""
+        return {tp: _Sender(self._producer(tp), tp) for tp in tps}
 
     def _producer(self, tp: TopicPartition) -> Producer:
         return Producer(
@@ -304,40 +340,17 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
             owns=lambda: tp in self._consumer.assignment(),
         )
 
-    async def _read_offsets(self, assigned: Sequence[TopicPartition]) -> dict[TopicPartition, Position]:
-        timeout = self._settings.transaction_timeout_seconds
-        found: dict[TopicPartition, Position] = {}
-        for topic in sorted({tp.topic for tp in assigned}):
-            numbers = [tp.partition for tp in assigned if tp.topic == topic]
-            positions = await read_positions(self._client, self._group, topic, numbers, timeout)
-            for number, position in positions.items():
-                found[TopicPartition(topic, number)] = position
-                if position.lost:
-                    log.error(
-                        "%s/%d: retention deleted %s before it was read",
-                        topic, number, number_of(position.lost, "record"),
-                    )  # fmt: skip
-        return found
-
-    async def _run(self, work: AnyWork) -> None:
-        try:
-            await work.run()
-        except StoppedError:
-            pass
-        except Exception as error:
-            self._fail(error)
-
-    async def _close(self) -> None:
-        self._closing, self._opened = True, False
-        opening, self._opening = self._opening, None
-        if opening is not None:
-            await opening
-        works, claims, tasks, producers = self._works, self._claims, self._tasks, self._producers
-        self._works, self._claims, self._tasks, self._producers = {}, [], [], []
-        for claim in claims:
-            claim.stop.set()
-        await asyncio.gather(*tasks)  # 6
-        for producer in producers:
-            with contextlib.suppress(Exception):  # fenced, or the broker is gone: committed work stays committed
-                await producer.stop()  # 7
-        self._job.closed(works.keys())
+    async def restore(
+        self, positions: Mapping[TopicPartition, Position], senders: Mapping[TopicPartition, _Sender]
+    ) -> dict[TopicPartition, _Owned[AnyWork]]:
+        """Let the job do step 3, and return the partitions, not started."""
+        for tp, position in positions.items():
+            if position.lost:
+                lost = number_of(position.lost, "record")
+                log.error("%s/%d: retention deleted %s before it was read", tp.topic, tp.partition, lost)
+        await self._job.restore(positions, self._consumer)
+        opened = {}
+        for tp, position in positions.items():
+            claim = Claim(tp, self._consumer, senders[tp].producer, position)
+            opened[tp] = _Owned(claim, self._job.open(claim), senders[tp], self._fail)
+        return opened

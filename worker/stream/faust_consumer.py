@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
@@ -412,7 +412,7 @@ def create_app(membership: Membership, served: Served) -> faust.App:
 
 
 class Membership:
-    """The worker's membership in its consumer group. Before `join`, nothing but the settings and `join` may be used."""
+    """The worker's membership in its consumer group; Faust and its consumer begin with `join`."""
 
     def __init__(
         self, settings: Settings, client: Mapping[str, Any], buffer: FetchBuffer, budget: Budget, failure: Failure
@@ -423,6 +423,8 @@ class Membership:
         self.budget = budget
         self.failure = failure
         self._app: faust.App | None = None
+        self._owned: frozenset[TopicPartition] = frozenset()
+        self.confirmed = -1  # the generation of the last assignment that was taken over
 
     async def join(self, served: Served) -> None:
         """Join the group; from now on Faust calls `served`."""
@@ -449,7 +451,8 @@ class Membership:
         return self._app
 
     @property
-    def _consumer(self) -> KpConsumer:
+    def consumer(self) -> KpConsumer:
+        """Faust's consumer."""
         return cast("KpConsumer", self._joined.consumer)
 
     @property
@@ -457,22 +460,15 @@ class Membership:
         """The group's generation, as far as this member knows."""
         return int(self._joined.consumer_generation_id)
 
-    def assigned(self) -> list[int]:
+    def assigned(self) -> list[TopicPartition]:
         """Return the assigned partitions of the source."""
-        return sorted(tp.partition for tp in self._consumer.assignment() if tp.topic == self.settings.source_topic)
+        topic = self.settings.source_topic
+        return sorted(TopicPartition(*tp) for tp in self.consumer.assignment() if tp.topic == topic)
 
-    def revoked(self) -> bool:
-        """Whether the next rebalance has started."""
-        return self._consumer.revoked()
+    def confirm(self, tps: Collection[TopicPartition], generation: int) -> None:
+        """Note that these partitions of a generation are taken over."""
+        self._owned, self.confirmed = frozenset(tps), generation
 
-    async def halt(self) -> None:
-        """Stop fetching and drop waiting records, until Faust resumes the flow."""
-        await self._consumer.halt()
-
-    async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
-        """Commit one offset (at least once). Raises what aiokafka raises, for example after a rebalance."""
-        await self._consumer.commit_offset(tp, offset, metadata)
-
-    def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
-        """Return how many records of a partition are not committed; None if that is not known yet."""
-        return self._consumer.lag(tp, committed, idle)
+    def owns(self, tp: TopicPartition) -> bool:
+        """Whether this member has a partition, as far as it knows: its group has not given it away meanwhile."""
+        return self.confirmed == self.generation and tp in self._owned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -98,12 +98,12 @@ class Gauges:
         self._growth = _Growth()
         self._reach = CacheReach(metrics)
 
-    def update(self, partitions: Mapping[int, Partition]) -> None:
+    def update(self, partitions: Collection[Partition]) -> None:
         """Look at every partition, the embedding pool and the embedding service."""
-        for partition in partitions.values():
+        for partition in partitions:
             self._update_cache(partition)
             self._update_lag(partition)
-        self._reach.update({number: partition.state.scorer.cache for number, partition in partitions.items()})
+        self._reach.update({partition.number: partition.state.scorer.cache for partition in partitions})
         if self._pool is not None:
             self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
             self._metrics.embed_in_flight.set(self._pool.permitted)
@@ -135,7 +135,7 @@ class Gauges:
         metrics, label = self._metrics, str(partition.number)
         oldest = partition.oldest() or self._buffer.oldest(partition.number)
         source = TopicPartition(self._source_topic, partition.number)
-        lag = self._membership.lag(source, partition.committed, idle=oldest is None)
+        lag = self._membership.consumer.lag(source, partition.committed, idle=oldest is None)
         if lag is not None:
             metrics.lag.labels(label).set(lag)
             age = lag_seconds(lag, None if oldest is None else oldest.timestamp_ms, time.time())

@@ -16,8 +16,10 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+from aiokafka import TopicPartition
 
 from worker.core.changelog import SLACK
 from worker.core.records import SourceRecord
@@ -65,23 +67,25 @@ class DeadLetterLimit:
             )
 
 
-async def take_all(buffer: FetchBuffer, pool: EmbeddingPool | None, partitions: dict[int, Partition]) -> None:
+async def take_all(
+    buffer: FetchBuffer, pool: EmbeddingPool | None, partitions: Mapping[TopicPartition, Partition]
+) -> None:
     """Let the partitions take their records until none waits; the buffer says whose turn it is."""
     yields = time.perf_counter() + YIELD_SECONDS
-    last: int | None = None
+    last: Partition | None = None
     while buffer:
         if pool is not None:
             await pool.admission()
         record = buffer.next()
-        turn = None if record is None else record.partition
-        if turn != last and last in partitions:
-            partitions[last].turn_ended()
+        turn = None if record is None else partitions[TopicPartition(record.topic, record.partition)]
+        if last is not None and last is not turn:
+            last.turn_ended()
         last = turn
-        if record is None:
+        if record is None or turn is None:
             if buffer:  # all partitions with waiting records are full: one must commit first
                 await buffer.released()
             continue
-        partitions[record.partition].take(record)
+        turn.take(record)
         if time.perf_counter() > yields:
             await asyncio.sleep(0)
             yields = time.perf_counter() + YIELD_SECONDS
@@ -109,7 +113,6 @@ class Partition:
     ) -> None:
         self.number = number
         self.state = state
-        self.generation = -1
         self.failed = False
         self.committed = state.next_offset
         """The committed offset: that of the next record of the source to read after a restart."""

@@ -24,7 +24,7 @@ from worker.observe.http_server import Page
 from worker.observe.metrics import Metrics, process_registry
 from worker.observe.status import Status
 from worker.observe.tracing import start_tracing
-from worker.stream.assignment import prepare_layout
+from worker.stream.partition_factory import prepare_layout
 from worker.stream.worker import Worker, build_worker
 from worker.version import __version__
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import TopicPartition
@@ -14,17 +14,19 @@ from aiokafka import TopicPartition
 from worker.config import Settings
 from worker.embed.embedder import Embedder, ServedEmbedder
 from worker.embed.pool import EmbeddingPool
+from worker.kafka.assignment import Assignment
 from worker.kafka.cluster.topic_watch import Failure, TopicWatch
 from worker.kafka.cluster.topics import Layout
 from worker.kafka.reading.budget import Budget
+from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
 from worker.observe.tracing import Tracing
-from worker.stream.assignment import Assignment
 from worker.stream.faust_consumer import Membership
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.gauges import Gauges
-from worker.stream.partition import take_all
+from worker.stream.partition import Partition, take_all
+from worker.stream.partition_factory import PartitionFactory
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +60,10 @@ def build_worker(
     budget = Budget(settings.memory_budget_bytes)
     buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
     membership = Membership(settings, client, buffer, budget, failure)
-    assignment = Assignment(
+    factory = PartitionFactory(
         settings, client, layout, membership, failure, buffer, pool, service, metrics, tracing, status
     )
+    assignment = Assignment(settings, client, settings.group_id, factory)
     gauges = Gauges(metrics, settings.source_topic, membership, buffer, pool, service)
     return Worker(settings, topics, failure, membership, assignment, buffer, pool, service, gauges, metrics, status)
 
@@ -74,7 +77,7 @@ class Worker:
         topics: TopicWatch,
         failure: Failure,
         membership: Membership,
-        assignment: Assignment,
+        assignment: Assignment[Publisher, Partition],
         buffer: FetchBuffer,
         pool: EmbeddingPool | None,
         service: ServedEmbedder | None,
@@ -127,11 +130,11 @@ class Worker:
 
     async def take_all(self) -> None:
         """Let the partitions take records until the buffer is empty."""
-        await take_all(self._buffer, self._pool, self._assignment.partitions)
+        await take_all(self._buffer, self._pool, self._assignment.owned)
 
     def next_offsets(self) -> Mapping[TopicPartition, int]:
         """Return the next offset to read of each partition."""
-        return self._assignment.next_offsets()
+        return {tp: partition.committed for tp, partition in self._assignment.owned.items()}
 
     async def drain(self) -> None:
         """Wait until every partition has committed the records it took; called while no records flow."""
@@ -157,24 +160,38 @@ class Worker:
     async def _assign(self) -> None:
         started = time.perf_counter()
         membership = self._membership
-        await membership.halt()
-        if membership.revoked():
+        await membership.consumer.halt()
+        if membership.consumer.revoked():
             return  # the group is rebalancing again, and another worker may have these partitions already
         generation = membership.generation
         mine = membership.assigned()
-        new = await self._assignment.change(mine, generation)
-        if generation != membership.generation:
+        kept = self._kept(mine, generation)
+        for tp in self._assignment.owned.keys() - set(mine):
+            self._metrics.forget_partition(tp.partition)
+        if not await self._assignment.change(mine, lambda: generation == membership.generation, kept):
             return  # the group is rebalancing again; the next call finds partitions of an older generation
-        self._assignment.confirm(generation)
-        self._buffer.assign(mine)
+        membership.confirm(mine, generation)
+        numbers = [tp.partition for tp in mine]
+        self._buffer.assign(numbers)
         self._assigned = True
         self._metrics.ready.set(1)
         self._metrics.rebalances.inc()
         self._metrics.partitions.set(len(mine))
         log.info(
             "assigned partitions %s of %s (generation %s): %d restored, %d kept, in %.2f s",
-            mine, self._settings.source_topic, generation, new, len(mine) - new, time.perf_counter() - started,
+            numbers, self._settings.source_topic, generation, len(mine) - len(kept), len(kept),
+            time.perf_counter() - started,
         )  # fmt: skip
+
+    def _kept(self, mine: Sequence[TopicPartition], generation: int) -> set[TopicPartition]:
+        """Return the partitions that need no restore: no other worker had them meanwhile.
+
+        They were in the previous generation, and have no uncommitted records: their state equals the changelog.
+        """
+        if self._membership.confirmed != generation - 1:
+            return set()
+        owned = self._assignment.owned
+        return {tp for tp in mine if tp in owned and not owned[tp].failed and not len(owned[tp])}
 
     # -- start and stop
 
@@ -203,7 +220,7 @@ class Worker:
         await self._topics.start(self._failure.set)
         await self._membership.join(self)
         while (crash := self._membership.crash()) is None:
-            self._gauges.update(self._assignment.partitions)
+            self._gauges.update(self._assignment.owned.values())
             self._metrics.ready.set(self.not_ready() is None)
             if self._status is not None:
                 self._status.tick(time.monotonic())
@@ -213,8 +230,12 @@ class Worker:
     async def _leave(self) -> None:
         await self._topics.stop()
         if self.failure is not None:
-            await self._assignment.close()
+            await self._close()
         await self._membership.leave()
-        await self._assignment.close()
+        await self._close()
         if self._pool is not None:
             self._pool.close()
+
+    async def _close(self) -> None:
+        """Close every partition. They stay owned: records that still come are dropped."""
+        await asyncio.gather(*(partition.close() for partition in self._assignment.owned.values()))

@@ -75,7 +75,7 @@ def with_verdicts(rng: random.Random, records: Sequence[SourceRecord]) -> list[S
 def new_task(
     rng: random.Random, plan: Plan, topics: Topics, pool: RandomPool | None, failing: float
 ) -> tuple[Partition, list[BaseException]]:
-    """Start a task from what is restored, as stream/assignment.py does."""
+    """Start a task from what is restored, as stream/partition_factory.py does."""
     failures: list[BaseException] = []
     found = topics.restored(plan.capacity)
     scorer = PartitionScorer(plan.capacity, plan.ttl_ms, DIMENSIONS, confidence="record")

@@ -1,4 +1,4 @@
-"""The assignment: which partitions a worker has, from what state they start, and when they are closed."""
+"""The partitions of a worker: by whom each publishes, and from what state it starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import ctypes
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from worker.embed.pool import EmbeddingPool
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.cluster.topics import Layout, prepare_topics
-from worker.kafka.state.restore import Position, read_logs, read_positions, restore
+from worker.kafka.state.restore import Position, read_logs, restore
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 from worker.observe.metrics import Metrics
@@ -52,22 +52,8 @@ async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity
     return await prepare_topics(settings, client, extra_bytes)
 
 
-class Assignment:
-    """The partitions of one worker, by number.
-
-    A partition is kept if it was in the previous generation and has no uncommitted records: its state then equals the
-    changelog. Any other is restored, because another worker may have processed it meanwhile.
-
-    The steps are those of kafka/member.py, and the guarantee depends on their order. For a new partition:
-     1. fence: start the producer (exactly once: this fences the former owner and ends its open transaction);
-     2. read the committed offset;
-     3. restore: read the changelog to its end; entries below that offset form the cache;
-     4. open: only then is the first record fetched;
-     5. run (partition.py).
-    For each partition, before a rebalance and at the end:
-     6. drain: commit the records taken. This waits for producers that are starting: they would fence the next owner;
-     7. close, unless it is kept: stop the producer.
-    """
+class PartitionFactory:
+    """Makes the partitions of a worker (kafka/assignment.py): their publishers, restored states and evaluators."""
 
     def __init__(
         self,
@@ -83,7 +69,6 @@ class Assignment:
         tracing: Tracing,
         status: Status | None,
     ) -> None:
-        self.partitions: dict[int, Partition] = {}
         self._settings = settings
         self._client = client
         self._layout = layout
@@ -109,79 +94,25 @@ class Assignment:
         )
         share = settings.dead_letter_breaker_share
         self._dead_letter_limit = DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None
-        self._fencing = asyncio.Lock()
 
-    def next_offsets(self) -> dict[TopicPartition, int]:
-        """Return the next offset to read of each partition."""
-        topic = self._settings.source_topic
-        return {TopicPartition(topic, each.number): each.committed for each in self.partitions.values()}
-
-    async def change(self, mine: Sequence[int], generation: int) -> int:
-        """Close former partitions and open those of a new generation (1 to 3); return how many are new.
-
-        Step 4 is the caller's: unless the group rebalances again, it calls `confirm` and fetches. Never call this
-        during a rebalance.
-        """
-        async with self._fencing:
-            new, publishers = await self._fence(mine, generation)
-        await self._open(new, publishers)
-        if new:
-            await asyncio.to_thread(_return_memory)
-        return len(new)
-
-    async def _fence(self, mine: Sequence[int], generation: int) -> tuple[list[int], dict[int, Publisher]]:
-        """Close former partitions, and start the producers of new ones (step 1)."""
-        kept = {
-            number
-            for number, partition in self.partitions.items()
-            if number in mine and not partition.failed and not len(partition) and partition.generation == generation - 1
-        }
-        gone = [number for number in self.partitions if number not in kept]
-        await asyncio.gather(*(self.partitions.pop(number).close() for number in gone))
-        for partition in set(gone) - set(mine):
-            self._metrics.forget_partition(partition)
-        if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
+    async def senders(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Publisher]:
+        """Return the publishers of new partitions; first look for what they need, if the source has gained some."""
+        if tps and max(tps).partition >= self._layout.source_partitions:
             identity = None if self._pool is None else self._pool.identity
             self._layout = await prepare_layout(self._settings, self._client, identity)
-        new = [partition for partition in mine if partition not in kept]
-        publishers = {partition: self._publisher(partition) for partition in new}
-        try:
-            await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
-        except BaseException:
-            await _stop(publishers.values())
-            raise
-        for publisher in list(publishers.values())[:1]:
-            log.info("delivery: %s", publisher.delivery())
-        return new, publishers
+        return {tp: self._publisher(tp) for tp in tps}
 
-    def confirm(self, generation: int) -> None:
-        """Record that all partitions took part in this generation; otherwise the next `change` restores them again."""
-        for partition in self.partitions.values():
-            partition.generation = generation
-
-    async def drain(self) -> None:
-        """Wait until no producer is starting, and every partition has committed the records it took."""
-        async with self._fencing:
-            pass
-        await asyncio.gather(*(partition.drain() for partition in self.partitions.values()))
-
-    async def close(self) -> None:
-        """Close every partition."""
-        await asyncio.gather(*(partition.close() for partition in self.partitions.values()))
-
-    async def _open(self, partitions: Sequence[int], publishers: Mapping[int, Publisher]) -> None:
-        try:
-            positions = await self._read_offsets(partitions)  # 2
-            restored = await self._restore(positions)  # 3
-            states = {
-                partition: await self._state(positions[partition], restored[partition]) for partition in partitions
-            }
-        except BaseException:
-            await _stop(publishers.values())
-            raise
-        for number in partitions:
-            partition = self.partitions[number] = self._partition(number, states[number], publishers[number])
-            partition.start()  # 5; the caller lets records flow (4)
+    async def restore(
+        self, positions: Mapping[TopicPartition, Position], senders: Mapping[TopicPartition, Publisher]
+    ) -> dict[TopicPartition, Partition]:
+        """Restore the caches from the changelog, and return the partitions."""
+        if not positions:
+            return {}
+        log.info("delivery: %s", next(iter(senders.values())).delivery())
+        self._report_lost(positions)
+        states = await self._states({tp.partition: position for tp, position in positions.items()})
+        await asyncio.to_thread(_return_memory)
+        return {tp: self._partition(tp.partition, states[tp.partition], senders[tp]) for tp in positions}
 
     def _partition(self, number: int, state: PartitionState, publisher: Publisher) -> Partition:
         settings, metrics = self._settings, self._metrics
@@ -202,46 +133,41 @@ class Assignment:
             status=self._status,
         )
 
-    def _publisher(self, partition: int) -> Publisher:
+    def _publisher(self, source: TopicPartition) -> Publisher:
         settings, layout = self._settings, self._layout
         timeout = settings.transaction_timeout_seconds
-        source = TopicPartition(settings.source_topic, partition)
         limit_of = partial(current_limit, self._client)
         if settings.delivery == "exactly_once":
-            transactional_id = f"{settings.group_id}-{partition}"
-            producer = Producer(self._client, transactional_id, timeout, owns=partial(self._owns, partition))
+            transactional_id = f"{settings.group_id}-{source.partition}"
+            producer = Producer(self._client, transactional_id, timeout, owns=partial(self._membership.owns, source))
             return ExactlyOncePublisher(producer, settings.group_id, source, layout.outputs, layout.changelog, limit_of)
         producer = Producer(self._client, None, timeout)
         return AtLeastOncePublisher(
-            producer, source, layout.outputs, layout.changelog, self._membership.commit_offset, timeout, limit_of
+            producer,
+            source,
+            layout.outputs,
+            layout.changelog,
+            self._membership.consumer.commit_offset,
+            timeout,
+            limit_of,
         )
 
-    def _owns(self, number: int) -> bool:
-        """Whether this member has a partition, as far as it knows: its group has not given it away meanwhile."""
-        partition = self.partitions.get(number)
-        return partition is not None and partition.generation == self._membership.generation
-
-    async def _read_offsets(self, partitions: Sequence[int]) -> dict[int, Position]:
-        if not partitions:
-            return {}
-        settings = self._settings
-        positions = await read_positions(
-            self._client, settings.group_id, settings.source_topic, partitions, settings.transaction_timeout_seconds
-        )
-        lost = {partition: position for partition, position in positions.items() if position.lost}
+    def _report_lost(self, positions: Mapping[TopicPartition, Position]) -> None:
+        lost = {tp.partition: position for tp, position in positions.items() if position.lost}
         if lost:
             records = sum(position.lost for position in lost.values())
             self._metrics.lost.inc(records)
             places = ", ".join(f"partition {n} at offset {each.offset} ({each.lost} lost)" for n, each in lost.items())
             log.error(
                 "%s deleted from %s before scoring (by retention, or by hand); continuing with %s",
-                number_of(records, "record"), settings.source_topic, places,
+                number_of(records, "record"), self._settings.source_topic, places,
             )  # fmt: skip
-        return positions
 
-    async def _restore(self, positions: dict[int, Position]) -> dict[int, Restored]:
-        if not positions:
-            return {}
+    async def _states(self, positions: Mapping[int, Position]) -> dict[int, PartitionState]:
+        restored = await self._restore(positions)
+        return {partition: await self._state(positions[partition], restored[partition]) for partition in positions}
+
+    async def _restore(self, positions: Mapping[int, Position]) -> dict[int, Restored]:
         if self._pool is None:  # the entries of an embedder must not change
             return await self._restore_records(positions)
         started = time.perf_counter()
@@ -263,7 +189,7 @@ class Assignment:
         self._metrics.restore.observe(time.perf_counter() - started)
         return restored
 
-    async def _restore_records(self, positions: dict[int, Position]) -> dict[int, Restored]:
+    async def _restore_records(self, positions: Mapping[int, Position]) -> dict[int, Restored]:
         settings = self._settings
         result = {
             partition: Restored(current=without_embedder(position.found())) for partition, position in positions.items()
@@ -296,7 +222,3 @@ def _return_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-async def _stop(publishers: Iterable[Publisher]) -> None:
-    await asyncio.gather(*(publisher.stop() for publisher in publishers), return_exceptions=True)
