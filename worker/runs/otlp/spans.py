@@ -659,14 +659,14 @@ def _object(fields: _Fields, value: Any, depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         _refuse_type(value, "an object")
     made = {}
-    for name, inner in value.items():
-        if inner is not None and name in fields:
-            field, read = fields[name]
-            try:
-                made[field] = read(inner, depth)
-            except InvalidSpans as error:
-                error.path = f"{name}.{error.path}" if error.path else name
-                raise
+    name = ""
+    try:
+        for name, inner in value.items():
+            if inner is not None and (known := fields.get(name)) is not None:
+                made[known[0]] = known[1](inner, depth)
+    except InvalidSpans as error:
+        error.path = f"{name}.{error.path}" if error.path else name
+        raise
     return made
 
 
