@@ -123,4 +123,4 @@ lock: $(READY) ## Resolve pyproject.toml anew into the lock files of setup, setu
 	$(COMPILE) pyproject.toml --extra fast --extra otlp --constraints requirements.lock -o requirements-image.lock
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import kafka_versions, warm
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
@@ -20,6 +21,12 @@ __all__ = ["cluster", "hashing", "kafka", "workers"]
 
 TIERS = ("crash", "model", "kafka", "unit", "docs")
 """The folders, in the order in which their tests run, and the large files first: the longest must not begin last."""
+
+# Hypothesis draws the same each time, without a memory of earlier runs; with --long it draws anew.
+settings.register_profile(
+    "test", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("long", settings.get_profile("test"), derandomize=False, max_examples=500)
 
 ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
@@ -42,6 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = config.workerinput["seed"]
     elif config.option.seed is None:  # two runs of `make test` must do the same
         config.option.seed = random.SystemRandom().randrange(2**32) if config.option.long else 1
+    settings.load_profile("long" if config.option.long else "test")
+    if config.option.long:
+        config.option.hypothesis_seed = str(config.option.seed)
     warm.enabled = not config.option.long
     if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, none takes a port that another one is about to listen on
         mine, of = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

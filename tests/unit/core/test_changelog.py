@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.support.builders import T0, text_vector
 from worker.core import changelog
 from worker.core.changelog import (
     PROBE_DISTANCE,
@@ -332,3 +333,26 @@ def test_the_distance_bounds_the_change_of_a_similarity(seed: int) -> None:
     for _ in range(200):
         one, other, third = (unit(it, 8) for it in rng.normal(size=(3, 8)))
         assert abs(float(one @ third) - float(other @ third)) <= probe_distance(one, other) + 1e-6
+
+
+def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> None:
+    def value(sequence: int, model: str = "text", dimensions: int = 6) -> bytes:
+        return encode(
+            sequence=sequence,
+            source_offset=sequence,
+            stream_time_ms=T0,
+            trace_id="kp:trace:x",
+            model=model,
+            vector=text_vector("x", dimensions),
+            pass_number=1,
+            text_hash=text_hash("x"),
+        )
+
+    log = Log()
+    values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", b"", value(5), value(7, "other")]
+    for number, raw in enumerate(values):
+        log.apply(slot_key(number, 1000, 1), raw, number)
+    found = log.restore(Found(5, committed=Committed(T0, None, 1)), "text", 6, 1000)
+    assert [entry.sequence for entry in found.entries] == [0]
+    assert list(found.replay) == [5]
+    assert (found.skipped["other_model"], found.skipped["corrupt"]) == (3, 2)
