@@ -291,7 +291,7 @@ async def test_a_restore_from_a_broker_that_falls_silent_ends(kafka: EmbeddedKaf
     with Proxy(kafka.bootstrap_servers, silent) as proxy:
         try:
             with pytest.raises(TimeoutError, match=f"nothing arrived from {name} for 1 s"):
-                await asyncio.wait_for(read_logs({"bootstrap_servers": proxy.address}, name, [0], 1.0), 30)
+                await asyncio.wait_for(read_logs({"bootstrap_servers": proxy.address}, name, [0], 1.0, 1 << 20), 30)
         finally:
             spoken.set()
     assert asked.is_set()

@@ -13,6 +13,7 @@ from tests.support.crash_worker import hash_vector
 from tests.support.embedding_service import MODEL, Answer, EmbeddingService
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, wait_until
 from tests.support.stage import Workers
+from worker.config import Settings
 from worker.embed.http_embedder import MOST_REFUSED, PROBES
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -147,7 +148,9 @@ def test_a_gateway_that_refuses_texts_holds_them_and_a_bad_text_becomes_a_dead_l
     assert worker.get("/healthz")[0] == 200
     service.fault = lambda texts: None
     group.wait_settled(worker)
-    assert worker.log().count("refuses a text") == 1 + MOST_REFUSED  # each may be of several equal traces
+    # Each may be of several equal traces. A text of each request that is open when the fault ends may be refused, too.
+    refused = worker.log().count("refuses a text") - 1
+    assert MOST_REFUSED <= refused <= MOST_REFUSED + Settings().embed_requests
     end(worker)
 
 

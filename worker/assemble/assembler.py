@@ -147,7 +147,9 @@ class Assembler:
             return {}
         settings, topics = self._settings, self._topics
         state = topics.state.name
-        logs = await read_logs(self._client, state, partitions, settings.transaction_timeout_seconds)
+        logs = await read_logs(
+            self._client, state, partitions, settings.transaction_timeout_seconds, settings.max_batch_bytes
+        )
         result = {}
         for number in partitions:
             read = logs.pop(number)

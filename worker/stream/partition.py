@@ -72,12 +72,18 @@ async def take_all(
 ) -> None:
     """Let the partitions take their records until none waits; the buffer says whose turn it is."""
     yields = time.perf_counter() + YIELD_SECONDS
+    tps: dict[int, TopicPartition] = {}  # to make one for each record would cost a microsecond
     last: Partition | None = None
     while buffer:
         if pool is not None:
             await pool.admission()
         record = buffer.next()
-        turn = None if record is None else partitions[TopicPartition(record.topic, record.partition)]
+        turn = None
+        if record is not None:
+            tp = tps.get(record.partition)
+            if tp is None:
+                tp = tps[record.partition] = TopicPartition(record.topic, record.partition)
+            turn = partitions[tp]  # looked up each time: a rebalance may have replaced it
         if last is not None and last is not turn:
             last.turn_ended()
         last = turn

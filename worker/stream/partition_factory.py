@@ -180,6 +180,7 @@ class PartitionFactory:
             identity.dimensions,
             self._settings.cache_max_elements,
             self._settings.transaction_timeout_seconds,
+            self._settings.max_batch_bytes,
             None if self._service is None else self._service.probes,
         )
         for result in restored.values():
@@ -195,8 +196,10 @@ class PartitionFactory:
             partition: Restored(current=without_embedder(position.found())) for partition, position in positions.items()
         }
         if settings.verdict_key_file is not None:
-            seconds = settings.transaction_timeout_seconds
-            logs = await read_logs(self._client, settings.changelog, list(positions), seconds)
+            logs = await read_logs(
+                self._client, settings.changelog, list(positions), settings.transaction_timeout_seconds,
+                settings.max_batch_bytes,
+            )  # fmt: skip
             for partition, restored in result.items():
                 read = logs.pop(partition)
                 await asyncio.to_thread(read.restore_records, restored)

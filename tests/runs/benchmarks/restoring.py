@@ -78,7 +78,7 @@ async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
     positions = {number: Position(ENTRIES, None, 0, ENTRIES, committed) for number in range(partitions)}
     began = time.perf_counter()
     found = await restore(
-        {"bootstrap_servers": bootstrap}, topics.changelog, positions, TABLE.key(), DIMENSIONS, ENTRIES, 60.0
+        {"bootstrap_servers": bootstrap}, topics.changelog, positions, TABLE.key(), DIMENSIONS, ENTRIES, 60.0, 64 << 20
     )
     seconds = time.perf_counter() - began
     if any(len(restored.entries) != ENTRIES for restored in found.values()) or len(found) != partitions:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import GroupLoadInProgressError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.changelog import Restored
 from worker.core.passes import Committed, Pass
+from worker.kafka.state import restore
 from worker.kafka.state.restore import Position, _position, report_passes, report_skipped
+from worker.kafka.writing.protocol import UnstableOffsetError
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"
 SAID = Pass(OURS, 2, 10).metadata(99)
@@ -29,6 +34,33 @@ COMMITTED = Committed(99, OURS, 2, 10)
 )  # fmt: skip
 def test_a_partition_whose_oldest_record_is_30(found: OffsetAndMetadata | None, now: str, expected: Position) -> None:
     assert _position(found, 30, now) == expected
+
+
+@pytest.mark.parametrize("loading", [0, 5])
+async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_to_answer(
+    loading: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for the offset as it is, a coordinator gives the one before a pending commit: outputs would be repeated."""
+    asked: list[bool] = []
+
+    async def ask(*_: object, stable: bool) -> dict[TopicPartition, OffsetAndMetadata]:
+        asked.append(stable)
+        if len(asked) <= loading:
+            raise GroupLoadInProgressError
+        if len(asked) <= loading + 3:
+            raise UnstableOffsetError
+        return {}
+
+    async def topic_id(*_: object) -> str:
+        return OURS
+
+    monkeypatch.setattr(restore, "_ask_committed", ask)
+    monkeypatch.setattr(restore, "topic_id", topic_id)
+    monkeypatch.setattr(restore, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(restore, "UNSTABLE_SECONDS", 0.4)  # less than the load of 0.5 s takes
+    monkeypatch.setattr(restore, "admin_client", lambda client: contextlib.nullcontext())
+    await restore._committed({}, "group", [TopicPartition("traces", 0)])
+    assert asked == [True] * (loading + 4)
 
 
 def told(caplog: pytest.LogCaptureFixture, restored: dict[int, Restored]) -> list[str]:

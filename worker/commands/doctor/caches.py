@@ -68,7 +68,8 @@ async def _read(session: Session) -> Memory:
         return memory
     together = max(1, ENTRIES_AT_ONCE // settings.cache_max_elements)
     for first in range(0, len(numbers), together):
-        logs = await read_logs(session.client, settings.changelog, numbers[first : first + together], READ_SECONDS)
+        some = numbers[first : first + together]
+        logs = await read_logs(session.client, settings.changelog, some, READ_SECONDS, settings.max_batch_bytes)
         for number, log in logs.items():
             if positions[number].committed_offset is not None:
                 memory.entries[number] = _entries(settings, log, positions[number])

@@ -140,13 +140,15 @@ async def _committed(
     then start at the oldest record. A transaction whose end is decided is waited for: its offset is the committed one.
     But not indefinitely: a late request may leave an offset that no transaction ever commits.
     """
-    unstable_until = time.monotonic() + UNSTABLE_SECONDS
+    unstable_since: float | None = None  # not since the call: a coordinator may take long to load its offsets
     async with admin_client(client) as admin:
         while True:
-            stable = time.monotonic() < unstable_until
+            stable = unstable_since is None or time.monotonic() - unstable_since < UNSTABLE_SECONDS
             try:
                 return await _ask_committed(admin, group, tps, stable=stable), await topic_id(admin, tps[0].topic)
             except UnstableOffsetError:
+                if unstable_since is None:
+                    unstable_since = time.monotonic()
                 await asyncio.sleep(UNSTABLE_PAUSE_SECONDS)
             except KafkaError as error:
                 if not error.retriable:
@@ -170,6 +172,7 @@ async def restore(
     dimensions: int,
     capacity: int,
     timeout_seconds: float,
+    max_batch_bytes: int,
     probes: Probes | None = None,
 ) -> dict[int, Restored]:
     """Read the changelog of source partitions to its end, and decide which pass continues (changelog.Log).
@@ -178,7 +181,7 @@ async def restore(
     then. Entries of another model, and damaged records, are skipped and counted, with one warning each. Raises
     KafkaError, TimeoutError as read_logs does, and OtherModelError where other `probes` are kept.
     """
-    logs = await read_logs(client, changelog, list(positions), timeout_seconds)
+    logs = await read_logs(client, changelog, list(positions), timeout_seconds, max_batch_bytes)
     result = {}
     for partition in list(logs):
         read = logs.pop(partition)  # its values are not needed any more: they need as much memory as the entries
@@ -193,7 +196,7 @@ async def restore(
 
 
 async def read_logs(
-    client: Mapping[str, Any], changelog: str, partitions: Sequence[int], timeout_seconds: float
+    client: Mapping[str, Any], changelog: str, partitions: Sequence[int], timeout_seconds: float, max_batch_bytes: int
 ) -> dict[int, Log]:
     """Read partitions of the changelog from the beginning to their ends at the time of the call.
 
@@ -201,7 +204,7 @@ async def read_logs(
     """
     logs = {partition: Log() for partition in partitions}
     tps = [TopicPartition(changelog, partition) for partition in partitions]
-    reading = Reading(tolerant=True)
+    reading = Reading(max_batch_bytes, tolerant=True)
     reader = committed_reader(client, reading, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
     try:
         async with asyncio.timeout(timeout_seconds) as limit, running(reader) as consumer:
