@@ -14,7 +14,6 @@ from worker.core.scored_document import (
     ReadScoring,
     Scoring,
     ScoringDecision,
-    ScoringPlace,
     ScoringSource,
     ScoringVerdict,
 )
@@ -148,5 +147,5 @@ def test_the_schema_of_the_scoring_object_has_the_fields_of_the_struct() -> None
     fields = msgspec.structs.fields(Scoring)
     assert set(schema["properties"]) == {field.name for field in fields}
     assert set(schema["required"]) == {field.name for field in fields if field.required}
-    for part in (ReadScoring, ScoringSource, ScoringPlace, ScoringDecision, ScoringVerdict):
+    for part in (ReadScoring, ScoringSource, ScoringDecision, ScoringVerdict):
         assert {field.name for field in msgspec.structs.fields(part)} <= set(schema["properties"])

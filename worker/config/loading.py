@@ -116,7 +116,7 @@ def _odd_keys(source: Source) -> list[str]:
     if source.kind == "call":
         return []
     if source.kind == "environment":
-        return list(removed_variables(Settings.model_fields))
+        return list(removed_variables())
     problems = list(unknown_keys(source, Settings.model_fields))
     for name, value in source.values.items():
         info = Settings.model_fields.get(name)

@@ -12,6 +12,8 @@ from worker.config.settings import Settings
 from worker.core.findings import STRICT_TYPES, Clean, Screen
 
 if TYPE_CHECKING:
+    from worker.core.control import Judges
+    from worker.core.scorer import EvaluationConfig
     from worker.redact.documents import Rules
     from worker.redact.own import OwnPattern
 
@@ -104,3 +106,18 @@ def _pattern(where: str, number: int, table: Any) -> OwnPattern:
         return own_pattern(table["name"], table["pattern"], table.get("replacement"))
     except ValueError as error:
         raise ConfigError(f"{place} ({table['name']!r}): {error}") from None
+
+
+def evaluation_config(settings: Settings, rules: Rules | None, judges: Judges | None = None) -> EvaluationConfig:
+    """Return how records are evaluated. `rules`: those of `output_rules`; `judges`: whose verdicts count."""
+    from worker.core.scorer import EvaluationConfig  # numpy: other commands redact without it
+
+    return EvaluationConfig(
+        settings.limits,
+        settings.event_time,
+        settings.output_embedding,
+        clean=cleaning(settings, rules),
+        clean_rejected=settings.redact == "all",
+        screen=screening(settings),
+        judges=judges or {},
+    )

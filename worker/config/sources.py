@@ -21,6 +21,7 @@ OPTIONS: Final[Mapping[str, str]] = {"bootstrap_servers": "--bootstrap-servers",
 """Settings with their own option; any other is given by --set."""
 
 _LEAVE: Final = "entries leave caches by their lifetime or by capacity, and a new KP_CHANGELOG_TOPIC drops all at once"
+_CUT: Final = "texts beyond KP_MAX_TOKENS are cut; KP_EMBED_TEXT=objective also compares the objective"
 _PARTITION: Final = "novelty is each partition's; docs/publishing.md says which key to choose"
 REMOVED: Final[Mapping[str, str]] = {
     "forget": _LEAVE,
@@ -31,8 +32,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "group_max_elements": _PARTITION,
     "group_max_lag_seconds": _PARTITION,
     "group_lag_action": _PARTITION,
-    "long_texts": "texts beyond KP_MAX_TOKENS are cut; KP_EMBED_TEXT=objective also compares the objective",
-    "max_windows": "texts beyond KP_MAX_TOKENS are cut; KP_EMBED_TEXT=objective also compares the objective",
+    "long_texts": _CUT,
+    "max_windows": _CUT,
     "screen_rules": "KP_SCREEN=mark and KP_CONTRIBUTE_SCREEN=hidden find hidden text, without rules to choose",
 }
 """Settings of earlier versions, and what to do without each. Ignoring one could change a score in silence."""
@@ -80,14 +81,19 @@ class Source:
 
 def environment(fields: Iterable[str]) -> Source:
     """Return what the KP_ variables give; an empty one counts as not set. Raises SourceError for wrong JSON."""
-    variables = {name.upper(): value for name, value in os.environ.items() if value}
-    values: dict[str, Any] = {name: variables[key] for name in fields if (key := PREFIX + name.upper()) in variables}
+    values = _variables(fields)
     if "profiles" in values:
         try:
             values["profiles"] = json.loads(values["profiles"])
         except ValueError as error:
             raise SourceError(f"{error}; KP_PROFILES must be JSON (one object)") from None
     return Source("environment", values)
+
+
+def _variables(names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of those variables of settings that are set, whatever the case of their names."""
+    variables = {name.upper(): value for name, value in os.environ.items() if value}
+    return {name: variables[key] for name in names if (key := PREFIX + name.upper()) in variables}
 
 
 def config_file(path: Path) -> Source:
@@ -165,12 +171,10 @@ def _fill(into: dict[str, Any], values: Mapping[str, Any]) -> None:
             _fill(into[key], value)
 
 
-def removed_variables(fields: Iterable[str]) -> Iterator[str]:
+def removed_variables() -> Iterator[str]:
     """Describe each KP_ variable that was a setting of an earlier version, with what to do without it."""
-    for name in sorted(REMOVED.keys() - set(fields)):
-        variable = PREFIX + name.upper()
-        if os.environ.get(variable):
-            yield f"{variable} is no longer a setting: {REMOVED[name]}. Unset it"
+    for name in sorted(_variables(REMOVED)):
+        yield f"{PREFIX}{name.upper()} is no longer a setting: {REMOVED[name]}. Unset it"
 
 
 def unknown_variables(fields: Iterable[str]) -> Iterator[str]:

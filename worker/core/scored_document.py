@@ -111,15 +111,10 @@ class PartitionPlace(Struct, frozen=True):
     offset: RecordOffset
 
 
-class ScoringPlace(Struct, frozen=True):
-    """The place of the source record on its topic."""
+class ScoringDecision(Struct, frozen=True):
+    """The place of the source record on its topic, and the decision."""
 
     source: PartitionPlace
-
-
-class ScoringDecision(ScoringPlace, frozen=True):
-    """The same, with the decision."""
-
     decision: str | None = None
 
 

@@ -14,12 +14,11 @@ from aiokafka import TopicPartition
 
 from worker.config import Settings
 from worker.config.control_keys import judge_keys
-from worker.config.redaction_rules import cleaning, output_rules, screening
+from worker.config.redaction_rules import evaluation_config, output_rules
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
 from worker.core.passes import without_embedder
 from worker.core.records import EmbedderIdentity
-from worker.core.scorer import EvaluationConfig
 from worker.core.terminal import number_of
 from worker.core.track_record import TrackRecord
 from worker.embed.embedder import ServedEmbedder
@@ -83,15 +82,7 @@ class PartitionFactory:
         rules = output_rules(settings)
         for kind in () if rules is None else rules.types:
             metrics.redactions.labels(kind)
-        self._evaluation = EvaluationConfig(
-            settings.limits,
-            settings.event_time,
-            settings.output_embedding,
-            clean=cleaning(settings, rules),
-            clean_rejected=settings.redact == "all",
-            screen=screening(settings),
-            judges=judge_keys(settings),
-        )
+        self._evaluation = evaluation_config(settings, rules, judge_keys(settings))
         share = settings.dead_letter_breaker_share
         self._dead_letter_limit = DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None
 

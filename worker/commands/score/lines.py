@@ -29,10 +29,10 @@ from worker.commands.shared.console import (
 from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
 from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
 from worker.config import ConfigError, Settings
-from worker.config.redaction_rules import cleaning, output_rules, screening
+from worker.config.redaction_rules import evaluation_config, output_rules
 from worker.core.documents import embedding_failed
 from worker.core.records import SourceRecord
-from worker.core.scorer import Evaluation, EvaluationConfig
+from worker.core.scorer import Evaluation
 from worker.core.scoring import ScoredTrace
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts
@@ -139,14 +139,7 @@ def score_lines(
     is written to `dead_letters` as one JSON object with its reason. Raises OSError.
     """
     identity = None if embedder is None else embedder.identity
-    config = EvaluationConfig(
-        settings.limits,
-        settings.event_time,
-        settings.output_embedding,
-        clean=cleaning(settings, output_rules(settings)),
-        clean_rejected=settings.redact == "all",
-        screen=screening(settings),
-    )
+    config = evaluation_config(settings, output_rules(settings))
     scorer = new_scorer(settings, identity)
     evaluation = Evaluation(scorer, identity, config)
     waiting = deque(verdicts)
