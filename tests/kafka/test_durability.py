@@ -32,7 +32,7 @@ from worker.core.changelog import SLACK, decode, encode, slot_key, text_hash
 from worker.core.passes import MARKER_KEY
 from worker.core.trace import embedding_text, parse_trace
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
-from worker.kafka.state.restore import read_logs
+from worker.kafka.restore import read_logs
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()

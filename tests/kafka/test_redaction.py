@@ -9,7 +9,7 @@ from tests.support.builders import NEVER_ACCEPTED, T0, WELL_ROUNDED, trace_bytes
 from tests.support.commands import Desk, header
 from tests.support.failing_worker import FAILS
 from tests.support.stage import Stage, Workers
-from worker.core.findings import SCREEN_RULES, TYPES
+from worker.core.records import SCREEN_RULES, TYPES
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from tests.support.made_secrets import HARMLESS, Made, made
 from tests.support.redaction_oracle import random_text, slow_redact_text
-from worker.core.findings import LEVELS
+from worker.core.records import LEVELS
 from worker.redact.documents import redact_json, redact_text
 
 PARTS = [

@@ -12,9 +12,8 @@ from tests.support.builders import TextEmbedder, make_record, text_vector, trace
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
 from worker.core.control import Judges
-from worker.core.findings import Clean, Screen
 from worker.core.passes import NO_PASS, Pass
-from worker.core.records import SourceRecord
+from worker.core.records import Clean, Screen, SourceRecord
 from worker.core.scorer import Decision, EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.embed.embedder import Embedding

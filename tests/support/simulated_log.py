@@ -84,7 +84,7 @@ class Topics:
         }
 
     def restored(self, capacity: int) -> Restored:
-        """Read the changelog as worker/kafka/state/restore.py does; whether compaction has run makes no difference."""
+        """Read the changelog as worker/kafka/restore.py does; whether compaction has run makes no difference."""
         committed = None if self.metadata is None else committed_from(self.metadata)
         recreated = committed is not None and committed.topic_id not in (None, self.topic_id)
         if recreated:

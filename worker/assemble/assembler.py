@@ -26,7 +26,7 @@ from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member
-from worker.kafka.state.restore import Position, read_logs
+from worker.kafka.restore import Position, read_logs
 from worker.kafka.writing.publisher import ExactlyOncePublisher
 from worker.observe.assemble_metrics import AssembleMetrics
 from worker.observe.http_server import Page

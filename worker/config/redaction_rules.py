@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from worker.config.errors import ConfigError
 from worker.config.settings import Settings
-from worker.core.findings import STRICT_TYPES, Clean, Screen
+from worker.core.records import STRICT_TYPES, Clean, Screen
 
 if TYPE_CHECKING:
     from worker.core.control import Judges

@@ -23,7 +23,7 @@ from worker.core.terminal import number_of
 from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member
-from worker.kafka.state.restore import Position
+from worker.kafka.restore import Position
 from worker.kafka.writing.rows import OutputTopic
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.http_server import Page

@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from worker.core.documents import error_headers, truncated_header
-from worker.core.findings import SCREEN_HIDDEN
-from worker.core.records import NO_FAULT_OF_A_RECORD, OutputRecord, SourceRecord, raised
+from worker.core.records import NO_FAULT_OF_A_RECORD, SCREEN_HIDDEN, OutputRecord, SourceRecord, raised
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
 from worker.redact.documents import Rules, level_of, redact_document, redact_text
 from worker.redact.screen import place_of, screen_json

@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from worker.core.findings import Clean, Screen
 from worker.core.novelty import Vector
 from worker.core.records import (
     ACCEPTED,
@@ -21,8 +20,10 @@ from worker.core.records import (
     DEAD_LETTER,
     NO_FAULT_OF_A_RECORD,
     REJECTED,
+    Clean,
     EmbedderIdentity,
     OutputRecord,
+    Screen,
     SourceRecord,
     encoded_size,
     exact_size,

@@ -10,8 +10,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from worker.core.findings import Screening
-from worker.core.records import EmbedderIdentity
+from worker.core.records import EmbedderIdentity, Screening
 from worker.core.scoring import Components, Confidence, Weights
 from worker.core.trace import Fraction, ReasoningTrace
 

@@ -16,10 +16,18 @@ import numpy.typing as npt
 from worker.core.changelog import encode, slot_key
 from worker.core.control import Judges, control_kind
 from worker.core.documents import dead_letter, evaluation_failed, scored_record
-from worker.core.findings import Clean, Screen
 from worker.core.novelty import CACHED_ID_LENGTH, Neighbour, Vector, VectorCache, unit
 from worker.core.passes import Pass
-from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, Row, SourceRecord, encoded_size
+from worker.core.records import (
+    RECORD_OVERHEAD,
+    Clean,
+    EmbedderIdentity,
+    OutputRecord,
+    Row,
+    Screen,
+    SourceRecord,
+    encoded_size,
+)
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,

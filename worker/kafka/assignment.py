@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from aiokafka import TopicPartition
 
 from worker.config import Settings
-from worker.kafka.state.restore import Position, read_positions
+from worker.kafka.restore import Position, read_positions
 
 
 class Sender(Protocol):

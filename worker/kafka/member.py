@@ -22,7 +22,7 @@ from worker.kafka.assignment import Assignment
 from worker.kafka.cluster.connections import connected
 from worker.kafka.cluster.topic_watch import Failure, TopicLostError, TopicWatch
 from worker.kafka.reading.fetches import Consumer, Reading
-from worker.kafka.state.restore import Position
+from worker.kafka.restore import Position
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import fence
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, Info
 
-from worker.core.findings import STRICT_TYPES
+from worker.core.records import STRICT_TYPES
 from worker.observe.metrics import Histogram, counter_at_zero, drop
 
 SKIP_REASONS: Final = ("visibility", "privacy", "lost")

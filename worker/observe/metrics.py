@@ -24,8 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-from worker.core.findings import SCREEN_RULES, STRICT_TYPES
-from worker.core.records import ACCEPTED, REJECTED
+from worker.core.records import ACCEPTED, REJECTED, SCREEN_RULES, STRICT_TYPES
 from worker.core.scorer import Decision
 from worker.core.scoring import DEFAULT_PROFILE, PROFILES, ScoredTrace
 from worker.core.trace import InvalidTrace, Reason

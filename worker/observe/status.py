@@ -22,11 +22,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from worker.config import Settings
-from worker.core.domains import near_miss
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, OutputRecord, SourceRecord
 from worker.core.scorer import Decision
-from worker.core.scoring import FORMULAS, Components, ScoredTrace, Weights, arithmetic
+from worker.core.scoring import FORMULAS, Components, ScoredTrace, Weights, arithmetic, near_miss
 from worker.core.terminal import clean, clean_json_bytes
 from worker.core.trace import InvalidTrace
 from worker.observe.http_server import Page

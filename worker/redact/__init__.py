@@ -1,1 +1,1 @@
-"""Redaction and the screen, as pure as core/. The names of their findings are in core/findings.py."""
+"""Redaction and the screen, as pure as core/. The names of their findings are in core/records.py."""

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from worker.core.findings import LEVELS, STRICT_TYPES, TYPES
+from worker.core.records import LEVELS, STRICT_TYPES, TYPES
 from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, ReasoningTrace, Step, Task, Tool
 from worker.redact.markers import Found, put_markers
 from worker.redact.own import OwnPattern, replace_own

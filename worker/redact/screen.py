@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from worker.core.findings import SCREEN_HIDDEN, SCREEN_RULES, Screening
+from worker.core.records import SCREEN_HIDDEN, SCREEN_RULES, Screening
 
 
 def screen_texts(texts: Iterable[str], rules: Set[str] = frozenset(SCREEN_RULES)) -> Screening:

@@ -27,7 +27,7 @@ from worker.embed.pool import EmbeddingPool
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.cluster.topics import Layout, prepare_topics
-from worker.kafka.state.restore import Position, read_logs, restore
+from worker.kafka.restore import Position, read_logs, restore
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 from worker.observe.metrics import Metrics

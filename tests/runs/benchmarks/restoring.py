@@ -19,7 +19,7 @@ from tests.runs.benchmarks.workload import Topics, fill, fresh_topics
 from tests.support.kafka_fixtures import WorkerProcess
 from worker.core.changelog import encode, slot_key
 from worker.core.passes import Committed, Pass
-from worker.kafka.state.restore import Position, restore
+from worker.kafka.restore import Position, restore
 
 ENTRIES: Final = 1000
 

@@ -18,7 +18,7 @@ from worker.core.novelty import unit
 from worker.core.passes import Committed
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Standing
-from worker.kafka.state.restore import Position
+from worker.kafka.restore import Position
 
 MODEL, DIMENSIONS = "test:0:8", 8
 TOPIC_ID = "a" * 22

@@ -8,7 +8,7 @@ import pytest
 from tests.support.surroundings import DOCS
 from worker.config import ConfigError, Settings
 from worker.config.redaction_rules import redaction_rules
-from worker.core.findings import STRICT_TYPES, TYPES
+from worker.core.records import STRICT_TYPES, TYPES
 from worker.redact.documents import redact_text
 
 PAGE = DOCS / "redaction.md"

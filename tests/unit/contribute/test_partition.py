@@ -30,7 +30,7 @@ from worker.contribute.unit import REFUSED, Gate
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.kafka.member import Claim, StoppedError
-from worker.kafka.state.restore import Position
+from worker.kafka.restore import Position
 from worker.observe.contribute_metrics import ContributeMetrics
 
 pytestmark = pytest.mark.slow

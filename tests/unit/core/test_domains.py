@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import make_trace
-from worker.core.domains import near_miss
-from worker.core.scoring import PROFILES, score_trace
+from worker.core.scoring import PROFILES, near_miss, score_trace
 
 
 @pytest.mark.parametrize(

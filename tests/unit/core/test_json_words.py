@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from tests.support.builders import trace_document
-from worker.core.json_words import excerpt, in_json_words
-from worker.core.trace import InvalidTrace, parse_trace
+from worker.core.trace import InvalidTrace, excerpt, in_json_words, parse_trace
 
 
 @pytest.mark.parametrize(

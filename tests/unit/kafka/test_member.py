@@ -13,7 +13,7 @@ from tests.support.clock import until
 from worker.config import load
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member, StoppedError, Work
-from worker.kafka.state.restore import Position
+from worker.kafka.restore import Position
 
 
 @dataclass

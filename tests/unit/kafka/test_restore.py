@@ -12,8 +12,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.changelog import Restored
 from worker.core.passes import Committed, Pass
-from worker.kafka.state import restore
-from worker.kafka.state.restore import Position, _position, report_passes, report_skipped
+from worker.kafka import restore
+from worker.kafka.restore import Position, _position, report_passes, report_skipped
 from worker.kafka.writing.protocol import UnstableOffsetError
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"

@@ -14,7 +14,7 @@ from tests.support.schemas import VALIDATORS
 from worker import PartitionScorer, config, parse_trace
 from worker.commands.score.lines import score_lines
 from worker.core.documents import scored_record
-from worker.core.findings import LEVELS, TYPES
+from worker.core.records import LEVELS, TYPES
 from worker.core.trace import InvalidTrace, Reason, splice
 from worker.redact.documents import redact_json, redact_text
 

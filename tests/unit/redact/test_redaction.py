@@ -11,7 +11,7 @@ import pytest
 import worker
 from tests.runs.fuzz_redaction import check_texts
 from tests.support.builders import read_jsonl, trace_document
-from worker.core.findings import LEVELS
+from worker.core.records import LEVELS
 from worker.core.trace import parse_trace
 from worker.redact import documents, reference
 from worker.redact.documents import redact_document, redact_text

@@ -9,7 +9,7 @@ import pytest
 from tests.support.builders import read_jsonl
 from tests.support.made_secrets import HARMLESS, made
 from tests.support.redaction_oracle import random_text
-from worker.core.findings import LEVELS, STRICT_TYPES
+from worker.core.records import LEVELS, STRICT_TYPES
 from worker.redact.documents import Rules, redact_document, redact_text
 from worker.redact.markers import most_secrets
 from worker.redact.own import MOST_ON_A_LINE, own_pattern

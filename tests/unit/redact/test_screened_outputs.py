@@ -9,8 +9,7 @@ from tests.support.output_embedding import score_file
 from tests.support.schemas import VALIDATORS
 from worker import PartitionScorer, parse_trace
 from worker.core.documents import scored_record
-from worker.core.findings import SCREEN_RULES, Clean
-from worker.core.records import OutputRecord
+from worker.core.records import SCREEN_RULES, Clean, OutputRecord
 from worker.kafka.writing.publisher import OWN_HEADERS
 from worker.redact.documents import redact_json
 from worker.redact.screen import screen_json

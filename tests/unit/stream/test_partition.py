@@ -23,10 +23,9 @@ from tests.support.builders import (
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker import make_verdict, sign_verdict
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
-from worker.core.findings import SCREEN_RULES
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
-from worker.core.records import HEADER_OVERHEAD, Fault, SourceRecord
+from worker.core.records import HEADER_OVERHEAD, SCREEN_RULES, Fault, SourceRecord
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
 from worker.redact import documents, screen

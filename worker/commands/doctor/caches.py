@@ -17,7 +17,7 @@ from worker.core.changelog import Log, Restored
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Standing, TrackRecord
 from worker.kafka.cluster.describe import describe_topics
-from worker.kafka.state.restore import OffsetsError, Position, read_logs, read_positions
+from worker.kafka.restore import OffsetsError, Position, read_logs, read_positions
 
 READ_SECONDS: Final = 20.0
 """Time limit for reading the changelog."""

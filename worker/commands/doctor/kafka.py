@@ -37,7 +37,7 @@ from worker.kafka.cluster.topic_plan import (
     problems,
 )
 from worker.kafka.reading.fetches import Reading
-from worker.kafka.state.restore import OffsetsError, read_positions
+from worker.kafka.restore import OffsetsError, read_positions
 from worker.kafka.writing.publisher import TRANSACTIONS
 
 ANSWER_MS: Final = 5_000

@@ -19,8 +19,8 @@ from worker.commands.shared.shown import shown_name
 from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, decode
-from worker.core.domains import unused_profiles, without_profile
 from worker.core.scored_document import ScoringDecision
+from worker.core.scoring import unused_profiles, without_profile
 from worker.core.terminal import number_of
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import MissingTopicsError

@@ -17,7 +17,7 @@ from worker.runs.sessions.session import FORMATS
 if TYPE_CHECKING:
     from worker.commands.publish.send import KeyField
     from worker.config import Settings
-    from worker.core.findings import Clean
+    from worker.core.records import Clean
 
 SAMPLES_WORD: Final = "samples"
 

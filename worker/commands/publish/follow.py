@@ -47,8 +47,7 @@ from worker.commands.shared.marks import (
 from worker.commands.shared.run_traces import KEY_ROOM, Options, fitted, trace_of_request
 from worker.commands.shared.session import Session, SessionError, Topic, run_session
 from worker.config import Settings
-from worker.core.findings import Clean
-from worker.core.records import exact_size
+from worker.core.records import Clean, exact_size
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, parse_trace
 from worker.kafka.cluster.connections import UnreachableError

@@ -29,7 +29,7 @@ from worker.commands.shared.json_lines import is_pretty_printed, lines_as_they_c
 from worker.commands.shared.samples import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import Settings
-from worker.core.findings import Clean
+from worker.core.records import Clean
 from worker.core.terminal import clean, number_of
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.cluster.connections import idempotent_producer, while_sending

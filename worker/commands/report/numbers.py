@@ -38,7 +38,6 @@ from worker.commands.shared.thresholds import (
 )
 from worker.config import Settings
 from worker.core.documents import rfc3339
-from worker.core.domains import DomainWithoutProfile, UnusedProfile, unused_profiles, without_profile
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED, EmbedderIdentity
 from worker.core.scored_document import ReadScoring, ScoredDocument
@@ -46,11 +45,15 @@ from worker.core.scoring import (
     DEFAULT_PROFILE,
     NEUTRAL_NOVELTY,
     Components,
+    DomainWithoutProfile,
     Profile,
     Score,
+    UnusedProfile,
     Weights,
     arithmetic,
     score_trace,
+    unused_profiles,
+    without_profile,
 )
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Limits, ReasoningTrace, parse_trace

@@ -7,8 +7,6 @@ from msgspec import Struct
 
 from worker.config import Settings
 from worker.core.documents import rfc3339
-from worker.core.domains import near_miss
-from worker.core.json_words import in_json_words
 from worker.core.scored_document import Nearest, ReadScoring, RecordPlace
 from worker.core.scoring import (
     COMPLEXITY,
@@ -23,9 +21,10 @@ from worker.core.scoring import (
     Profile,
     arithmetic,
     counted,
+    near_miss,
     score_trace,
 )
-from worker.core.trace import Limits, ReasoningTrace, created_at_ms, document_decoder, parse_trace
+from worker.core.trace import Limits, ReasoningTrace, created_at_ms, document_decoder, in_json_words, parse_trace
 from worker.core.track_record import HALF, PRIOR_WEIGHT
 
 

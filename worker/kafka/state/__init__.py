@@ -1,1 +1,0 @@
-"""State: what a partition resumes from, read from committed offsets and the changelog."""
