@@ -15,7 +15,7 @@ from tests.support.commands import Desk, Diagnosis
 from tests.support.kafka_fixtures import create_topics, create_topics_async, produce, unique
 from tests.support.reports import dump, run, scored, scored_document
 from worker.commands.report.numbers import Traces
-from worker.commands.shared.scored_topics import read_outputs
+from worker.commands.shared.session import read_topics
 from worker.config import ConfigError, Settings
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -157,11 +157,11 @@ async def test_empty_and_missing_topics(kafka: EmbeddedKafka, monkeypatch: pytes
     )  # fmt: skip
     traces = Traces(settings)
     with pytest.raises(ConfigError, match=f"missing on .*: topic {accepted}, {rejected}\\. Correct the name"):
-        await read_outputs(settings, traces.add, None, None)
+        await read_topics(settings, (settings.accepted_topic, settings.rejected_topic), traces.add, last=None)
     await create_topics_async(kafka.bootstrap_servers, {accepted: 1, rejected: 1})
-    assert await read_outputs(settings, traces.add, None, 5) == 0
+    assert await read_topics(settings, (settings.accepted_topic, settings.rejected_topic), traces.add, last=5) == 0
     with pytest.raises(ClickException, match="no documents"):
         traces.report("x")
     nobody = settings.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
     with pytest.raises(ConfigError, match=r"=127\.0\.0\.1:1: connection refused"):
-        await read_outputs(nobody, traces.add, None, None)
+        await read_topics(nobody, (nobody.accepted_topic, nobody.rejected_topic), traces.add, last=None)

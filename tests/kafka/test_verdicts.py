@@ -24,7 +24,7 @@ from tests.support.stage import Stage, Workers, documents
 from tests.support.surroundings import environment
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
-from worker.commands.shared.scored_topics import read_judged
+from worker.commands.shared.placed_verdicts import read_judged
 from worker.config import load
 from worker.core.track_record import RECORD_PREFIX
 from worker.lab.broker.embedded_kafka import EmbeddedKafka

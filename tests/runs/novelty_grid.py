@@ -35,7 +35,7 @@ from msgspec import Struct, structs
 from worker.commands.report.numbers import CHANCE, Floats, Interval, Ints, interval, mean_of, numbered, resampled
 from worker.commands.shared.json_lines import value_at
 from worker.config import ConfigError, Settings, read
-from worker.config.sources import parse_assignments
+from worker.config.loading import parse_assignments
 from worker.core.trace import ReasoningTrace, embedded_texts, is_objective, parse_trace
 from worker.embed.embedder import Embedder, Embedding, embed_or_diagnose
 from worker.embed.load import load_configured

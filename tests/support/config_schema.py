@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from worker.config.profiles import ProfileSetting
-from worker.config.settings import Settings
+from worker.config.settings import ProfileSetting, Settings
 from worker.core.scoring import PROFILES
 
 SCHEMA_ID: Final = "urn:knowledgepulse:kp-worker:config"

@@ -33,7 +33,7 @@ from tests.support.reports import dump, scored_document
 from tests.support.surroundings import ROOT, environment
 from worker.cli import COMMANDS, INTERRUPTED, cli
 from worker.commands.shared.console import Command, CommandGroup, write_line
-from worker.commands.shared.table import PlainTable
+from worker.commands.shared.shown import PlainTable
 from worker.version import install_extra
 
 FOLDERS = (worker.commands, worker.lab)
@@ -254,7 +254,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["run", "contribute"])
 def test_ctrl_c_before_the_worker_has_begun_is_a_stop_on_request(name: str) -> None:
     code = (
-        "import signal, sys, worker.commands.run.command as run\n"
+        "import signal, sys, worker.commands.run as run\n"
         "run.read_settings = lambda: signal.raise_signal(signal.SIGINT)\n"
         f"sys.argv[1:] = [{name!r}]\n"
         "from worker.cli import main; main()"

@@ -65,7 +65,7 @@ HOMES = (
             "embed.embedding_service",
         },
         "yarl": {"contribute.registry_client", "embed.embedding_service"},
-        "prometheus_client": {"observe", "commands.run.service", "lab.demo.process", "commands.doctor.registry"},
+        "prometheus_client": {"observe", "commands.run.service", "lab.demo.process", "commands.doctor.processes"},
         "pydantic": {"config"},
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
@@ -104,8 +104,8 @@ OF_OTHERS = {
     ("*", "_asdict"),  # named tuples
     ("*", "_make"),
     ("*", "_replace"),
-    ("commands.doctor.command", "_exit"),  # os
-    ("commands.run.command", "_exit"),  # os
+    ("commands.doctor", "_exit"),  # os
+    ("commands.run", "_exit"),  # os
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
     ("commands.run.service", "_exit"),  # os
 }
@@ -241,7 +241,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # cli: OPENBLAS_NUM_THREADS; model_dir: the user's cache directory; tracing: OpenTelemetry's own variables. The
     # others start processes.
     assert readers <= {
-        "config.loading", "config.sources", "cli", "embed.model_dir", "observe.tracing",
+        "config.loading", "cli", "embed.model_dir", "observe.tracing",
         "lab.demo.process", "commands.model", "lab.broker.kafka_node", "lab.broker.kafka_jars",
     }  # fmt: skip
 

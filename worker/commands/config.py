@@ -88,7 +88,7 @@ def show(changed: bool, as_json: bool) -> None:
 
 
 def _rows(loaded: Loaded) -> Iterator[Setting]:
-    from worker.config.sources import dotted
+    from worker.config.loading import dotted
 
     settings = loaded.settings
     for name in type(settings).model_fields:

@@ -48,7 +48,7 @@ def verdict(file: str) -> None:
     )
     from worker.commands.shared.session import Session, run_session
     from worker.config import ConfigError
-    from worker.config.control_keys import judge_keys
+    from worker.config.keys import judge_keys
 
     counts, wrong = {"written": 0}, BadLines(file)
     with errors_for_the_user():

@@ -4,9 +4,7 @@ settings.py lists the settings, loading.py says where their values come from. No
 variable or the config file.
 """
 
-from worker.config.errors import ConfigError
-from worker.config.loading import Loaded, load, read
-from worker.config.settings import Settings, describe
-from worker.config.sources import PREFIX
+from worker.config.loading import ConfigError, Loaded, load, read
+from worker.config.settings import PREFIX, Settings, describe
 
 __all__ = ["PREFIX", "ConfigError", "Loaded", "Settings", "describe", "load", "read"]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from worker.config.errors import ConfigError
+from worker.config.loading import ConfigError
 from worker.config.settings import Settings
 from worker.core.records import STRICT_TYPES, Clean, Screen
 

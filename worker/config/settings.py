@@ -32,12 +32,12 @@ from worker.config.checks import (
     check_security,
     check_topics,
 )
-from worker.config.profiles import ProfileSetting, merged_profiles
-from worker.config.sources import PREFIX
 from worker.core.capacity import MOST_ELEMENTS
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
-from worker.core.scoring import Profile
+from worker.core.scoring import DEFAULT_PROFILE, PROFILES, Profile, Weights
 from worker.core.trace import Limits
+
+PREFIX: Final = "KP_"
 
 TopicName = Annotated[str, Field(pattern=TOPIC_NAME)]
 FilePath = Annotated[Path, BeforeValidator(check_path)]
@@ -145,6 +145,26 @@ class KafkaSettings(BaseModel):
         return self
 
 
+class ProfileSetting(BaseModel):
+    """One profile of the settings: `weights` (four numbers that sum to 1), `threshold` (0..1), or one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+    weights: dict[Literal["complexity", "novelty", "tool_diversity", "outcome_confidence"], float] | None = Field(
+        None, description="share of each component in the score; all four, and they sum to 1"
+    )
+    threshold: float | None = Field(None, ge=0, le=1, description="lowest score at which a trace is accepted")
+
+    @field_validator("weights")
+    @classmethod
+    def _are_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
+        if weights is not None:
+            missing = [name for name in Weights.__dataclass_fields__ if name not in weights]
+            if missing:
+                raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; give all four")
+            Weights(**weights)
+        return weights
+
+
 class ScoringSettings(BaseModel):
     """How a trace is scored, and what its output document contains."""
 
@@ -212,8 +232,15 @@ class ScoringSettings(BaseModel):
         return None if isinstance(value, str) and value.strip().lower() == "none" else value
 
     def scoring_profiles(self) -> Mapping[str, Profile]:
-        """Return the built-in profiles with those of the settings over them."""
-        return merged_profiles(self.profiles)
+        """Return the built-in profiles with those of the settings over them; one without weights has the default's."""
+        result = dict(PROFILES)
+        # The default first: whatever the order, a profile without weights has the default's as they are configured.
+        for domain, setting in sorted(self.profiles.items(), key=lambda item: item[0] != DEFAULT_PROFILE):
+            weights = result.get(domain, result[DEFAULT_PROFILE]).weights
+            if setting.weights is not None:
+                weights = Weights(**setting.weights)
+            result[domain] = Profile(weights, setting.threshold)
+        return result
 
     @property
     def cache_ttl_ms(self) -> int | None:

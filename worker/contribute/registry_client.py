@@ -17,7 +17,7 @@ import aiohttp
 from yarl import URL
 
 from worker.config import ConfigError, Settings
-from worker.config.token import Token, TokenError
+from worker.config.keys import Token, TokenError
 from worker.contribute.answers import HttpAnswer
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.version import __version__

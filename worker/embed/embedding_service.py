@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from yarl import URL
 
-from worker.config.token import Token, TokenError
+from worker.config.keys import Token, TokenError
 from worker.core.changelog import MAX_DIMENSIONS
 from worker.core.novelty import Vector, unit
 from worker.core.terminal import clean

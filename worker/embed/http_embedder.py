@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from worker.config.checks import is_loopback
+from worker.config.keys import Token, TokenError
 from worker.config.settings import Settings
-from worker.config.token import Token, TokenError
 from worker.core.changelog import PROBE_DISTANCE, Probes, probe_distance
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity

@@ -13,7 +13,7 @@ from typing import Any, Final
 from aiokafka import TopicPartition
 
 from worker.config import Settings
-from worker.config.control_keys import judge_keys
+from worker.config.keys import judge_keys
 from worker.config.redaction_rules import evaluation_config, output_rules
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from worker.config import ConfigError, Settings
-from worker.config.control_keys import judge_keys
+from worker.config.keys import judge_keys
 from worker.config.redaction_rules import output_rules
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError, ServiceUnavailableError

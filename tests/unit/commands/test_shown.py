@@ -14,8 +14,7 @@ from rich.console import Console
 
 from tests.support.builders import trace_bytes
 from tests.support.reports import rendered, report_of, scored_document, words
-from worker.commands.shared.explanation import explain_trace
-from worker.commands.shared.explanation_view import explanation_text
+from worker.commands.shared.explanation import explain_trace, explanation_text
 from worker.commands.shared.scored_rows import TailRecord, rows
 from worker.commands.shared.shown import shown_score, shown_threshold
 from worker.config import Settings

@@ -18,8 +18,7 @@ from tests.support.builders import T0, random_trace_bytes
 from tests.support.reports import changed
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
-from worker.commands.doctor.traces import Head
-from worker.commands.doctor.verdicts import judged_shares
+from worker.commands.doctor.traces import Head, judged_shares
 from worker.commands.report.numbers import Asked, Traces
 from worker.commands.score.lines import score_lines
 from worker.commands.shared.explanation import explain_trace

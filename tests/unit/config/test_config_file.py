@@ -14,7 +14,7 @@ from tests.support.config_schema import config_schema
 from tests.support.surroundings import SCHEMAS
 from worker.cli import cli
 from worker.config import ConfigError, Settings, describe, load, read
-from worker.config.sources import SourceError, parse_assignments
+from worker.config.loading import parse_assignments
 from worker.core.scoring import PROFILES, Weights
 
 SCHEMA = SCHEMAS / "config.schema.json"
@@ -183,7 +183,7 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
     ["threshold", "threshold=", "=1", "a b=1", "a.=1", "a\n[b]\nc=1", '"a=1', "#a=1", "[a]#=1", "[[a]]\nb=1", ""],
 )
 def test_an_assignment_that_is_none(assignment: str) -> None:
-    with pytest.raises(SourceError, match="--set"):
+    with pytest.raises(ConfigError, match="--set"):
         parse_assignments([assignment])
 
 
@@ -287,7 +287,7 @@ def test_no_error_about_a_variable_or_an_option_shows_a_secret() -> None:
 def test_assignments_are_nested_and_the_last_one_wins() -> None:
     given = parse_assignments(["a=1", "b.c=2", 'b."d.e"=x=y', "a=3"])
     assert given == {"a": "3", "b": {"c": "2", "d.e": "x=y"}}
-    with pytest.raises(SourceError, match="a has a value already"):
+    with pytest.raises(ConfigError, match="a has a value already"):
         parse_assignments(["a=1", "a.b=2"])
 
 

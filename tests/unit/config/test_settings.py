@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from worker import Weights
 from worker.cli import cli
 from worker.config import PREFIX, ConfigError, Settings, describe, load, read
-from worker.config.sources import REMOVED
+from worker.config.loading import REMOVED
 from worker.core.scoring import PROFILES
 
 ROWS = {name: (default, meaning) for name, default, meaning in describe()}

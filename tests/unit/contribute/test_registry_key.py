@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.config import ConfigError, load
-from worker.config.token import TokenError
+from worker.config.keys import TokenError
 from worker.contribute.registry_client import registry_key
 
 KEY = "kp_0123456789abcdef"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from worker.config import ConfigError, load
-from worker.config.control_keys import judge_keys
+from worker.config.keys import judge_keys
 from worker.core.control import control_kind
 
 KEY = b"0123456789abcdef0123456789abcdef"

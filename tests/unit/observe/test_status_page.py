@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.builders import NEVER_ACCEPTED, T0, make_record, trace_bytes
 from tests.support.partition import ManualPublisher, new_partition, settle
 from worker import PartitionScorer, config
-from worker.commands.explain.command import explain
+from worker.commands.explain import explain
 from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.options import load_settings
 from worker.config import Settings

@@ -1,1 +1,48 @@
-"""kp-worker doctor: problems of a deployment, and their remedies."""
+"""`kp-worker doctor`: problems that would keep a worker from running well, with remedies. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+import click
+
+from worker.commands.shared.console import PIPE_CLOSED, Command, write_line
+from worker.commands.shared.options import json_option, settings_options
+from worker.core.terminal import clean
+
+
+@click.command(cls=Command)
+@json_option
+@settings_options
+def doctor(as_json: bool) -> None:
+    """Check what a worker needs; change nothing.
+
+    Checks settings, brokers, topics, permissions, group and lag, model, disk and port. Prints one line per check: ok,
+    warn or fail, with a remedy. Exit code 1: a check failed; warnings do not count.
+    """
+    from worker.commands.doctor.examine import examine
+    from worker.commands.doctor.finding import Finding, verdict, write_finding
+
+    # The findings say the same.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
+
+    async def write_all() -> list[Finding]:
+        findings = []
+        async for finding in examine():
+            findings.append(finding)
+            try:
+                write_finding(finding, as_json=as_json)
+            except BrokenPipeError:  # a normal exit would wait for checks, which would then report their own errors
+                os._exit(PIPE_CLOSED)
+        return findings
+
+    findings = asyncio.run(write_all())
+    if not as_json:
+        write_line(clean(verdict(findings)))
+    sys.stdout.flush()
+    # Not sys.exit: a model that hangs in its thread would keep the interpreter from exiting.
+    os._exit(int(any(finding.level == "fail" for finding in findings)))

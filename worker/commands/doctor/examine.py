@@ -13,14 +13,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
-from worker.commands.doctor.assemble import check_assemble
 from worker.commands.doctor.caches import check_caches
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.doctor.kafka import check_kafka
 from worker.commands.doctor.model import check_model, check_runtime
-from worker.commands.doctor.registry import check_registry
-from worker.commands.doctor.traces import check_cache, check_domains, last_outputs
-from worker.commands.doctor.verdicts import check_verdicts
+from worker.commands.doctor.processes import check_assemble, check_registry
+from worker.commands.doctor.traces import check_cache, check_domains, check_verdicts, last_outputs
 from worker.commands.shared.options import load_settings
 from worker.config import ConfigError, Loaded, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256

@@ -21,8 +21,7 @@ from rich.text import Text
 
 from worker.commands.explain.target import ID_PREFIX, Wanted, output_topics, parse_target
 from worker.commands.shared.console import CommandError, errors_for_the_user, text_console, write_line
-from worker.commands.shared.explanation import Explanation, explain_trace
-from worker.commands.shared.explanation_view import named_rows
+from worker.commands.shared.explanation import Explanation, explain_trace, named_rows
 from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
 from worker.config import Settings
 from worker.core.documents import rfc3339

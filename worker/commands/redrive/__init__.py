@@ -1,1 +1,110 @@
-"""kp-worker redrive: dead letters return to the source topic."""
+"""`kp-worker redrive`: its options and messages; steps.py does the work."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from worker.commands.shared.console import ArgumentError, Command, errors_for_the_user, say
+from worker.commands.shared.options import Moment, read_settings, settings_options
+from worker.core.terminal import number_of
+
+if TYPE_CHECKING:
+    from worker.commands.redrive.steps import Selection
+
+
+def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the reasons for a dead letter."""
+    from worker.commands.redrive.steps import OF_CLOSED_RUNS
+    from worker.core.trace import Reason
+
+    return [reason for reason in Reason if reason.startswith(incomplete) and reason not in OF_CLOSED_RUNS]
+
+
+@click.command(cls=Command)
+@click.option("--reason", "reasons", multiple=True, shell_complete=complete_reason, metavar="REASON",
+              help="Only dead letters with this reason; may be repeated.")  # fmt: skip
+@click.option("--since", type=Moment(), metavar="T",
+              help="Only source records since this time (ISO 8601, UTC) or age (90m, 2h, 3d).")  # fmt: skip
+@click.option("--until", type=Moment(), metavar="T", help="Only source records before this time.")
+@click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition of the dead-letter topic.")
+@click.option("--offset", metavar="A:B", help="Only offsets from A up to, but not including, B; also A:, :B or A.")
+@click.option("--max-redrives", type=click.IntRange(1), default=3, show_default=True, metavar="N",
+              help="Refuse dead letters that were redriven N times.")  # fmt: skip
+@click.option("--to-source", is_flag=True, help="Publish to the topics of their source records [the default].")
+@click.option("--to-file", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE",
+              help="Write them to this new file instead, as JSON Lines; - is standard output.")  # fmt: skip
+@click.option(
+    "--refused",
+    is_flag=True,
+    help="Send traces that the registry refused: from <accepted>.refused to the accepted topic.",
+)
+@click.option("--execute", is_flag=True, help="Do it; otherwise only show what would be done.")
+@settings_options
+def redrive(
+    reasons: tuple[str, ...], since: datetime | None, until: datetime | None, partition: int | None, offset: str | None,
+    max_redrives: int, to_source: bool, to_file: str | None, refused: bool, execute: bool,
+) -> None:  # fmt: skip
+    """Send dead letters back to the source topic, each exactly once, or write them to a file.
+
+    Spans that `kp-worker assemble` could not read go back to their own topic. You may kill the command and run it again
+    at any time: it marks redriven dead letters in the same transaction. Exit code 1: some dead letters were refused, or
+    it failed.
+    """
+    if to_source and to_file is not None:
+        raise click.UsageError("--to-source and --to-file cannot be used together")
+    settings = read_settings()
+    selection = _selection(reasons, since, until, partition, offset, refused=refused)
+    from worker.commands.redrive.counts import Counts, print_counts, watching
+    from worker.commands.redrive.steps import Redrive
+    from worker.commands.shared.session import Session, run_session
+
+    if refused:  # back to the accepted topic; the marks of refused traces are on their own topic
+        settings = settings.model_copy(
+            update={
+                "group_id": settings.contribute_group,
+                "source_topic": settings.accepted_topic,
+                "dead_letter_topic": settings.refused,
+            }
+        )
+    counts = Counts()
+    with watching(counts, settings.dead_letter_topic) as progress:
+        try:
+            with errors_for_the_user():
+                run = Redrive(Session(settings), selection, max_redrives, progress)
+                if not execute:
+                    run_session(run.preview(for_file=to_file is not None))
+                elif to_file is None:
+                    run_session(run.to_source())
+                else:
+                    run_session(run.to_file(to_file))
+        except KeyboardInterrupt:
+            say(f"interrupted after {number_of(counts.done.total(), 'dead letter')}; run it again to continue")
+            sys.exit(130)
+    print_counts(counts, to_file, execute)
+    sys.exit(1 if execute and counts.refused else 0)
+
+
+def _selection(
+    reasons: tuple[str, ...], since: datetime | None, until: datetime | None, partition: int | None, offset: str | None,
+    *, refused: bool,
+) -> Selection:  # fmt: skip
+    from worker.commands.redrive.steps import OF_CLOSED_RUNS, Selection, parse_offsets
+    from worker.core.trace import Reason
+    from worker.observe.contribute_metrics import REFUSAL_REASONS
+
+    allowed = REFUSAL_REASONS if refused else tuple(each for each in Reason if each not in OF_CLOSED_RUNS)
+    for reason in reasons:
+        if reason not in allowed:
+            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")
+    if offset is not None and partition is None:
+        raise click.UsageError("--offset needs --partition: offsets are per partition")
+    try:
+        first, end = (0, None) if offset is None else parse_offsets(offset)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    since_ms, until_ms = (None if time is None else round(time.timestamp() * 1000) for time in (since, until))
+    return Selection(frozenset(reasons), since_ms, until_ms, partition, first, end)

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from worker.commands.shared.console import BadLines, text_console
-from worker.commands.shared.table import PlainTable
+from worker.commands.shared.shown import PlainTable
 from worker.core.terminal import clean, number_of
 from worker.kafka.reading.dead_letters import DeadLetter
 

@@ -1,1 +1,230 @@
-"""`kp-worker report`: what scored traces show, and what other settings would change."""
+"""`kp-worker report`: what scored traces show, what other settings would change, and how well scores tell success.
+
+Heavy imports are inside functions, because `--help` loads this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from worker.commands.shared.console import (
+    ArgumentError,
+    Command,
+    CommandError,
+    SettingsError,
+    require_extra,
+    say,
+    write_json,
+)
+from worker.commands.shared.options import InputFile, Moment, json_option, read_settings, settings_options
+from worker.core.terminal import number_of
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from worker.commands.report.numbers import Report, Traces
+    from worker.commands.shared.placed_verdicts import Standings
+    from worker.config import Settings
+
+TRIED = {"threshold", "profiles", "confidence"}
+"""Settings that score documents again, where one is given."""
+
+
+@click.command(cls=Command)
+@click.argument("files", type=InputFile(), nargs=-1)
+@click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of files.")
+@click.option(
+    "--since",
+    type=Moment(),
+    metavar="T",
+    help="With --from-kafka: only records since this time (ISO 8601, UTC) or age (90m, 2h, 3d).",
+)
+@click.option("--last", type=click.IntRange(1), metavar="N", help="With --from-kafka: the latest N traces.")
+@click.option(
+    "--share", metavar="SHARE", help="Propose thresholds that accept this share of each domain's traces (0.1 or 10%)."
+)
+@click.option(
+    "--outcome",
+    metavar="FIELD",
+    help="Measure how well scores tell success from failure, by the field that "
+    "says whether the run succeeded: true, false or 0 to 1; dots for nested fields.",
+)
+@click.option(
+    "--claimed",
+    metavar="FIELD",
+    help="With --outcome: the field with the agent's claim: true, false "
+    "(admits failure) or null (counts as true) [all true].",
+)
+@click.option(
+    "--verdicts",
+    metavar="SHARE",
+    help="With --outcome: also measure KP_CONFIDENCE=record, with simulated "
+    "verdicts on a random share of the runs (0.1 or 10%).",
+)
+@click.option(
+    "--late", type=click.IntRange(1), metavar="N", help="With --verdicts: number of runs until a verdict comes [50]."
+)
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
+@json_option
+@settings_options
+def report(
+    files: tuple[BinaryIO, ...],
+    from_kafka: bool,
+    since: datetime | None,
+    last: int | None,
+    share: str | None,
+    outcome: str | None,
+    claimed: str | None,
+    verdicts: str | None,
+    late: int | None,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what scored traces are like, what other settings would change, and how well scores tell success.
+
+    FILES have kp-worker's output documents as JSON Lines (- is standard input). With a threshold, profiles or
+    confidence in the settings, such as --set threshold=0.7, the traces are scored again, exactly and without a model.
+    Documents whose score does not follow from their own figures are then skipped and named. With --outcome, a run is
+    scored with the outcome that its agent claims and confidence 0.95, never with the recorded outcome. Exit code 1:
+    nothing to count, or a file failed.
+    """
+    if from_kafka == bool(files):
+        raise click.UsageError("pass files of scored traces (-: standard input), or --from-kafka")
+    if not from_kafka and (since is not None or last is not None):
+        raise click.UsageError("--since and --last require --from-kafka")
+    if outcome is None and (claimed is not None or verdicts is not None):
+        raise click.UsageError("--claimed and --verdicts require --outcome")
+    if outcome is not None and claimed == outcome:
+        raise click.UsageError("--claimed and --outcome name the same field: what is recorded is no claim")
+    if late is not None and verdicts is None:
+        raise click.UsageError("--late requires --verdicts")
+    settings = read_settings()
+    tried = TRIED & settings.model_fields_set
+    by_record = "confidence" in tried and settings.confidence == "record"
+    if by_record and outcome is not None and verdicts is None and not from_kafka:
+        raise click.UsageError("--outcome with confidence=record requires --verdicts or --from-kafka")
+    if page is not None:  # before the documents are read
+        require_extra("report")
+    from rich.console import Console
+
+    from worker.commands.report.numbers import Asked, Judging, Traces
+    from worker.commands.report.view import left_out, print_report
+
+    wanted, judged = _share("--share", share), _share("--verdicts", verdicts)
+    judging = None if judged is None else Judging(float(judged), late or 50)
+    asked = None if outcome is None else Asked(outcome, claimed, judging)
+    standings = _standings(settings) if by_record and from_kafka else None
+    traces = Traces(settings, rescore=bool(tried) or wanted is not None, asked=asked, standings=standings)
+    source = _named(settings, since, last) if from_kafka else _joined(_names(files))
+    with Console(stderr=True).status("reading"):
+        complete_from = (
+            _read_topics(settings, traces, since, last) if from_kafka else _read_files(files, settings, traces)
+        )
+    try:
+        with Console(stderr=True).status("counting"):
+            found = traces.report(source, last, complete_from, wanted)
+    except CommandError as error:
+        raise CommandError(f"{source}: {error.message}") from None
+    for line in left_out(found):
+        say(line)
+    if as_json:
+        write_json(found)
+    else:
+        print_report(found)
+    if page is not None:
+        _write_page(found, page)
+
+
+def _share(option: str, text: str | None) -> Fraction | None:
+    """Return the share that an option names. Raises ArgumentError."""
+    from worker.commands.shared.thresholds import parse_share
+
+    try:
+        return None if text is None else parse_share(text)
+    except ValueError as error:
+        raise ArgumentError(option, str(error)) from None
+
+
+def _names(files: tuple[BinaryIO, ...]) -> list[str]:
+    """Return a name for each file: without its folders, since a page may be shared, unless two are the same."""
+    given = [getattr(file, "name", "<stdin>") for file in files]
+    paths = [Path("standard input" if name == "<stdin>" else name) for name in given]
+    known = Counter(path.name for path in paths)
+    return [path.name if known[path.name] == 1 else str(path) for path in paths]
+
+
+def _joined(names: list[str]) -> str:
+    return " and ".join(names) if len(names) < 3 else f"{len(names)} files"
+
+
+def _read_files(files: tuple[BinaryIO, ...], settings: Settings, traces: Traces) -> int:
+    """Read all documents. Raises CommandError."""
+    from worker.commands.shared.json_lines import read_lines
+
+    for file, name in zip(files, _names(files), strict=True):
+        traces.files.append(name)
+        prefix = f"{name}: " if len(files) > 1 else ""
+        try:
+            for line in read_lines(file, settings.max_message_bytes):
+                if line.problem is not None:
+                    traces.unreadable.add(f"{prefix}line {line.number}", line.problem)
+                elif line.data.strip():
+                    traces.add(line.data, f"{prefix}line {line.number}")
+        except OSError as error:
+            raise CommandError(f"{name} cannot be read: {error.strerror or error}") from None
+    return 0
+
+
+def _named(settings: Settings, since: datetime | None, last: int | None) -> str:
+    since_then = [f"since {since:%Y-%m-%d %H:%M:%S} UTC"] if since else []
+    the_last = [f"the last {last}"] if last else []
+    return ", ".join([f"{settings.accepted_topic} and {settings.rejected_topic}", *since_then, *the_last])
+
+
+def _read_topics(settings: Settings, traces: Traces, since: datetime | None, last: int | None) -> int:
+    """Read the topics; return the time (ms) from which on they are complete. Raises SettingsError."""
+    from worker.commands.shared.session import read_topics
+    from worker.config import ConfigError
+
+    traces.files.append("the topics")
+    since_ms = None if since is None else round(since.replace(tzinfo=UTC).timestamp() * 1000)
+    topics = (settings.accepted_topic, settings.rejected_topic)
+    try:
+        return asyncio.run(read_topics(settings, topics, traces.add, since_ms, last))
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _standings(settings: Settings) -> Standings:
+    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises SettingsError."""
+    from worker.commands.shared.placed_verdicts import Standings, read_judged
+    from worker.config import ConfigError
+    from worker.kafka.cluster.topic_plan import MissingTopicsError
+
+    try:
+        standings = asyncio.run(read_judged(settings))
+    except MissingTopicsError:  # no verdict was ever counted
+        standings = Standings()
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    missing = "" if standings.verdicts else "; without verdicts, a trace that claims success gets 0.5"
+    say(f"{number_of(standings.verdicts, 'verdict')} read{missing}")
+    return standings
+
+
+def _write_page(found: Report, path: Path) -> None:
+    """Write the page. Raises CommandError."""
+    from worker.commands.report.view import render
+
+    page = render(found).encode()
+    try:
+        path.write_bytes(page)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}; choose another file (--page)") from None
+    say(f"{len(page) // 1000} kB to {path}")

@@ -32,6 +32,7 @@ from worker.commands.report.numbers import (
 )
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import (
+    columns,
     cut_text,
     duration,
     fixed,
@@ -41,7 +42,6 @@ from worker.commands.shared.shown import (
     shown_text,
     shown_threshold,
 )
-from worker.commands.shared.table import columns
 from worker.commands.shared.thresholds import FEW_TRACES, LEAST_TRACES, interval_text, too_few
 from worker.core.records import ACCEPTED
 from worker.core.scoring import DEFAULT_PROFILE

@@ -6,17 +6,18 @@ The file counts as a source topic with one partition: line n (from 0) is offset 
 from __future__ import annotations
 
 import base64
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import BinaryIO
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from worker.commands.score.redactions import redaction_examples
 from worker.commands.shared.console import (
     CommandError,
     SettingsError,
@@ -35,10 +36,11 @@ from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation
 from worker.core.scoring import ScoredTrace
 from worker.core.terminal import number_of
-from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts
+from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, document_decoder, embedded_texts
 from worker.embed.embedder import Embedder, Embedding, ModelError
 from worker.embed.load import load_configured, new_scorer
 from worker.embed.pool import embed_trace
+from worker.redact.markers import MARKER
 
 
 def run_score(
@@ -210,3 +212,57 @@ def _dead_line(number: int, line: bytes | None, error: InvalidTrace) -> bytes:
         except UnicodeDecodeError:
             letter["value_base64"] = base64.b64encode(line).decode()
     return msgspec.json.encode(letter)
+
+
+# -- examples of what redaction replaced, with the secrets masked
+
+
+def redaction_examples(raw: bytes, redacted: bytes) -> dict[str, str]:
+    """Return the first replacement of each type in a document: its path, and the masked secret in its surroundings."""
+    examples: dict[str, str] = {}
+    pending = deque([(document_decoder.decode(raw), document_decoder.decode(redacted), "")])
+    while pending:
+        before, after, path = pending.popleft()
+        if isinstance(before, dict) and isinstance(after, dict):
+            for (name, value), (cleaned_name, cleaned_value) in zip(before.items(), after.items(), strict=True):
+                place = f"{path}.{cleaned_name}" if path else cleaned_name
+                if name != cleaned_name:
+                    _add_markers(examples, name, cleaned_name, place)
+                pending.append((value, cleaned_value, place))
+        elif isinstance(before, list) and isinstance(after, list):
+            pending += [(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(before, after, strict=True))]
+        elif isinstance(after, str) and before != after:
+            _add_markers(examples, before if isinstance(before, str) else json.dumps(before), after, path)
+    return examples
+
+
+def _add_markers(examples: dict[str, str], before: str, after: str, path: str) -> None:
+    for kind, text in _markers(before, after):
+        examples.setdefault(kind, f"{path}: {text}".replace("\n", " "))
+
+
+def _markers(before: str, after: str) -> Iterator[tuple[str, str]]:
+    """Yield the markers of a text. A replaced text lies between the parts around its marker, common to both texts."""
+    markers = list(islice(MARKER.finditer(after), 1000))
+    place = 0
+    for number, marker in enumerate(markers):
+        end = markers[number + 1].start() if number + 1 < len(markers) else len(after)
+        start = place + marker.start() - (markers[number - 1].end() if number else 0)
+        following = after[marker.end() : end]
+        behind = before.find(following, start + 1) if following else len(before)
+        if number + 1 == len(markers):
+            behind = len(before) - len(following)
+        place = behind = max(start, behind)
+        if before[start:behind] == marker[0]:
+            continue  # it was already there
+        left, right = after[max(0, marker.start() - 32) : marker.start()], after[marker.end() :][:32]
+        kind = marker[0].removeprefix("[REDACTED:").removesuffix("]")
+        yield kind, f"{left}«{_masked(before[start:behind])}»{right}"
+
+
+def _masked(secret: str) -> str:
+    """Return the shape of a secret: a for a letter, A for a capital, 9 for a digit; at most 40 characters."""
+    shape = "".join(
+        "9" if c.isdigit() else "A" if c.isupper() else "a" if c.isalpha() or ord(c) > 126 else c for c in secret[:40]
+    )
+    return shape + (f"... ({len(secret)} characters)" if len(secret) > 40 else "")

@@ -29,11 +29,11 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 def _keep_assignments(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
     """Keep the values of --set; reject a wrong one before an error about another argument repeats part of it."""
     if value:
-        from worker.config.sources import SourceError, parse_assignments
+        from worker.config.loading import ConfigError, parse_assignments
 
         try:
             parse_assignments(value)
-        except SourceError as error:
+        except ConfigError as error:
             raise SettingsError(str(error)) from None
     _keep(context, parameter, value)
 
@@ -58,7 +58,7 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def given_options() -> str:
     """Return the options behind this command's settings, without secrets, for another command that it prints."""
     from worker.config import Settings
-    from worker.config.sources import parse_assignments, secret_fields
+    from worker.config.loading import parse_assignments, secret_fields
 
     meta, secrets = click.get_current_context().meta, secret_fields(Settings.model_fields)
     words = []
@@ -77,14 +77,11 @@ def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), 
     `file`: a config file that overrides --config and KP_CONFIG; `assignments`: NAME=VALUE, applied after --set.
     """
     from worker import config
-    from worker.config.sources import OPTIONS, SourceError, parse_assignments
+    from worker.config.loading import OPTIONS, parse_assignments
 
     meta = click.get_current_context().meta
     given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
-    try:
-        options = parse_assignments([*(given["set"] or ()), *assignments])
-    except SourceError as error:
-        raise config.ConfigError(str(error)) from None
+    options = parse_assignments([*(given["set"] or ()), *assignments])
     options |= {name: given[name] for name in OPTIONS if given[name]}
     return config.read(file or given["config"], options, **fields)
 

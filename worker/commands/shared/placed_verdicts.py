@@ -77,6 +77,24 @@ def judged_verdict(value: bytes) -> PlacedVerdict | None:
     return _placed(msgspec.json.decode(value))._replace(partition=judged.source.partition, after=judged.source.offset)
 
 
+async def read_judged(settings: Settings) -> Standings:
+    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises ConfigError as `read_topics` does."""
+    from worker.commands.shared.session import read_topics  # with Kafka's client
+
+    placed: list[PlacedVerdict] = []
+
+    def take(value: bytes | None, _where: str, _record_ms: int) -> None:
+        try:
+            judged = judged_verdict(value or b"")
+        except (ValueError, RecursionError):
+            return  # not the worker's
+        if judged is not None:
+            placed.append(judged)
+
+    await read_topics(settings, (settings.judged,), take)
+    return Standings(in_order(placed))
+
+
 class _Judged(Struct):
     """A record of KP_JUDGED_TOPIC (schemas/judged.schema.json)."""
 

@@ -13,8 +13,7 @@ import msgspec
 from rich.text import Text
 
 from worker.commands.shared.console import text_console
-from worker.commands.shared.shown import shown_score
-from worker.commands.shared.table import PlainTable
+from worker.commands.shared.shown import PlainTable, shown_score
 from worker.core.records import SourceRecord
 from worker.core.terminal import clean, clean_json_bytes
 from worker.kafka.reading.dead_letters import DeadLetter, as_json, read_dead_letter

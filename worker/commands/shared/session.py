@@ -1,10 +1,13 @@
-"""A command's session with Kafka: its clients, its topics, and reading them to a known end."""
+"""A command's session with Kafka: its clients, its topics, and reading them to a known end.
+
+Reading joins no group and commits nothing. It needs the ACLs Read and Describe on the topics.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -16,7 +19,7 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from worker.config import ConfigError, Settings
 from worker.core.records import SourceRecord
 from worker.kafka.cluster.client import prepare_clients
-from worker.kafka.cluster.connections import Client, committed_reader, connected, connected_admin
+from worker.kafka.cluster.connections import Client, committed_reader, connected, connected_admin, running, unreachable
 from worker.kafka.cluster.describe import describe_topics, topic_configs, topic_id
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import DEFAULT_MAX_BYTES, MissingTopicsError
@@ -157,3 +160,54 @@ async def read_to(
                 f"no record arrived from {sorted(todo)} for {STALL_SECONDS:.0f} s; check that these partitions have a "
                 "leader"
             )
+
+
+TakeDocument = Callable[[bytes | None, str, int], None]
+"""Takes a record's value, its place, and its timestamp (ms; 0 if it comes from a file)."""
+
+
+async def read_topics(
+    settings: Settings,
+    topics: Sequence[str],
+    take: TakeDocument,
+    since_ms: int | None = None,
+    last: int | None = None,
+) -> int:
+    """Pass on the records of topics up to their current ends; return the time (ms) from which on they are complete.
+
+    `since_ms`: no records before it. `last`: at most this many offsets of each partition. One partition may then reach
+    further back than another: the result is later than `since_ms`, and earlier records must be ignored. Raises
+    ConfigError, also if no broker is reachable.
+    """
+    session = Session(settings)
+    try:
+        partitions = sorted(tp for topic in await session.existing(*topics) for tp in topic.tps)
+        async with running(session.reader(max_partition_fetch_bytes=4 << 20)) as consumer:
+            return await _read_partitions(consumer, partitions, take, since_ms, last)
+    except KafkaError as error:
+        raise await unreachable(settings, session.client, error) from error
+    except SessionError as error:
+        raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
+
+
+async def _read_partitions(
+    consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition], take: TakeDocument, since_ms: int | None,
+    last: int | None,
+) -> int:  # fmt: skip
+    consumer.assign(partitions)
+    starts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
+    if since_ms is not None:
+        for tp, first in (await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))).items():
+            starts[tp] = ends[tp] if first is None else first.offset
+    cut = set()
+    for tp in partitions:
+        if last is not None and ends[tp] - last > starts[tp]:
+            starts[tp] = ends[tp] - last
+            cut.add((tp.topic, tp.partition))
+    complete_from = since_ms or 0
+    async for record in read_to(consumer, starts, ends):
+        if cut and (place := (record.topic, record.partition)) in cut:
+            cut.remove(place)
+            complete_from = max(complete_from, record.time_ms)
+        take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.time_ms)
+    return complete_from

@@ -1,8 +1,13 @@
-"""How commands format documents' contents, shares and time spans for people. No output."""
+"""How commands show values to people: contents of documents, shares, time spans, tables. No output."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Container, Iterable
+from typing import Final, cast
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.table import Table
 
 from worker.core import terminal
 
@@ -81,3 +86,32 @@ def duration(ms: float) -> str:
         return f"{minutes:.1f} min"
     hours = minutes / 60
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.4g} d"
+
+
+class PlainTable(Table):
+    """A table without title and caption; except on a terminal, its lines have no trailing blanks."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render as rich does, then remove trailing blanks."""
+        rendered = cast("Iterable[Segment]", super().__rich_console__(console, options))
+        if console.is_terminal:
+            yield from rendered
+            return
+        for line in Segment.split_lines(rendered):
+            while line and not line[-1].text.strip(" "):
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(" "), line[-1].style)
+            yield from line
+            yield Segment.line()
+
+
+def columns(*names: str, right: Container[str] = (), fold: Container[str] = (), gap: int = 2) -> PlainTable:
+    """Return a table without lines; `right`: columns of numbers; `fold`: the only columns that are wrapped."""
+    table = PlainTable(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    for name in names:
+        if name in fold:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, no_wrap=True, justify="right" if name in right else "left")
+    return table

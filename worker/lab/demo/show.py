@@ -17,8 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from worker.commands.shared.console import program
-from worker.commands.shared.explanation import explain_trace
-from worker.commands.shared.explanation_view import explanation_text
+from worker.commands.shared.explanation import explain_trace, explanation_text
 from worker.commands.shared.samples import samples
 from worker.commands.shared.scored_rows import COLOURS, rows
 from worker.commands.shared.shown import shown_score

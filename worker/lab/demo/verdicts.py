@@ -14,7 +14,7 @@ from rich import box
 from rich.text import Text
 
 from worker.commands.shared.scored_rows import COLOURS
-from worker.commands.shared.table import PlainTable
+from worker.commands.shared.shown import PlainTable
 from worker.core.trace import CONTEXT
 from worker.core.verdicts import make_verdict, sign_verdict
 from worker.kafka.cluster.connections import admin_client

@@ -12,7 +12,6 @@ import click
 
 from worker.commands.shared.console import Command, errors_for_the_user, say
 from worker.commands.shared.options import json_option, read_settings, settings_options
-from worker.commands.shared.shown import shown_name
 
 if TYPE_CHECKING:
     from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -119,6 +118,8 @@ def _say_other_domains(chosen: TailFilter) -> None:
     """Name the existing domains if there is no trace of the requested one."""
     if chosen.domain is None or not chosen.others:
         return
+    from worker.commands.shared.shown import shown_name
+
     most = chosen.others.most_common(DOMAINS_SHOWN)
     shown = ", ".join(f"{shown_name(name)} ({count})" for name, count in most)
     more = f" and {len(chosen.others) - len(most)} more" if len(chosen.others) > len(most) else ""

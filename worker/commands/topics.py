@@ -1,8 +1,9 @@
 """`kp-worker topics`: the topics as they are and as they should be, and the commands to correct them.
 
-These are the worker's five; those of `assemble`, if its settings are set; the one on which `kp-worker redrive` keeps
-its marks; and with KP_REGISTRY_URL the two that `kp-worker contribute` writes. The worker needs only its own, so
-problems of the others do not make the topics unusable.
+The topics are the worker's five; those of `assemble`, if its settings are set; the one on which `kp-worker redrive`
+keeps its marks; and with KP_REGISTRY_URL the two that `kp-worker contribute` writes. The worker needs only its own, so
+problems of the others do not make the topics unusable. Heavy imports are inside functions, because `--help` loads this
+module.
 """
 
 from __future__ import annotations
@@ -10,37 +11,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
+import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING
 
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+import click
 from msgspec import Struct
-from rich.console import Console
-from rich.text import Text
 
-from worker.assemble.topics import assemble_plan, assemble_problems, create_assemble_topics, look_for_assemble
-from worker.commands.shared.console import SettingsError, text_console, write_json
-from worker.commands.shared.marks import create_marks_topic, marks_plan, marks_topic
-from worker.commands.shared.session import Session
-from worker.commands.shared.table import PlainTable, columns
-from worker.config import ConfigError, Settings
-from worker.contribute.topics import contribute_plan, create_contributed, look_at_contributed
+from worker.commands.shared.console import Command, SettingsError, text_console, write_json
+from worker.commands.shared.options import json_option, read_settings, settings_options
 from worker.core.terminal import clean, number_of
-from worker.kafka.cluster.client import prepare_clients
-from worker.kafka.cluster.connections import connected_admin
-from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topic_plan import AFTER, Observed, Problem, TopicPlan, look, look_at, plan, problems
-from worker.kafka.cluster.topics import create_missing
 
-INDENT: Final = " " * 4
-"""Indent of a topic's settings."""
+if TYPE_CHECKING:
+    from aiokafka.admin import AIOKafkaAdminClient
+    from rich.console import Console
+    from rich.text import Text
 
-TIMEOUT_MS: Final = 10_000
-"""Time limit for one answer of the broker."""
-
-AT_LEAST: Final = frozenset({"max.message.bytes", AFTER})
-"""Settings that may exceed the plan; AFTER on the source topic may be less."""
+    from worker.commands.shared.shown import PlainTable
+    from worker.config import Settings
+    from worker.kafka.cluster.topic_plan import Observed, Problem, TopicPlan
 
 
 class ConfigRow(Struct, frozen=True):
@@ -78,8 +67,20 @@ class TopicsReport(Struct, frozen=True):
         return not any(problem["level"] == "fail" for problem in self.problems)
 
 
-def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
-    """Show the topics as they are and as they should be; return the exit code. Raises SettingsError."""
+@click.command(cls=Command)
+@click.option("--create", is_flag=True, help="Create missing topics; existing topics are not changed.")
+@json_option
+@settings_options
+def topics(create: bool, as_json: bool) -> None:
+    """Compare the topics with what the worker needs, or create them.
+
+    Shows how each topic differs, with the commands that correct it, including the topics of redrive and, if they are
+    set up, of assemble and contribute. KP_CREATE_TOPICS=true creates the same at startup. Exit codes: 0 the worker
+    would start with these topics, 1 it would not.
+    """
+    settings = read_settings()
+    from worker.config import ConfigError
+
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # the error says the same
     try:
         report = asyncio.run(topics_report(settings, create))
@@ -89,12 +90,24 @@ def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
         write_json(*report.topics, *report.problems)
     else:
         print_report(text_console(), report)
-    return 0 if report.usable else 1
+    sys.exit(0 if report.usable else 1)
 
 
 async def topics_report(settings: Settings, create: bool) -> TopicsReport:
     """Describe the topics; with `create`, first create the missing ones. Raises ConfigError."""
-    client = {**prepare_clients(settings), "request_timeout_ms": TIMEOUT_MS}
+    from aiokafka.errors import KafkaError
+
+    from worker.assemble.topics import assemble_plan, assemble_problems, create_assemble_topics, look_for_assemble
+    from worker.commands.shared.marks import marks_plan, marks_topic
+    from worker.config import ConfigError
+    from worker.contribute.topics import contribute_plan, create_contributed, look_at_contributed
+    from worker.kafka.cluster.client import prepare_clients
+    from worker.kafka.cluster.connections import connected_admin
+    from worker.kafka.cluster.errors import error_text
+    from worker.kafka.cluster.topic_plan import Problem, look, look_at, plan, problems
+    from worker.kafka.cluster.topics import create_missing
+
+    client = {**prepare_clients(settings), "request_timeout_ms": 10_000}
     try:
         async with connected_admin(settings, client) as admin:
             refused = None
@@ -121,12 +134,17 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
     if settings.registry_url is not None:
         plans = contribute_plan(settings, contributed)
         rows += [_row(settings, wanted, contributed, "contribute") for wanted in plans]
-    told = [{"level": each.level, "message": each.message, "remedy": each.remedy} for each in wrong]
-    return TopicsReport(rows, told)
+    wrong_rows = [{"level": each.level, "message": each.message, "remedy": each.remedy} for each in wrong]
+    return TopicsReport(rows, wrong_rows)
 
 
 async def _create_marks(admin: AIOKafkaAdminClient, settings: Settings) -> Problem | None:
     """Create the topic of `redrive`; return why that is denied, since a worker starts without it."""
+    from worker.commands.shared.marks import create_marks_topic, marks_topic
+    from worker.commands.shared.session import Session
+    from worker.config import ConfigError
+    from worker.kafka.cluster.topic_plan import Problem
+
     try:
         await create_marks_topic(Session(settings), admin, marks_topic(settings))
     except ConfigError as error:
@@ -154,9 +172,11 @@ def _row(settings: Settings, wanted: TopicPlan, found: Observed, needed_by: str 
 
 def _bound(variable: str, name: str) -> str:
     """Return the comparison for a setting of the topic that `variable` names: ">=", "<=", or "" for equality."""
+    from worker.kafka.cluster.topic_plan import AFTER
+
     if name == AFTER and variable == "KP_SOURCE_TOPIC":
         return "<="
-    return ">=" if name in AT_LEAST else ""
+    return ">=" if name in ("max.message.bytes", AFTER) else ""  # these may exceed the plan
 
 
 def _fits(bound: str, now: str, wanted: str) -> bool:
@@ -199,6 +219,8 @@ def _commands(settings: Settings, wanted: TopicPlan, found: Observed, configs: S
 
 def print_report(console: Console, report: TopicsReport) -> None:
     """Print the report for people; commands are not wrapped, so that they can be copied."""
+    from rich.text import Text
+
     for row in report.topics:
         console.print(_head(row))
         if row.configs:
@@ -214,6 +236,8 @@ def print_report(console: Console, report: TopicsReport) -> None:
 
 
 def _head(row: TopicRow) -> Text:
+    from rich.text import Text
+
     needed = row.needed_by == "run"
     missing = "not bold red" if needed else "not bold yellow"
     text = Text(clean(row.topic), "bold").append(f"  {row.state}", "not bold" if row.state == "exists" else missing)
@@ -227,11 +251,15 @@ def _head(row: TopicRow) -> Text:
 
 
 def _config_table(row: TopicRow) -> PlainTable:
-    names = (f"{INDENT}setting", "is", "should be")
+    from rich.text import Text
+
+    from worker.commands.shared.shown import columns
+
+    names = ("    setting", "is", "should be")
     table = columns(*names, fold=names)
     for config in row.configs:
         current = Text(clean(config.current or "-"), "red" if config.ok is False else "")
         table.add_row(
-            Text(INDENT + config.name), current, f"{_bound(row.setting, config.name)} {config.wanted}".strip()
+            Text(f"    {config.name}"), current, f"{_bound(row.setting, config.name)} {config.wanted}".strip()
         )
     return table

@@ -1,1 +1,0 @@
-"""kp-worker tail: scored traces as they arrive."""

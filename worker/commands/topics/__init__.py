@@ -1,1 +1,0 @@
-"""kp-worker topics: the topics as they are and as they should be."""
