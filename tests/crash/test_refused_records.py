@@ -8,8 +8,7 @@ import time
 import pytest
 
 from tests.support.crash_worker import REFUSAL_STEPS
-from tests.support.kafka_fixtures import produce
-from tests.support.refused_records import STRICT, program, results, run, scoring, stage_of
+from tests.support.hostile import REFUSING, refused_program, results, scores, scoring, send, send_scored, stage_of
 from tests.support.stage import Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -26,27 +25,27 @@ def test_a_crash_at_each_step_of_a_refusal_changes_nothing(
         chosen = random.Random(seed).sample(steps, 2)
         steps = [step for step in steps if step in chosen]
     strict, plain = (
-        stage_of(kafka, config, KP_DELIVERY=delivery, KP_COMMIT_INTERVAL_SECONDS="0") for config in (STRICT, {})
+        stage_of(kafka, config, KP_DELIVERY=delivery, KP_COMMIT_INTERVAL_SECONDS="0") for config in (REFUSING, {})
     )
-    now = int(time.time() * 1000)
-    records = [record for _, record in program()][: 40 * (len(steps) + 1)]
+    now, program = int(time.time() * 1000), refused_program()
+    sent = {}
     for number, step in enumerate([*steps, ""]):
-        for stage in (strict, plain):
-            rows = list(enumerate(records))[40 * number : 40 * (number + 1)]
-            produce(stage.bootstrap, stage.name, [(k, v, h, 0, now + n + later) for n, (k, v, h, later) in rows])
+        sent |= send(strict, program[40 * number : 40 * (number + 1)], now, 40 * number)
         worker = workers(
             {**strict.env, "TEST_CRASH_AT": f"{step}:1:{how}" if step else ""}, module="tests.support.crash_worker"
         )
         if step:
             assert worker.wait() == (-9 if how == "kill" else 1), worker.log()
             assert f"TEST crash at {step}" in worker.log()
-    strict.wait_committed(len(records))
-    run(plain, workers, len(records))
-    found, expected = results(strict), results(plain)
-    assert set(found) == set(expected) == {(0, n) for n in range(len(records))}
-    for place, each in found.items():
+    strict.wait_committed(len(sent))
+    send_scored(plain, sent.values())
+    workers(plain.env, module="tests.support.crash_worker").wait_ready()
+    scored = [offset for offset, it in sent.items() if it.reason is None]
+    plain.wait_committed(sum(it.reason != "not_json" for it in sent.values()))
+    found, expected = results(strict), scores(results(plain), sent.values())
+    assert set(found) == {(0, offset) for offset in sent}
+    for (_, offset), each in found.items():
         assert delivery == "at_least_once" or len(each) == 1
-        assert len({kind for kind, _ in each}) == 1, "scored or a dead letter, each time the same"
-        for kind, record in each:
-            if kind != "dead-letter":
-                assert scoring(record) == scoring(expected[place][0][1])
+        assert {kind == "dead-letter" for kind, _ in each} == {sent[offset].reason is not None}
+    for offset, score in zip(scored, expected, strict=True):
+        assert all(scoring(record) == score for _, record in found[0, offset])

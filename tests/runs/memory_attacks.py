@@ -17,7 +17,7 @@ from aiokafka.errors import NotLeaderForPartitionError
 
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, committed, create_topics, unique
-from tests.support.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, produce_batch_async, varint
+from tests.support.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, produce_batches, varint
 from tests.support.surroundings import topic_settings
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -36,7 +36,7 @@ def peak_mib(pid: int) -> float:
 async def _patiently(bootstrap: str, topic: str, partition: int, batch: bytes) -> None:
     for attempt in range(50):
         try:
-            await produce_batch_async(bootstrap, topic, partition, batch)
+            await produce_batches(bootstrap, topic, [(partition, batch)])
         except NotLeaderForPartitionError:  # many new partitions take a moment
             if attempt == 49:
                 raise

@@ -1,23 +1,37 @@
-"""Hostile and odd records among good ones, and what must become of them.
+"""Hostile and odd records among good ones, and what must become of each.
 
-Belongs here: batches of every kind that a broker accepts and a careless worker does not survive, a thread that sends
-them, and the reading of a source topic that holds them.
+Belongs here: the table of all that a broker accepts and a careless worker does not survive, topics that refuse some of
+it, a thread that sends such batches at random, and the reading of a source topic that holds them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
-from tests.support.kafka_fixtures import Record
-from tests.support.raw_batches import CODECS, RawRecord, blank_bomb, encode_batch, produce_batch_async
+from tests.support.builders import trace_bytes
+from tests.support.kafka_fixtures import Record, create_topics
+from tests.support.raw_batches import (
+    CODECS,
+    RawRecord,
+    batch_of,
+    blank_bomb,
+    encode_batch,
+    encode_record,
+    produce_batches,
+    varint,
+)
 from tests.support.raw_reader import RawSourceRecord, read_batches
+from tests.support.stage import OUTPUTS, Stage, origin
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MAX_BATCH_BYTES: Final = 4 << 20
 """KP_MAX_BATCH_BYTES of the workers under test; every batch of this module is far from it, on one side or the other."""
@@ -70,19 +84,244 @@ def refused(record: SourceRecord) -> bool:
     return isinstance(record, RawSourceRecord) and record.timestamp > time.time() * 1000 + DAY_MS / 2
 
 
+Change = Callable[[RawRecord], RawRecord]
+
+
+def later(ms: int) -> Change:
+    """Date a record later."""
+    return lambda record: replace(record, timestamp_ms=(record.timestamp_ms or 0) + ms)
+
+
+def no_key(record: RawRecord) -> RawRecord:
+    """Take the key away."""
+    return replace(record, key=None)
+
+
+def bad(record: RawRecord) -> RawRecord:
+    """Write what is no JSON."""
+    return replace(record, value=b"bad")
+
+
+def large_key(record: RawRecord) -> RawRecord:
+    """Give a record that is no trace a key that no topic takes."""
+    return replace(record, value=b"bad", key=b"k" * (3 << 20))
+
+
+def many_headers(record: RawRecord) -> RawRecord:
+    """Give a record that is no trace more headers than a client makes."""
+    return replace(record, value=b"bad", headers=((b"", b""),) * 600_000)
+
+
+def with_header(name: bytes, value: bytes = b"value") -> Change:
+    """Add a header."""
+    return lambda record: replace(record, headers=(*record.headers, (name, value)))
+
+
+EMOJI: Final = "\N{FIRE}".encode() * 560
+LATIN_1: Final = with_header(b"caf\xe9")
+LATER_MS: Final = 1_200_000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A batch that is made of good records, and what must become of what is in it."""
+
+    batch: Callable[[RawRecord], bytes]
+    """Made of one good record, which may be in it several times."""
+
+    letters: Mapping[int, str] = field(default_factory=dict)
+    """The reason of each dead letter, by its place in the batch. The others are scored."""
+
+    change: Change | None = None
+    """What was done to the record, where the batch is that record alone."""
+
+    dropped: str = ""
+    """What the dead letter had to drop of it."""
+
+
+def changed(reason: str, *changes: Change, codec: str = "none", dropped: str = "") -> Kind:
+    """Return the kind of a single record with some changes."""
+
+    def change(record: RawRecord) -> RawRecord:
+        for each in changes:
+            record = each(record)
+        return record
+
+    return Kind(lambda good: encode_batch([change(good)], codec), {0: reason}, change, dropped)
+
+
+def _parts(*deltas: int) -> Callable[[RawRecord], bytes]:
+    """Return a batch of one record several times, at offsets that its count does not allow."""
+    return lambda good: batch_of(
+        b"".join(encode_record(good, delta, 0) for delta in deltas), len(deltas), "none", *[good.timestamp_ms or 0] * 2
+    )
+
+
+def _header_bomb(good: RawRecord) -> bytes:
+    body = b"\0\0\0" + varint(1) + b"k" + varint(2) + b"{}" + varint(3_000_000) + b"\0\0" * 3_000_000
+    return batch_of(gzip.compress(varint(len(body)) + body), 1, "gzip", *[good.timestamp_ms or 0] * 2)
+
+
+UNREADABLE: Final[Mapping[str, Kind]] = {
+    **{
+        f"latin 1, {codec}": Kind(
+            lambda good, codec=codec: encode_batch([good, LATIN_1(good), good, *[LATIN_1(good)] * 2, good], codec),  # type: ignore[misc]
+            dict.fromkeys((1, 3, 4), "bad_header"),
+        )
+        for codec in CODECS
+    },
+    **{
+        f"too large, {codec}": Kind(
+            lambda good, codec=codec: encode_batch([replace(good, value=b" " * MAX_BATCH_BYTES), good, good], codec),  # type: ignore[misc]
+            {2: "batch_too_large"},
+        )
+        for codec in CODECS
+        if codec != "none"
+    },
+    "bomb": Kind(lambda good: blank_bomb(80 << 20, moment_ms=good.timestamp_ms), {0: "batch_too_large"}),
+    "header bomb": Kind(_header_bomb, {0: "batch_too_large"}),
+    "wrong offsets": Kind(_parts(0, 1, 700), {2: "unreadable"}),
+    "the same offsets": Kind(_parts(0, 0, 0), {1: "unreadable", 2: "unreadable"}),
+}
+"""What the reader cannot take as it is. A batch that unpacks to too much is one record, at its last offset."""
+
+REFUSED: Final[Mapping[str, Kind]] = {
+    "no key": changed("refused_by_topic", no_key),
+    "future": changed("refused_by_topic", later(LATER_MS)),
+    "no key, future": changed("refused_by_topic", no_key, later(LATER_MS)),
+    "bad, no key": changed("not_json", bad, no_key),
+    "bad, future": changed("not_json", bad, later(LATER_MS)),
+    "bad, no key, future": changed("not_json", bad, no_key, later(LATER_MS)),
+    "bad, large": changed("not_json", lambda good: replace(good, value=b"bad" * 50_000)),
+    "bad, large key, future": changed(
+        "not_json", lambda good: replace(bad(good), key=b"k" * 100_000), later(LATER_MS), dropped="key (100000 bytes)"
+    ),
+    "bad, large header": changed("not_json", bad, with_header(EMOJI, b"x" * 100_000), dropped="headers (2 "),
+}
+"""What topics with REFUSING do not take: a trace becomes a dead letter, a dead letter loses what is too much."""
+
+LARGE: Final[Mapping[str, Kind]] = {
+    "many headers": changed("too_large", many_headers, codec="gzip", dropped="headers (600000 with 0 bytes)"),
+    "large key": changed("too_large", large_key, codec="gzip", dropped=f"key ({3 << 20} bytes)"),
+    "large key, at the limit": changed(
+        "not_json", bad, lambda good: replace(good, key=b"k" * 1_048_300), dropped="key (1048300 bytes)"
+    ),
+    "large value, large header": changed(
+        "not_json", lambda good: replace(good, value=b"x" * 1_040_000), with_header(EMOJI, b"")
+    ),
+}
+"""What Kafka's defaults take on a source topic, and no output topic."""
+
+GOOD: Final[Mapping[str, Kind]] = {
+    f"good, {codec}": Kind(lambda good, codec=codec: encode_batch([good, good], codec))  # type: ignore[misc]
+    for codec in CODECS
+}
+KINDS: Final[Mapping[str, Kind]] = {**UNREADABLE, **REFUSED, **LARGE, **GOOD}
+
+REFUSING: Final = {
+    "max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000", "cleanup.policy": "compact",
+}  # fmt: skip
+"""Settings of a topic that refuses a null key, a time in the future, and a batch of more than 64 KiB."""
+
+
+def good_record(number: int, moment_ms: int, size: int = 0) -> RawRecord:
+    """Return a record that everybody takes: one of seven tasks."""
+    task, confidence = f"task {number % 7}" + "x" * size, number % 10 / 10
+    value = trace_bytes(f"kp:trace:{number}", objective=task, confidence=confidence)
+    return RawRecord(value, b"k%d" % number, ((b"n", b"%d" % number),), moment_ms)
+
+
+def refused_program() -> list[str]:
+    """Return every kind that a topic refuses between good records, and every pair of them."""
+    names = ["good, none"]
+    for first in REFUSED:
+        names += [first, "good, none"]
+    for first in REFUSED:
+        for second in REFUSED:
+            names += [first, second, "good, none"]
+    return names
+
+
+class Sent(NamedTuple):
+    """A record on partition 0, and what it must become."""
+
+    kind: str
+    record: RawRecord
+    """As it was sent, where it is alone in its batch; else the good one of which the batch is made."""
+
+    reason: str | None
+    """Of its dead letter; None: it is scored."""
+
+
+def send(stage: Stage, names: Sequence[str], now: int, start: int = 0) -> dict[int, Sent]:
+    """Put kinds on partition 0, made of good records numbered from `start` on; return each by offset."""
+    rows = []
+    for number, name in enumerate(names, start):
+        good = good_record(number, now + number)
+        rows.append((name, good, KINDS[name].batch(good)))
+    firsts = asyncio.run(produce_batches(stage.bootstrap, stage.name, [(0, batch) for _, _, batch in rows]))
+    sent = {}
+    for (name, good, batch), first in zip(rows, firsts, strict=True):
+        kind, count = KINDS[name], int.from_bytes(batch[57:61], "big")
+        record = kind.change(good) if kind.change else good
+        whole = "batch_too_large" in kind.letters.values()
+        for place in range(count - 1 if whole else 0, count):
+            sent[first + place] = Sent(name, record, kind.letters.get(place))
+    return sent
+
+
+def send_scored(stage: Stage, sent: Iterable[Sent]) -> None:
+    """Put on partition 0 what others were sent and scored, also where a topic refused the output."""
+    batches = [(0, encode_batch([it.record])) for it in sent if it.reason in (None, "refused_by_topic")]
+    asyncio.run(produce_batches(stage.bootstrap, stage.name, batches))
+
+
+def stage_of(kafka: EmbeddedKafka, config: Mapping[str, str], **settings: str) -> Stage:
+    """Return a stage with two partitions of each topic; `config`: of those to which the worker writes."""
+    stage = Stage(kafka, KP_EVENT_TIME="record", KP_MAX_BATCH_BYTES=str(MAX_BATCH_BYTES), **settings)
+    changelog = {"cleanup.policy": "compact", **({"max.message.bytes": "65536"} if config else {})}
+    topics = {
+        stage.name: (2, {"max.message.bytes": "8000000"}),
+        **{f"{stage.name}.{kind}": (2, config) for kind in OUTPUTS},
+        f"{stage.name}-novelty-changelog": (2, changelog),
+    }
+    create_topics(stage.bootstrap, topics)
+    return stage
+
+
+def results(stage: Stage) -> dict[tuple[int, int], list[tuple[str, Any]]]:
+    """Return topic and record of each output, by its place on the source."""
+    found: dict[tuple[int, int], list[tuple[str, Any]]] = {}
+    for kind, records in stage.outputs().items():
+        for record in records:
+            found.setdefault(origin(record), []).append((kind, record))
+    return found
+
+
+def scoring(record: Any) -> dict[str, Any]:
+    """Return what the worker said of a trace, without its place."""
+    document: dict[str, Any] = json.loads(record.value)["scoring"]
+    del document["source"]
+    return document
+
+
+def scores(found: Mapping[tuple[int, int], list[tuple[str, Any]]], sent: Iterable[Sent]) -> list[dict[str, Any]]:
+    """Return in order how a worker that refused nothing scored the others, of what send_scored has sent it."""
+    kept = [it for it in sent if it.reason in (None, "refused_by_topic")]
+    return [scoring(found[0, n][0][1]) for n, it in enumerate(kept) if it.reason is None]
+
+
 def batches(seed: int, good: Iterator[Record]) -> Iterator[tuple[str, int, bytes]]:
     """Yield (kind, partition, batch) without end: one to six records, good ones and those of the kind mixed."""
     rng = random.Random(seed)
-    kinds: dict[str, Callable[[RawRecord], RawRecord]] = {
+    kinds: dict[str, Change] = {
         "codec": lambda record: record,
-        "bad_header": lambda record: _with_header(record, b"caf\xe9"),
-        "future": lambda record: RawRecord(
-            record.value, record.key, record.headers, int(time.time() * 1000) + 20 * DAY_MS
-        ),
-        "emoji": lambda record: _with_header(record, "\N{FIRE}".encode() * 560),
-        "null_key": lambda record: RawRecord(record.value, None, record.headers, record.timestamp_ms),
-        "large_key": lambda record: RawRecord(b"{}", b"k" * 3_000_000, record.headers, record.timestamp_ms),
-        "headers": lambda record: RawRecord(record.value, record.key, ((b"", b""),) * 600_000, record.timestamp_ms),
+        "bad_header": LATIN_1,
+        "future": lambda record: replace(record, timestamp_ms=int(time.time() * 1000) + 20 * DAY_MS),
+        "emoji": with_header(EMOJI),
+        "null_key": no_key,
+        "large_key": large_key,
+        "headers": many_headers,
     }
     while True:
         kind = rng.choices(["bomb", *kinds], [2, 40, 20, 15, 10, 10, 3, 3])[0]
@@ -92,11 +331,8 @@ def batches(seed: int, good: Iterator[Record]) -> Iterator[tuple[str, int, bytes
             continue
         records = [kinds[kind](record) if rng.random() < 0.5 else record for record in of_partition]
         large = kind in ("large_key", "headers")
-        yield (
-            kind,
-            partition,
-            encode_batch(records[:1] if large else records, "gzip" if large else rng.choice([*CODECS])),
-        )
+        codec = "gzip" if large else rng.choice([*CODECS])
+        yield kind, partition, encode_batch(records[:1] if large else records, codec)
 
 
 def _some(rng: random.Random, good: Iterator[Record]) -> tuple[int, list[RawRecord]]:
@@ -107,11 +343,6 @@ def _some(rng: random.Random, good: Iterator[Record]) -> tuple[int, list[RawReco
     return first.partition or 0, [
         RawRecord(r.value, r.key, [(name.encode(), value) for name, value in r.headers], r.timestamp_ms) for r in mine
     ]
-
-
-def _with_header(record: RawRecord, name: bytes) -> RawRecord:
-    headers: Sequence[tuple[bytes, bytes | None]] = [*record.headers, (name, b"value")]
-    return RawRecord(record.value, record.key, headers, record.timestamp_ms)
 
 
 class HostileLoad(threading.Thread):
@@ -141,7 +372,7 @@ class HostileLoad(threading.Thread):
         for kind, partition, batch in found:
             while not self._enough.is_set():
                 try:
-                    await produce_batch_async(bootstrap, topic, partition, batch)
+                    await produce_batches(bootstrap, topic, [(partition, batch)])
                 except Exception:  # the broker is away: chaos does that
                     await asyncio.sleep(0.5)
                 else:

@@ -357,7 +357,7 @@ def _compare_reason(report: Report, at: str, kind: str, record: Any, verdict: Ve
         offsets = int(headers["kp-source-first-offset"]), int(headers["kp-source-last-offset"])
         intact = offsets == (source.first, source.offset)
     elif verdict.reason == "too_large":
-        intact = True  # larger than its topic takes, so it is cut: test_refused_records.py has how
+        intact = True  # larger than its topic takes, so it is cut: test_hostile_records.py has how
     else:
         kept = tuple(record.headers)[: len(source.headers)] == source.headers
         intact = kept and (record.key, record.value, record.timestamp) == (source.key, source.value, source.timestamp)

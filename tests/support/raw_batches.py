@@ -11,7 +11,7 @@ import gzip
 import struct
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -114,23 +114,27 @@ def blank_bomb(size: int, *, document: bytes | None = None, moment_ms: int | Non
     return batch_of(payload, 1, "gzip", now, now)
 
 
-async def produce_batch_async(bootstrap: str, topic: str, partition: int, batch: bytes) -> int:
-    """Send one batch as it is to the partition's leader (one broker); return its first offset. Raises KafkaError."""
+async def produce_batches(bootstrap: str, topic: str, batches: Iterable[tuple[int, bytes]]) -> list[int]:
+    """Send batches as they are to their partitions (one broker); return the first offset of each. Raises KafkaError."""
     host, port = bootstrap.split(",", maxsplit=1)[0].rsplit(":", 1)
     connection = await create_conn(host, int(port), request_timeout_ms=60_000)
+    offsets = []
     try:
-        request = ProduceRequest(
-            required_acks=-1, timeout=60_000, topics=[(topic, [(partition, batch)])], transactional_id=None
-        )
-        answer = await connection.send(request)
+        for partition, batch in batches:
+            answer = await connection.send(
+                ProduceRequest(
+                    required_acks=-1, timeout=60_000, topics=[(topic, [(partition, batch)])], transactional_id=None
+                )
+            )
+            _, [(_, code, offset, *rest)] = answer.topics[0]
+            if code:
+                raise for_code(code)(f"{topic}/{partition}: code {code} {rest}")
+            offsets.append(int(offset))
     finally:
         connection.close()
-    _, [(_, code, offset, *rest)] = answer.topics[0]
-    if code:
-        raise for_code(code)(f"{topic}/{partition}: code {code} {rest}")
-    return int(offset)
+    return offsets
 
 
 def produce_batch(bootstrap: str, topic: str, partition: int, batch: bytes) -> int:
-    """As produce_batch_async."""
-    return asyncio.run(produce_batch_async(bootstrap, topic, partition, batch))
+    """Send one batch; return its first offset."""
+    return asyncio.run(produce_batches(bootstrap, topic, [(partition, batch)]))[0]

@@ -16,6 +16,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
 
+from tests.support.hostile import KINDS, MAX_BATCH_BYTES, good_record
 from tests.support.raw_batches import CODECS, RawRecord, batch_of, blank_bomb, encode_batch, varint
 from worker.core.records import SourceRecord, memory_size
 from worker.core.trace import Reason
@@ -127,6 +128,21 @@ async def test_messages_of_before_0_11_are_passed_over(magic: int, codec: int) -
     result = await result_of(data, 0, Reading())
     with pytest.raises(UnreadableError, match=rf"traces/0 offsets? 0.*: unreadable: message format {magic}"):
         result.getall()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bomb"])
+async def test_every_hostile_kind_is_read_past(kind: str) -> None:
+    """The bomb has a test of its own, which measures it. What a topic refuses, or has no JSON, is no fault here."""
+    batch = KINDS[kind].batch(good_record(1, T0))
+    count, letters = int.from_bytes(batch[57:61], "big"), KINDS[kind].letters
+    data = at(0, encode_batch(records(2))) + at(2, batch) + at(2 + count, encode_batch(records(2)))
+    found = await read(data, reading=Reading(MAX_BATCH_BYTES, tolerant=True))
+    unread = {"bad_header", "batch_too_large", "unreadable"}
+    assert {offset - 2: reason for offset, (reason, _) in faults(found).items() if reason in unread} == {
+        place: reason for place, reason in letters.items() if reason in unread
+    }
+    whole = "batch_too_large" in letters.values()
+    assert [it.offset for it in found] == [0, 1, *range(1 + count if whole else 2, 4 + count)]
 
 
 async def test_a_header_name_that_is_not_utf8_is_escaped_and_its_neighbours_are_untouched() -> None:
