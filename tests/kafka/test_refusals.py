@@ -80,7 +80,7 @@ class Stage:
             records.append(SourceRecord(self.name, 0, n, moment, b"k%d" % n, value))
         entries = [(b"%d" % n, b"entry") for n in range(self.offset, self.offset + count)]
         self.offset += count
-        return Commit(outputs, entries, self.offset, None, records)
+        return Commit(outputs, entries, self.offset, "", records)
 
     async def numbers(self, kind: str, count: int = 0) -> list[int]:
         """Return the records, so many if they come: a transaction's markers follow its commit, and readers wait."""

@@ -10,7 +10,7 @@ from worker.core.changelog import Log, Restored
 from worker.core.passes import MARKER_KEY, Found, committed_from
 from worker.core.records import OutputRecord
 from worker.core.track_record import RECORD_PREFIX
-from worker.kafka.writing.publisher import Commit, offset_metadata
+from worker.kafka.writing.publisher import Commit
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity
@@ -60,7 +60,7 @@ class Topics:
         """Make a whole transaction visible."""
         self.write(batch)
         self.offset = batch.next_offset
-        self.metadata = offset_metadata(batch)
+        self.metadata = batch.metadata
 
     def write(self, batch: Commit, count: int | None = None) -> None:
         """Make the first `count` records of a batch visible, entries first, all without a count."""

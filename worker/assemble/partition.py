@@ -94,9 +94,10 @@ class Partition:
     async def _process(self, records: list[SourceRecord], read_ms: int | None) -> None:
         """Process records and publish the result; a batch that would be too large is split."""
         waited_ms = 0 if records else round((time.monotonic() - self._record_at) * 1000)
-        if isinstance(self.step, Assembling) and self.step.may_not_fit(records):
-            await self.publisher.look_again(self.publisher.changelog)
-            self.step.largest_row = self.publisher.changelog.max_bytes
+        state = self.publisher.changelog
+        if isinstance(self.step, Assembling) and state is not None and self.step.may_not_fit(records):
+            await self.publisher.look_again(state)
+            self.step.largest_row = state.max_bytes
         while True:
             async with self.shared.turn:
                 reading = Reading(records, _now_ms(), read_ms, waited_ms)
@@ -112,7 +113,7 @@ class Partition:
     async def _publish(self, outcome: Outcome) -> None:
         batch = Commit(
             outputs=outcome.outputs, entries=list(outcome.rows.items()), next_offset=self.next_offset,
-            stream_time_ms=outcome.time_ms, records=outcome.sources, source_pass=Pass(self.claim.position.topic_id),
+            metadata=Pass(self.claim.position.topic_id).metadata(outcome.time_ms), records=outcome.sources,
         )  # fmt: skip
         replaced = await self.publisher.publish(batch)
         self._committed_at = time.monotonic()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -15,15 +16,17 @@ from worker.config import ConfigError, Settings
 from worker.config.redaction_rules import redaction_rules
 from worker.contribute.delivery import Delivery, DeniedError, Gateway, LateWatch
 from worker.contribute.pace import AFTER_429_SECONDS
-from worker.contribute.partition import Partition, ReceiptPublisher, limited_from
+from worker.contribute.partition import Partition, limited_from
 from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.topics import prepare_topics
 from worker.contribute.unit import Gate
 from worker.core.terminal import number_of
 from worker.kafka.cluster.client import prepare_clients
+from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member
 from worker.kafka.restore import Position
+from worker.kafka.writing.publisher import ExactlyOncePublisher
 from worker.kafka.writing.rows import OutputTopic
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.http_server import Page
@@ -87,7 +90,9 @@ class Contributor:
         settings, group = self._settings, self._settings.contribute_group
         return Partition(
             claim=claim,
-            publisher=ReceiptPublisher(self._client, claim.producer, group, claim.tp, self._outputs),
+            publisher=ExactlyOncePublisher(
+                claim.producer, group, claim.tp, self._outputs, None, partial(current_limit, self._client)
+            ),
             delivery=Delivery(self.gateway, self._metrics, self.late, group), gateway=self.gateway,
             metrics=self._metrics,
             gate=Gate(

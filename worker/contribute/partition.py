@@ -21,83 +21,22 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
-
-from aiokafka import TopicPartition
-from aiokafka.structs import OffsetAndMetadata
+from typing import Final, NamedTuple
 
 from worker.contribute.delivery import STEP_SECONDS, Delivered, Delivery, DeniedError, Gateway, Unanswered
 from worker.contribute.pace import Pauses
-from worker.contribute.unit import REFUSED, Gate, Refusal, Skip, Unit, clean_words, receipt, refused_record, unit_from
-from worker.core.documents import fit_dead_letter, fits
+from worker.contribute.unit import Gate, Refusal, Skip, Unit, clean_words, receipt, refused_record, unit_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits
-from worker.kafka.cluster.describe import current_limit
 from worker.kafka.member import Claim, StoppedError
-from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.rows import OutputTopic, PartitionRows, TopicRefusedError
-from worker.kafka.writing.transaction import look_again, run_transaction
+from worker.kafka.writing.publisher import Commit, Publisher
 from worker.observe.contribute_metrics import ContributeMetrics
 
 MAX_DUE: Final = 50
 """Maximum number of a partition's traces that are posted but not committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptPublisher:
-    """Commits with the transactional producer of one partition, which is already started."""
-
-    client: Mapping[str, Any]
-    producer: Producer
-    group: str
-    source: TopicPartition
-    topics: Mapping[str, OutputTopic]
-
-    async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
-        """Write records and the offset in one transaction. After any error it is unknown whether it was committed."""
-        receipts = _Receipts(outputs, self.topics, self.source.partition)
-        limit_of = partial(current_limit, self.client)
-        await look_again(receipts.small_topics(), limit_of)
-        offsets = self.group, {self.source: OffsetAndMetadata(next_offset, metadata)}
-        where = f"partition {self.source.partition}: "
-        await run_transaction(self.producer, receipts, limit_of, offsets=offsets, where=where)
-
-
-@dataclass(frozen=True, slots=True)
-class _Receipts:
-    """The contents of one transaction: receipts and refused traces of a source partition."""
-
-    outputs: Sequence[OutputRecord]
-    topics: Mapping[str, OutputTopic]
-    partition: int
-
-    def small_topics(self) -> list[OutputTopic]:
-        """Return the topics that have become too small for a refused trace, or for batches of the usual size."""
-        small = {}
-        for output in self.outputs:
-            topic = self.topics[output.kind]
-            if topic.lowered or not fits(output, topic.max_bytes):
-                small[topic.name] = topic
-        return list(small.values())
-
-    def partition_rows(self) -> list[PartitionRows]:
-        """Return the rows to send; a refused trace is cut to the limit of its topic."""
-        by_kind: dict[str, PartitionRows] = {}
-        for output in self.outputs:
-            topic = self.topics[output.kind]
-            fitted = fit_dead_letter(output, topic.max_bytes) if output.kind == REFUSED else output
-            part = by_kind.setdefault(output.kind, PartitionRows(topic, self.partition % topic.partitions))
-            part.rows.append((fitted.key, fitted.value, fitted.timestamp_ms, fitted.headers))
-        return list(by_kind.values())
-
-    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
-        """Raise PublishError: nothing can replace a receipt."""
-        for error in refused.values():
-            where = f"topic {part.topic.name}"
-            raise PublishError(f"{where} refuses a record: {error.name}; {error.advice}") from error
 
 
 class _Due(NamedTuple):
@@ -115,7 +54,7 @@ class ReceiptQueue:
     next one. After a crash all of them are looked up. `metadata` returns the metadata to commit with an offset.
     """
 
-    def __init__(self, publisher: ReceiptPublisher, metadata: Callable[[], str]) -> None:
+    def __init__(self, publisher: Publisher, metadata: Callable[[], str]) -> None:
         self._publisher = publisher
         self._metadata = metadata
         self._due: list[_Due] = []
@@ -149,7 +88,7 @@ class ReceiptQueue:
         while self._due:
             batch, self._due = self._due, []
             outputs = [each.output for each in batch if each.output is not None]
-            await self._publisher.commit(outputs, batch[-1].next_offset, self._metadata())
+            await self._publisher.publish(Commit(outputs, (), batch[-1].next_offset, self._metadata()))
             for each in batch:
                 each.on_committed()
 
@@ -203,7 +142,7 @@ class Partition:
     """The work on one partition."""
 
     claim: Claim
-    publisher: ReceiptPublisher
+    publisher: Publisher
     delivery: Delivery
     gateway: Gateway
     metrics: ContributeMetrics

@@ -10,7 +10,8 @@ from typing import Any, Final
 from aiokafka.admin import AIOKafkaAdminClient
 
 from worker.config import ConfigError, Settings
-from worker.contribute.unit import CONTRIBUTED, REFUSED
+from worker.contribute.unit import CONTRIBUTED
+from worker.core.records import DEAD_LETTER
 from worker.kafka.cluster.connections import prepare_patiently
 from worker.kafka.cluster.topic_plan import DEAD_LETTER_OVERHEAD, MissingTopicsError, Observed, TopicPlan, look_at
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
@@ -85,5 +86,5 @@ def _checked(settings: Settings, found: Observed) -> dict[str, OutputTopic]:
         if compacted != ("compact" in policy):
             wanted = "compact" if compacted else "delete"
             log.warning("topic %s has cleanup.policy=%s; set cleanup.policy=%s", name, policy, wanted)
-    kinds = {CONTRIBUTED: settings.contributed, REFUSED: settings.refused}
+    kinds = {CONTRIBUTED: settings.contributed, DEAD_LETTER: settings.refused}
     return {kind: found.output(name) for kind, name in kinds.items()}

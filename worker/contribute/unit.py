@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from worker.core.documents import error_headers, truncated_header
-from worker.core.records import NO_FAULT_OF_A_RECORD, SCREEN_HIDDEN, OutputRecord, SourceRecord, raised
+from worker.core.records import DEAD_LETTER, NO_FAULT_OF_A_RECORD, SCREEN_HIDDEN, OutputRecord, SourceRecord, raised
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
 from worker.redact.documents import Rules, level_of, redact_document, redact_text
 from worker.redact.screen import place_of, screen_json
@@ -276,7 +276,6 @@ def _plain(value: Any) -> Any:
 
 
 CONTRIBUTED: Final = "contributed"
-REFUSED: Final = "refused"
 
 KEPT_HEADERS: Final = ("kp-redriven-from", "kp-redrive-count")
 """Headers of `kp-worker redrive`: a place and a number."""
@@ -322,7 +321,7 @@ def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT
         record, refusal.reason, refusal.path, refusal.message, status=status, issues=refusal.issues or ""
     )
     # No timestamp: the time of sending. A topic may reject an old one.
-    return OutputRecord(REFUSED, key, value, [*headers, *why, *truncated], None)
+    return OutputRecord(DEAD_LETTER, key, value, [*headers, *why, *truncated], None)
 
 
 def _cleaned(record: SourceRecord, rules: Rules) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:

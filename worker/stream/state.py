@@ -51,9 +51,8 @@ class PartitionState:
             outputs=[each.output for each in decided],
             entries=self._housekeeping.rows(_encoded(rows), newest, next_offset),
             next_offset=next_offset,
-            stream_time_ms=self._stream_time_ms,
+            metadata=self.source.metadata(self._stream_time_ms),
             records=[each.record for each in decided],
-            source_pass=self.source,
         )
 
 

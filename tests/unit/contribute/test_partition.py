@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -26,11 +26,12 @@ from worker.contribute.delivery import Delivery, DeniedError, LateWatch
 from worker.contribute.delivery import Gateway as Turns
 from worker.contribute.partition import Partition
 from worker.contribute.registry_client import RegistryClient, registry_key
-from worker.contribute.unit import REFUSED, Gate
-from worker.core.records import OutputRecord, SourceRecord
+from worker.contribute.unit import Gate
+from worker.core.records import DEAD_LETTER, OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.kafka.member import Claim, StoppedError
 from worker.kafka.restore import Position
+from worker.kafka.writing.publisher import Commit
 from worker.observe.contribute_metrics import ContributeMetrics
 
 pytestmark = pytest.mark.slow
@@ -67,7 +68,7 @@ class Log:
         """Return the ids of receipts and the reasons of refusals, in order."""
         return [
             dict(each.headers)["kp-error-reason"].decode()
-            if each.kind == REFUSED
+            if each.kind == DEAD_LETTER
             else json.loads(each.value or b"")["id"]
             for each in self.outputs
         ]
@@ -93,11 +94,11 @@ class Writer:
 
     log: Log
 
-    async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
+    async def publish(self, commit: Commit) -> None:
         await asyncio.sleep(0)
-        assert next_offset >= self.log.committed, "an offset went back"
-        self.log.outputs.extend(outputs)
-        self.log.committed, self.log.metadata = next_offset, metadata
+        assert commit.next_offset >= self.log.committed, "an offset went back"
+        self.log.outputs.extend(commit.outputs)
+        self.log.committed, self.log.metadata = commit.next_offset, commit.metadata
 
 
 @dataclass
@@ -237,7 +238,7 @@ async def test_a_refused_trace_says_why_and_can_be_sent_again() -> None:
         at.log.put(document, trace(2))
         async with at.working():
             await at.finished()
-        (refused,) = [each for each in at.log.outputs if each.kind == REFUSED]
+        (refused,) = [each for each in at.log.outputs if each.kind == DEAD_LETTER]
         headers = dict(refused.headers)
         assert (headers["kp-error-reason"], headers["kp-error-status"]) == (b"unanswerable", b"")
         assert b"status 403" in headers["kp-error-message"]

@@ -18,12 +18,7 @@ from worker.kafka.writing import producer as producer_module
 from worker.kafka.writing import publisher as publisher_module
 from worker.kafka.writing import transaction as transaction_module
 from worker.kafka.writing.producer import INVALID_TXN_STATE, Producer, PublishError
-from worker.kafka.writing.publisher import (
-    AtLeastOncePublisher,
-    Commit,
-    ExactlyOncePublisher,
-    offset_metadata,
-)
+from worker.kafka.writing.publisher import AtLeastOncePublisher, Commit, ExactlyOncePublisher
 from worker.kafka.writing.rows import OutputTopic
 
 SOURCE = TopicPartition("traces", 5)
@@ -44,10 +39,8 @@ BATCH = Commit(
     [output("accepted"), output("dead_letter"), output("rejected")],
     [(b"0", b"e0"), (b"1", b"e1")],
     42,
-    1234,
-    source_pass=Pass("topic-id-of-22-letters", 3, 17),
+    "kp2:1234:topic-id-of-22-letters:3:17",
 )
-METADATA = "kp2:1234:topic-id-of-22-letters:3:17"
 
 SENT = {
     "cache-5": [(b"0", b"e0", []), (b"1", b"e1", [])],
@@ -110,7 +103,7 @@ async def test_one_transaction_holds_outputs_entries_and_offset(exactly_once: Pa
     assert cluster.asked == (v2 if cluster.broker.transactions else [*v1, "InitProducerId"]), "an epoch for each"
     assert cluster.visible() == SENT
     assert cluster.broker.offsets == {("group", SOURCE): 42}
-    assert cluster.broker.metadata == {("group", SOURCE): METADATA}
+    assert cluster.broker.metadata == {("group", SOURCE): BATCH.metadata}
     await publisher.stop()
     assert cluster.stopped
 
@@ -238,7 +231,7 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
     assert commits == []
     cluster.gate.set()
     await publishing
-    assert commits == [(SOURCE, 42, METADATA)]
+    assert commits == [(SOURCE, 42, BATCH.metadata)]
     await publisher.stop()
     assert cluster.stopped
 
@@ -264,7 +257,7 @@ async def test_records_keep_their_order_over_batches(exactly_once: Pair, monkeyp
     monkeypatch.setattr(producer_module, "MAX_BATCH_BYTES", 100)
     publisher, cluster = exactly_once
     outputs = [output(kind, b"%d" % i) for i, kind in enumerate(["accepted", "dead_letter", "accepted"] * 30)]
-    await publisher.publish(Commit(outputs, [], 1, None))
+    await publisher.publish(Commit(outputs, [], 1, ""))
     assert cluster.asked.count("Produce") > 15
     values = {name: [int(value) for _, value, _ in records] for name, records in cluster.visible().items()}
     assert values == {
@@ -280,7 +273,7 @@ def records_of(outputs: list[OutputRecord]) -> list[SourceRecord]:
 @pytest.mark.parametrize(("kind", "what"), [("rejected", "scored trace"), ("judged", "record of a verdict")])
 async def test_a_dead_letter_says_what_its_topic_could_not_take(exactly_once: Pair, kind: str, what: str) -> None:
     outputs = [output(kind, b"x" * 5000)]
-    replaced = await exactly_once[0].publish(Commit(outputs, [], 1, None, records_of(outputs)))
+    replaced = await exactly_once[0].publish(Commit(outputs, [], 1, "", records_of(outputs)))
     assert replaced[0].message.startswith(f"the {what} has ")
 
 
@@ -288,7 +281,7 @@ async def test_a_scored_output_that_its_topic_cannot_take_is_a_dead_letter_in_it
     publisher, cluster = exactly_once
     large = b"x" * 5000
     outputs = [output("accepted"), output("accepted", large), output("dead_letter", large), output("accepted")]
-    replaced = await publisher.publish(Commit(outputs, [(b"0", b"e0")], 1, None, records_of(outputs)))
+    replaced = await publisher.publish(Commit(outputs, [(b"0", b"e0")], 1, "", records_of(outputs)))
     assert {position: error.reason for position, error in replaced.items()} == {1: Reason.TOO_LARGE}
     assert "topic traces.accepted accepts 1000" in replaced[1].message
     sent = cluster.visible()
@@ -329,7 +322,7 @@ async def test_a_raised_limit_is_found_before_an_output_is_replaced(way: str, mo
             publisher = AtLeastOncePublisher(producer, SOURCE, topics, CACHE, commit, 30.0, limit_of)
         await publisher.start()
         outputs = [output("accepted", b"x" * 5000), output("dead_letter", b"x" * 5000), output("accepted")]
-        replaced = await publisher.publish(Commit(outputs, [], 1, None, records_of(outputs)))
+        replaced = await publisher.publish(Commit(outputs, [], 1, "", records_of(outputs)))
         letters = cluster.visible().get("traces.dead-letter-0", [])
         return [str(error.reason) for error in replaced.values()], [len(value) for _, value, _ in letters]
 
@@ -358,7 +351,7 @@ def reasons(letters: list[Any]) -> list[str | None]:
 async def test_what_a_topic_refuses_is_a_dead_letter_in_the_next_transaction(exactly_once: Pair) -> None:
     publisher, cluster = exactly_once
     outputs = [output("accepted"), output("accepted", REFUSED), output("rejected")]
-    replaced = await publisher.publish(Commit(outputs, [(b"0", b"e0")], 3, None, records_of(outputs)))
+    replaced = await publisher.publish(Commit(outputs, [(b"0", b"e0")], 3, "", records_of(outputs)))
     assert {position: error.reason for position, error in replaced.items()} == {1: Reason.REFUSED_BY_TOPIC}
     assert [name for name in cluster.asked if "EndTxn" in name] == ["EndTxn(abort)", "EndTxn(commit)"]
     sent = cluster.visible()
@@ -372,7 +365,7 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
     publisher, cluster = exactly_once
     outputs = [output("accepted"), output("accepted", REFUSED)]
     cluster.errors["Produce"] = UnansweredError("the connection was closed")
-    publishing = asyncio.create_task(publisher.publish(Commit(outputs, [], 2, None, records_of(outputs))))
+    publishing = asyncio.create_task(publisher.publish(Commit(outputs, [], 2, "", records_of(outputs))))
     await produced(cluster, 1)
     cluster.errors.clear()
     await publishing
@@ -387,7 +380,7 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
 
 @pytest.mark.parametrize("stream_time_ms", [None, 0, -1, 1_776_153_600_000, -62_135_596_800_000])
 def test_the_stream_time_comes_back_from_the_metadata(stream_time_ms: int | None) -> None:
-    metadata = offset_metadata(Commit([], [], 1, stream_time_ms))
+    metadata = Pass().metadata(stream_time_ms)
     committed = committed_from(metadata)
     assert committed is not None
     assert committed.stream_time_ms == stream_time_ms

@@ -24,7 +24,7 @@ from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker import make_verdict, sign_verdict
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
 from worker.core.novelty import Vector
-from worker.core.passes import Pass
+from worker.core.passes import NO_PASS, Pass
 from worker.core.records import HEADER_OVERHEAD, SCREEN_RULES, Fault, SourceRecord
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
@@ -261,8 +261,8 @@ async def test_what_a_batch_carries() -> None:
     await stage.task.drain()
     batches = stage.publisher.committed
     assert (batches[-1].next_offset, stage.task.committed) == (10, 10)
-    assert batches[0].stream_time_ms == T0 - 1  # a dead letter moves no time
-    assert batches[-1].stream_time_ms == T0
+    assert batches[0].metadata == NO_PASS.metadata(T0 - 1)  # a dead letter moves no time
+    assert batches[-1].metadata == NO_PASS.metadata(T0)
     entries = [(key, decode(value)) for batch in batches for key, value in batch.entries]
     assert [key for key, _ in entries] == [slot_key(0, 5), slot_key(1, 5)]
     assert [(e.source_offset, e.sequence, e.stream_time_ms) for _, e in entries] == [(5, 0, T0 - 1), (6, 1, T0)]
@@ -280,7 +280,9 @@ async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> No
     await stage.task.drain()
     stage.task.take(make_record(b"", 2))
     await stage.task.drain()
-    assert [batch.stream_time_ms for batch in stage.publisher.committed] == [None, T0 - 7, T0 - 7]
+    assert [batch.metadata for batch in stage.publisher.committed] == [
+        NO_PASS.metadata(time) for time in (None, T0 - 7, T0 - 7)
+    ]
 
 
 async def test_a_drain_drops_what_waits_too_long_for_its_embedding_and_takes_it_again() -> None:
@@ -443,7 +445,7 @@ async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_ho
     stage.pool.finish(0)
     await stage.task.drain()
     first, second = stage.publisher.committed
-    assert {batch.source_pass for batch in (first, second)} == {source_pass}
+    assert {batch.metadata.split(":", 2)[2] for batch in (first, second)} == {"topic-id-of-22-letters:4:2"}
     assert first.entries == [(b"dead", None), (b"passes", b"marker")]
     gone, (key, value) = second.entries
     assert key == slot_key(0, 5, 4)

@@ -12,7 +12,7 @@ the session file was read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer
@@ -24,7 +24,7 @@ from worker.core.records import SourceRecord
 from worker.kafka.cluster.topic_plan import TopicPlan
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
 from worker.kafka.writing.producer import PublishError
-from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row, TopicRefusedError
+from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row, TopicRefusedError, by_partition
 
 MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
 
@@ -119,16 +119,14 @@ class MarkedBatch:
 
     def partition_rows(self) -> list[PartitionRows]:
         """Return the rows of marks and records; empty if no mark is left."""
-        marks = PartitionRows(self._marks, 0)
-        parts: dict[tuple[str, int], PartitionRows] = {}
+        return by_partition(self._rows())
+
+    def _rows(self) -> Iterator[tuple[OutputTopic, int, Row, int | None]]:
         for position, (row, topic, partition, mark) in enumerate(self._records):
             if position not in self.refused or self._keep_marks:
-                marks.rows.append((*mark, None, []))
+                yield self._marks, 0, (*mark, None, []), None
             if row is not None and position not in self.refused:
-                part = parts.setdefault((topic.name, partition), PartitionRows(topic, partition))
-                part.rows.append(row)
-                part.positions.append(position)
-        return [marks, *parts.values()] if marks.rows else []
+                yield topic, partition, row, position
 
     def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
         """Omit the refused records. Raises PublishError for a mark."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,7 +20,6 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.documents import dead_letter, fit_dead_letter, fits, last_resort, readdressed, source_place
-from worker.core.passes import NO_PASS, Pass
 from worker.core.records import (
     ASSEMBLED,
     BATCH_OVERHEAD,
@@ -34,7 +33,15 @@ from worker.core.records import (
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.rows import INVALID_TIMESTAMP, TOO_LARGE, OutputTopic, PartitionRows, Row, TopicRefusedError
+from worker.kafka.writing.rows import (
+    INVALID_TIMESTAMP,
+    TOO_LARGE,
+    OutputTopic,
+    PartitionRows,
+    Row,
+    TopicRefusedError,
+    by_partition,
+)
 from worker.kafka.writing.transaction import (
     MAX_ROUNDS,
     LimitOf,
@@ -66,21 +73,20 @@ class Commit:
     outputs: list[OutputRecord]  # in the order of their offsets
     entries: Sequence[tuple[bytes, bytes | None]]  # keys and values for the changelog; the value None deletes
     next_offset: int  # the source offset after the last record
-    stream_time_ms: int | None  # the partition's stream time at that point; None: no trace was scored yet
+    metadata: str  # is committed with the offset, for the next owner of the partition
     records: Sequence[SourceRecord] = ()
-    """The source records of `outputs`, in the same order: dead letters are made from them."""
-    source_pass: Pass = NO_PASS  # the pass over the source that they belong to
+    """The source records of `outputs`, in the same order, for dead letters; without them nothing replaces an output."""
 
 
 class RefusedForGoodError(Exception):
-    """A topic refuses a record that nothing can replace: a cache entry, or the last resort of a dead letter."""
+    """A topic refuses a record that nothing replaces: a cache entry, a receipt, or the last resort of a dead letter."""
 
 
 class CommitContents:
     """What is sent for a commit; each round of refusals changes them."""
 
     def __init__(
-        self, commit: Commit, partition: int, topics: Mapping[str, OutputTopic], changelog: OutputTopic
+        self, commit: Commit, partition: int, topics: Mapping[str, OutputTopic], changelog: OutputTopic | None
     ) -> None:
         self.commit = commit
         self.replaced: dict[int, InvalidTrace] = {}  # why a dead letter replaces a scored output, by position
@@ -98,31 +104,23 @@ class CommitContents:
             topic = self._topics[output.kind]
             if topic.lowered or not self._fits(position, output, topic):
                 small[topic.name] = topic
-        if self.commit.entries and self._changelog.lowered:
+        if self._changelog is not None and self.commit.entries and self._changelog.lowered:
             small[self._changelog.name] = self._changelog
         return list(small.values())
 
     def partition_rows(self) -> list[PartitionRows]:
         """Return what to send; each topic partition occurs once."""
-        by_target: dict[tuple[str, int], PartitionRows] = {}
-        if self.commit.entries:
-            rows: list[Row] = [(key, value, None, []) for key, value in self.commit.entries]
-            by_target[self._changelog.name, self._partition] = PartitionRows(self._changelog, self._partition, rows)
-        by_kind: dict[tuple[str, int | None], PartitionRows] = {}
+        return by_partition(self._rows())
+
+    def _rows(self) -> Iterator[tuple[OutputTopic, int, Row, int | None]]:
+        if (changelog := self._changelog) is not None:
+            for key, value in self.commit.entries:
+                yield changelog, self._partition, (key, value, None, []), None
         for position, whole in enumerate(self._outputs):
             output = self._fitted(position, whole)
-            where = output.kind, output.partition
-            part = by_kind.get(where)
-            if part is None:
-                part = by_kind[where] = self._part(*where, by_target)
-            part.rows.append((output.key, output.value, output.timestamp_ms, output.headers))
-            part.positions.append(position)
-        return list(by_target.values())
-
-    def _part(self, kind: str, partition: int | None, by_target: dict[tuple[str, int], PartitionRows]) -> PartitionRows:
-        topic = self._topics[kind]
-        number = (self._partition if partition is None else partition) % topic.partitions
-        return by_target.setdefault((topic.name, number), PartitionRows(topic, number))
+            topic = self._topics[output.kind]
+            number = (self._partition if output.partition is None else output.partition) % topic.partitions
+            yield topic, number, (output.key, output.value, output.timestamp_ms, output.headers), position
 
     def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
         """Replace the refused rows by dead letters. Raises RefusedForGoodError."""
@@ -133,6 +131,8 @@ class CommitContents:
                 ) from error
             position = part.positions[row]
             if self._outputs[position].kind != DEAD_LETTER:
+                if not self.commit.records:
+                    raise RefusedForGoodError(f"{error}; {error.advice}") from error
                 self._become_letter(position, _refused_by_topic(self._outputs[position], error))
             elif position in self._hopeless:
                 raise RefusedForGoodError(
@@ -160,7 +160,7 @@ class CommitContents:
     def _fitted(self, position: int, output: OutputRecord) -> OutputRecord:
         if output.kind != DEAD_LETTER:
             topic = self._topics[output.kind]
-            if self._fits(position, output, topic):
+            if not self.commit.records or self._fits(position, output, topic):
                 return output
             output = self._become_letter(position, _too_large(output, topic))
         limit = self._topics[DEAD_LETTER].max_bytes
@@ -203,11 +203,6 @@ def _too_large(output: OutputRecord, topic: OutputTopic) -> InvalidTrace:
         f"the {_what(output)} has {size} bytes with key and headers; topic {topic.name} accepts {topic.max_bytes}; "
         "raise its max.message.bytes, or send smaller traces",
     )
-
-
-def offset_metadata(commit: Commit) -> str:
-    """Return the metadata that is committed with the offset: stream time and pass, for the next restart."""
-    return commit.source_pass.metadata(commit.stream_time_ms)
 
 
 class Publisher(Protocol):
@@ -259,7 +254,7 @@ class ExactlyOncePublisher:
     group: str
     source: TopicPartition
     topics: Mapping[str, OutputTopic]
-    changelog: OutputTopic
+    changelog: OutputTopic | None
     limit_of: LimitOf = unknown_limit
 
     async def start(self) -> None:
@@ -274,7 +269,7 @@ class ExactlyOncePublisher:
         """Publish one transaction; after a refusal, another one instead."""
         contents = CommitContents(commit, self.source.partition, self.topics, self.changelog)
         await look_again(contents.small_topics(), self.limit_of)
-        offset = {self.source: OffsetAndMetadata(commit.next_offset, offset_metadata(commit))}
+        offset = {self.source: OffsetAndMetadata(commit.next_offset, commit.metadata)}
         await run_transaction(
             self.producer,
             contents,
@@ -328,7 +323,7 @@ class AtLeastOncePublisher:
             async with asyncio.timeout(self.timeout_seconds):
                 refused = await self.producer.send(contents.partition_rows())  # 1
                 if not refused:
-                    await self.commit_offset(self.source, commit.next_offset, offset_metadata(commit))  # 2
+                    await self.commit_offset(self.source, commit.next_offset, commit.metadata)  # 2
                     return contents.replaced
                 await replace_refused(self.producer, contents, refused, self.limit_of)
         raise still_refused(f"partition {self.source.partition}: ")

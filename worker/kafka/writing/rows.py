@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,6 +65,19 @@ class PartitionRows:
     rows: list[Row] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     """Where each is in what its sender publishes; none where nothing can replace them, as for changelog entries."""
+
+
+def by_partition(rows: Iterable[tuple[OutputTopic, int, Row, int | None]]) -> list[PartitionRows]:
+    """Return rows by topic partition, each in its order. With a row: topic, partition, and position (None: none)."""
+    parts: dict[tuple[str, int], PartitionRows] = {}
+    for topic, partition, row, position in rows:
+        part = parts.get((topic.name, partition))
+        if part is None:
+            part = parts[topic.name, partition] = PartitionRows(topic, partition)
+        part.rows.append(row)
+        if position is not None:
+            part.positions.append(position)
+    return list(parts.values())
 
 
 REFUSALS: Final[Mapping[int, str]] = {
