@@ -9,6 +9,7 @@ import os
 import pkgutil
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -199,6 +200,36 @@ def test_without_the_extras_every_command_runs_or_names_the_one_it_needs(tmp_pat
         if (bug, exit_code) != (None, code) or words.format(**files) not in " ".join(output.split())
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["rnu"], "No such command 'rnu'; did you mean run?"),
+        (["config", "chekc"], "No such command 'chekc'; did you mean check?"),
+        (["xyz"], "No such command 'xyz'."),
+        (["run", "--threshold", ".7"], "No such option: --threshold; a setting is given by --set threshold=VALUE"),
+        (
+            ["score", "--max-tokens=9", "-"],
+            "No such option: --max-tokens; a setting is given by --set max_tokens=VALUE",
+        ),
+        (["convert", "--threshold", ".7"], "No such option: --threshold"),
+        (["tail", "-g", "a b"], "KP_GROUP_ID='a b' is part of the changelog's name, and 'a b-novelty-changelog' is no"),
+    ],
+    ids=lambda args: " ".join(args) if isinstance(args, list) else "",
+)
+def test_a_wrong_word_says_which_may_be_meant(args: list[str], error: str) -> None:
+    done = CliRunner().invoke(cli, args)
+    assert done.exit_code == 2
+    assert error in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("args", [["broker", "--port"], ["demo", "--http-port"]], ids=" ".join)
+def test_a_port_in_use_is_wrong_usage_before_anything_starts(args: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(cli, [*args, str(port)])
+    assert (done.exit_code, f"port {port} is in use" in done.stderr) == (2, True)
 
 
 # -- in a shell

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from worker.commands.shared.console import CommandGroup, write_line
-from worker.commands.shared.options import checked_settings, json_option, say_warnings, settings_options
+from worker.commands.shared.console import CommandGroup, SettingsError, write_line
+from worker.commands.shared.options import (
+    checked_settings,
+    json_option,
+    load_settings,
+    say_warnings,
+    settings_options,
+)
 from worker.core.terminal import clean, clean_json, number_of
 
 if TYPE_CHECKING:
@@ -72,10 +79,21 @@ def check(file: Path | None, strict: bool) -> None:
 @json_option
 @settings_options
 def show(changed: bool, as_json: bool) -> None:
-    """Show the effective value of every setting, and where it comes from. Secrets are not shown."""
-    loaded = checked_settings()
-    from worker.config import PREFIX
+    """Show the effective value of every setting, and where it comes from. Secrets are not shown.
 
+    Settings that conflict are shown as they are written, and then the errors. Exit codes: 0 no errors; 2 errors.
+    """
+    from worker.config import PREFIX, ConfigError
+
+    problem = None
+    try:
+        loaded = load_settings()
+    except ConfigError as error:
+        problem = SettingsError(str(error))
+        try:
+            loaded = load_settings(checked=False)
+        except ConfigError:  # a source that cannot be read
+            raise problem from None
     rows = [row for row in _rows(loaded) if not changed or row.origin not in ("default", "threshold")]
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
@@ -85,6 +103,8 @@ def show(changed: bool, as_json: bool) -> None:
         else:
             write_line(clean(f"{row.name:{width}}  {_text(row.value):{VALUE_COLUMNS}}  {row.origin}"))
     say_warnings(loaded)
+    if problem is not None:
+        raise problem
 
 
 def _rows(loaded: Loaded) -> Iterator[Setting]:
@@ -93,7 +113,10 @@ def _rows(loaded: Loaded) -> Iterator[Setting]:
     settings = loaded.settings
     for name in type(settings).model_fields:
         if name != "profiles":
-            yield Setting(name, _plain(_effective(settings, name)), loaded.origin((name,)))
+            yield Setting(name, _plain(name, _effective(settings, name)), loaded.origin((name,)))
+    if not loaded.checked:
+        yield from _written(loaded, ("profiles",), settings.profiles)
+        return
     for domain, profile in settings.scoring_profiles().items():
         path = ("profiles", domain)
         name, own = dotted((*path, "threshold")), profile.threshold
@@ -106,6 +129,18 @@ def _rows(loaded: Loaded) -> Iterator[Setting]:
         yield Setting(dotted((*path, "weights")), weights, loaded.origin((*path, "weights")))
 
 
+def _written(loaded: Loaded, path: tuple[str, ...], value: object) -> Iterator[Setting]:
+    """Yield the numbers of a table as they are written; a text may be a secret at the wrong place."""
+    from worker.config.loading import dotted
+
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _written(loaded, (*path, key), inner)
+    else:
+        shown = re.fullmatch(r"-?[0-9.]{1,24}", str(value))
+        yield Setting(dotted(path), str(value) if shown else HIDDEN, loaded.origin(path))
+
+
 def _effective(settings: Settings, name: str) -> object:
     if name == "changelog_topic":
         return settings.changelog
@@ -114,8 +149,14 @@ def _effective(settings: Settings, name: str) -> object:
     return getattr(settings, name)
 
 
-def _plain(value: object) -> Any:
-    if hasattr(value, "get_secret_value"):
+def _plain(name: str, value: object) -> Any:
+    """Return a value as in JSON, hidden if it is a secret, or may hold one where the settings are not checked."""
+    from worker.config import Settings
+    from worker.config.loading import may_hold_secret, secret_fields
+
+    if hasattr(value, "get_secret_value") or isinstance(value, Mapping | list):
+        return HIDDEN
+    if isinstance(value, str) and (may_hold_secret(value) or (value and name in secret_fields(Settings.model_fields))):
         return HIDDEN
     return str(value) if isinstance(value, Path) else value
 

@@ -33,6 +33,7 @@ class Loaded:
     settings: Settings
     sources: tuple[Source, ...]
     warnings: tuple[str, ...]
+    checked: bool = True
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -57,10 +58,20 @@ def load(file: Path | None = None, options: Mapping[str, Any] | None = None, **f
     return read(file, options, **fields).settings
 
 
-def read(file: Path | None = None, options: Mapping[str, Any] | None = None, **fields: Any) -> Loaded:
-    """Read the settings as `load` does, and keep their sources. Raises ConfigError: a line for all that is wrong."""
+def read(
+    file: Path | None = None, options: Mapping[str, Any] | None = None, *, checked: bool = True, **fields: Any
+) -> Loaded:
+    """Read the settings as `load` does, and keep their sources. Raises ConfigError: a line for all that is wrong.
+
+    Not `checked`: the values as they are written, to show where wrong ones come from; a source must still be readable.
+    """
     try:
-        return _read(_sources(file, options or {}, fields))
+        sources = _sources(file, options or {}, fields)
+        return (
+            _read(sources)
+            if checked
+            else Loaded(Settings.model_construct(**_known(sources)), sources, (), checked=False)
+        )
     except RecursionError:
         raise ConfigError("a value is nested too deeply; the settings have four levels") from None
 
@@ -395,11 +406,16 @@ def _reached(source: Source, path: KeyPath) -> bool:
 
 
 def _shown(value: object, secrets: Set[str]) -> str:
-    if PEM in str(value) or PASSWORD_IN_URL.search(str(value)):
+    if may_hold_secret(str(value)):
         return NOT_SHOWN
     if isinstance(value, Mapping | list):
         return json.dumps(_without_texts(value, secrets))[:SHOWN]
     return repr(value[:SHOWN]) if isinstance(value, str) else str(value)[:SHOWN]
+
+
+def may_hold_secret(text: str) -> bool:
+    """Return whether a text may hold a secret, whatever its setting: a key in PEM, or a password in a URL."""
+    return PEM in text or PASSWORD_IN_URL.search(text) is not None
 
 
 def _without_texts(value: object, secrets: Set[str]) -> object:

@@ -5,6 +5,7 @@ The sections are joined by inheritance, not nested: so variables, TOML keys and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
@@ -142,6 +143,11 @@ class KafkaSettings(BaseModel):
         if self.group_instance_id and self.delivery != "exactly_once":
             # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
+        if re.fullmatch(TOPIC_NAME, self.changelog) is None:
+            raise ValueError(
+                f"KP_GROUP_ID={self.group_id!r} is part of the changelog's name, and {self.changelog!r} is no topic's "
+                "name; give letters, digits, dots, _ and -, or set KP_CHANGELOG_TOPIC"
+            )
         return self
 
 

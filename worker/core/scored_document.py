@@ -115,6 +115,7 @@ class ScoringDecision(Struct, frozen=True):
 
     source: PartitionPlace
     decision: str | None = None
+    score: float | None = None
 
 
 class UsedConfidence(Struct, frozen=True):
@@ -126,5 +127,4 @@ class UsedConfidence(Struct, frozen=True):
 class ScoringVerdict(ScoringDecision, frozen=True):
     """What a verdict repeats of the score that it judges."""
 
-    score: float | None = None
     confidence: UsedConfidence | None = None

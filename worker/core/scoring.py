@@ -290,6 +290,11 @@ class ScoredTrace(Struct, frozen=True):
     confidence: Confidence | None = None  # None if the stated one counts
 
 
+def accepts_too_few(accepted: int, traces: int) -> bool:
+    """Return whether a threshold lets almost nothing pass: less than 1 % of at least a hundred traces."""
+    return traces >= 100 and accepted < traces / 100
+
+
 # -- domains without their own profile, and the profile that each may mean: a near miss is reported, never corrected
 
 LEAST_SIMILARITY: Final = 0.82

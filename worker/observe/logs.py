@@ -64,8 +64,11 @@ COORDINATOR_SECONDS: Final = 30.0
 """How long a group's coordinator may be missing before that is a warning: at a first start Kafka creates its topic."""
 
 
-class MissingCoordinator(logging.Filter):
-    """Says in plain words, and not as an error, that the group's coordinator is not there yet; aiokafka asks again."""
+class OrdinaryLines(logging.Filter):
+    """Says in plain words, and not as an error or warning, what an ordinary start brings.
+
+    The group's coordinator may not be there yet (aiokafka asks again), and another member makes the group rebalance.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -75,7 +78,10 @@ class MissingCoordinator(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True; change the record in place."""
         error = record.args[0] if isinstance(record.args, tuple) and record.args else None
-        if str(record.msg).startswith("Group Coordinator Request failed") and getattr(error, "retriable", False):
+        if "rebalancing" in str(record.msg) and record.levelno == logging.WARNING:
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            record.msg, record.args = "the group is rebalancing: a member joins or leaves", None
+        elif str(record.msg).startswith("Group Coordinator Request failed") and getattr(error, "retriable", False):
             now = self._clock()
             self._began = now if self._began is None else self._began
             late = now - self._began >= COORDINATOR_SECONDS
@@ -144,6 +150,7 @@ def configure(level: str, style: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("worker").setLevel(level.upper())
-    logging.getLogger("aiokafka.consumer.group_coordinator").addFilter(MissingCoordinator())
+    for name in ("aiokafka.consumer.group_coordinator", "faust.tables.recovery"):
+        logging.getLogger(name).addFilter(OrdinaryLines())
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -25,7 +25,7 @@ from worker.config import Settings
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, OutputRecord, SourceRecord
 from worker.core.scorer import Decision
-from worker.core.scoring import FORMULAS, Components, ScoredTrace, Weights, arithmetic, near_miss
+from worker.core.scoring import FORMULAS, Components, ScoredTrace, Weights, accepts_too_few, arithmetic, near_miss
 from worker.core.terminal import clean, clean_json_bytes
 from worker.core.trace import InvalidTrace
 from worker.observe.http_server import Page
@@ -290,7 +290,7 @@ class Status:
 
     def snapshot(self, domain: str | None = None) -> dict[str, Any]:
         """Return everything that the page shows; *_ms is ms since 1970. `domain`: only its traces."""
-        settings, metrics = self._settings, self._metrics
+        settings, metrics, verdicts = self._settings, self._metrics, self._verdicts()
         build = _samples(metrics.build)
         return {
             "version": __version__,
@@ -298,13 +298,13 @@ class Status:
             "embedder": build[0][0].get("embedder", "") if build else "",
             "explain": self._explain,
             "problem": self._problem(),
-            "warning": self._warning,
+            "warning": self._warning or self._few_accepted(verdicts),
             "now_ms": now_ms(),
             "started_ms": self._started_ms,
             "texts": settings.status_texts,
             "rate": self._rate(),
             "evaluation": self._evaluation(),
-            "verdicts": self._verdicts(),
+            "verdicts": verdicts,
             "scores": {
                 "bounds": SCORES,
                 "counts": metrics.score.counts(),
@@ -341,6 +341,17 @@ class Status:
         }
         reasons = {labels["reason"]: value for labels, value in letters if value}
         return counts | {DEAD_LETTER: sum(reasons.values()), "reasons": reasons}
+
+    def _few_accepted(self, verdicts: Mapping[str, Any]) -> str | None:
+        """Return a warning if the threshold accepts almost no trace."""
+        accepted = round(verdicts[ACCEPTED])
+        traces = accepted + round(verdicts[REJECTED])
+        if not accepts_too_few(accepted, traces):
+            return None
+        return (
+            f"{accepted or 'none'} of {traces} traces {'is' if accepted < 2 else 'are'} accepted at the threshold "
+            f"{self._settings.threshold:g}: kp-worker report --from-kafka shows what others would accept"
+        )
 
     def _rate(self) -> dict[str, Any]:
         """Return traces/s over the last seconds, and of each second for the chart (oldest first)."""

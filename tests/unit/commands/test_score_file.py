@@ -3,8 +3,10 @@
 import base64
 import io
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,6 +240,36 @@ def test_a_full_disk_and_a_reader_that_leaves_are_no_traceback(redirection: str,
     name = "/dev/full" if redirection.startswith("-o") else "standard output"
     assert done.stderr == (f"Error: {name}: No space left on device\n" if fails else "")
     assert (done.returncode != 0) is fails
+
+
+@pytest.mark.parametrize(
+    ("lines", "threshold", "said"),
+    [
+        ([WEAK], "0.75", "highest score 0.100, threshold 0.75: nothing passed; kp-worker report FILE shows what would"),
+        ([WEAK] * 199 + [GOOD], "0.75", "highest score 0.800, threshold 0.75: 1 of 200 passed; kp-worker report FILE"),
+        ([WEAK] * 99 + [GOOD], "0.75", ""),  # 1 % is a choice
+        ([GOOD], "0.75", ""),
+        ([b"{"], "0.75", ""),
+    ],
+)
+def test_a_threshold_that_nothing_reaches_is_told(run: Run, lines: list[bytes], threshold: str, said: str) -> None:
+    result = run("-", input=b"\n".join(lines), env={"KP_THRESHOLD": threshold})
+    assert result.stderr.splitlines()[-1].startswith(said) if said else "highest score" not in result.stderr
+
+
+def test_ctrl_c_says_that_the_output_is_partial(tmp_path: Path) -> None:
+    output = tmp_path / "scored.jsonl"
+    command = [sys.executable, "-m", "worker", "score", "-", "--embedder", "none", "-o", str(output)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write((GOOD + b"\n") * 5000)
+    process.stdin.flush()
+    until = time.monotonic() + 30
+    while not (output.is_file() and output.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr.decode().strip()) == (130, f"interrupted: {output} is partial")
 
 
 def test_wrong_settings_are_an_error_with_the_variable_s_name(run: Run) -> None:

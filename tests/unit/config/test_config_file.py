@@ -263,6 +263,12 @@ def test_no_error_about_a_file_shows_a_secret(file: Path, text: str) -> None:
     told = "\n".join(errors(file))
     assert "is wrong" in told
     assert SECRET not in told
+    for form in ("--json", "--text"):  # what is wrong is shown as it is written
+        code, out, err = run("show", form, "--config", str(file))
+        assert code == 2
+        assert "max_steps" in out
+        assert err == f"Error: {told}\n"
+        assert SECRET not in out
 
 
 def test_no_error_about_a_variable_or_an_option_shows_a_secret() -> None:
@@ -356,6 +362,21 @@ def test_show_tells_value_and_origin_and_hides_secrets(file: Path) -> None:
         "security_protocol", "sasl_mechanism", "sasl_username", "sasl_password", "tls_certificate_file",
         "tls_key_password", "profiles.code.threshold",
     ]  # fmt: skip
+
+
+def test_show_tells_where_conflicting_settings_come_from(file: Path) -> None:
+    file.write_text("[profiles.code]\nthreshold = 3\n")
+    variables = {"KP_DELIVERY": "at_least_once", "KP_GROUP_INSTANCE_ID": "one"}
+    code, out, err = run("show", "--text", "--changed", "--config", str(file), **variables)
+    assert (code, [line.split() for line in out.splitlines()]) == (
+        2,
+        [
+            ["group_instance_id", "one", "KP_GROUP_INSTANCE_ID"],
+            ["delivery", "at_least_once", "KP_DELIVERY"],
+            ["profiles.code.threshold", "3", str(file)],
+        ],
+    )
+    assert "profiles.code.threshold = 3 is wrong" in err
 
 
 # -- the schema

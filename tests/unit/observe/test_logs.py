@@ -9,6 +9,7 @@ import unicodedata
 import pytest
 from aiokafka.consumer import group_coordinator
 from aiokafka.errors import GroupAuthorizationFailedError, GroupCoordinatorNotAvailableError
+from faust.tables import recovery
 
 from tests.support.clock import HandClock
 from worker.observe.logs import (
@@ -17,7 +18,7 @@ from worker.observe.logs import (
     NOISY,
     WINDOW_SECONDS,
     JsonFormatter,
-    MissingCoordinator,
+    OrdinaryLines,
     RateLimit,
     TextFormatter,
     configure,
@@ -193,7 +194,7 @@ def test_configure(style: str, formatter: type[logging.Formatter], monkeypatch: 
 
 def test_a_coordinator_that_is_not_there_yet_is_no_error_until_it_takes_long() -> None:
     now = 0.0
-    missing = MissingCoordinator(lambda: now)
+    missing = OrdinaryLines(lambda: now)
     found = []
     gone, denied = GroupCoordinatorNotAvailableError(), GroupAuthorizationFailedError()
     for error in (gone, gone, denied):
@@ -207,5 +208,24 @@ def test_a_coordinator_that_is_not_there_yet_is_no_error_until_it_takes_long() -
     assert found[2][0] == "ERROR"
 
 
-def test_the_words_of_aiokafka_are_those_that_the_filter_knows() -> None:
-    assert '"Group Coordinator Request failed: %s"' in inspect.getsource(group_coordinator)
+def test_a_member_that_joins_is_no_warning() -> None:
+    lines = [
+        (group_coordinator.__name__, "Heartbeat failed for group %s because it is rebalancing", ("kp-worker",)),
+        ("faust.tables.recovery", "[^---Recovery]: Recovery rebalancing again", ()),
+        (group_coordinator.__name__, "Heartbeat failed for group %s: generation id is not  current.", ("kp-worker",)),
+    ]
+    levels = []
+    for name, words, args in lines:
+        record = logging.LogRecord(name, logging.WARNING, "", 0, words, args, None)
+        assert OrdinaryLines().filter(record)
+        levels.append(record.levelname)
+        if record.levelno == logging.INFO:
+            assert record.getMessage() == "the group is rebalancing: a member joins or leaves"
+    assert levels == ["INFO", "INFO", "WARNING"]
+
+
+def test_the_words_of_the_libraries_are_those_that_the_filter_knows() -> None:
+    said = inspect.getsource(group_coordinator)
+    assert '"Group Coordinator Request failed: %s"' in said
+    assert '"Heartbeat failed for group %s because it is rebalancing"' in said
+    assert 'self.log.warning("Recovery rebalancing again")' in inspect.getsource(recovery)

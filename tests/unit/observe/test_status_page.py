@@ -410,10 +410,24 @@ def test_a_warning_is_in_the_data_and_has_its_place_on_the_page() -> None:
     assert 'text("warning", status.warning' in html
 
 
+@pytest.mark.parametrize(
+    ("accepted", "rejected", "warns"), [(0, 99, False), (0, 100, True), (1, 150, True), (2, 98, False)]
+)
+def test_a_threshold_that_accepts_almost_nothing_is_told(accepted: int, rejected: int, warns: bool) -> None:
+    metrics = Metrics(CollectorRegistry())
+    for decision, count in (("accepted", accepted), ("rejected", rejected)):
+        metrics.traces.labels(decision, "default").inc(count)
+    warning = Status(Settings(), metrics, lambda: None).snapshot()["warning"]
+    assert (warning is not None) == warns
+    if warning is not None:
+        shown = f"{accepted or 'none'} of {accepted + rejected} traces is accepted at the threshold 0.75: "
+        assert warning == f"{shown}kp-worker report --from-kafka shows what others would accept"
+
+
 def test_the_command_that_the_page_prints_finds_the_records_wherever_it_is_entered() -> None:
     assert explain_command(config.load()) == "kp-worker explain"
-    settings = config.load(bootstrap_servers="demo:9", group_id="a b", accepted_topic="good")
+    settings = config.load(bootstrap_servers="demo:9", group_id="a b", changelog_topic="cache")
     words = shlex.split(explain_command(settings))
-    assert words == ["kp-worker", "explain", "-b", "demo:9", "-g", "a b", "--set", "accepted_topic=good"]
+    assert words == ["kp-worker", "explain", "-b", "demo:9", "-g", "a b", "--set", "changelog_topic=cache"]
     with explain.make_context("explain", [*words[2:], "kp:trace:1"]):
         assert load_settings().settings == settings

@@ -18,7 +18,7 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.doctor.kafka import check_kafka
 from worker.commands.doctor.model import check_model, check_runtime
 from worker.commands.doctor.processes import check_assemble, check_registry
-from worker.commands.doctor.traces import check_cache, check_domains, check_verdicts, last_outputs
+from worker.commands.doctor.traces import check_cache, check_domains, check_threshold, check_verdicts, last_outputs
 from worker.commands.shared.options import load_settings
 from worker.config import ConfigError, Loaded, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
@@ -69,7 +69,8 @@ async def examine() -> AsyncIterator[Finding]:
         if isinstance(outputs, Finding):
             findings.append(outputs)
         else:
-            findings += [*check_domains(settings, outputs), *await check_verdicts(settings, outputs)]
+            findings += [*check_domains(settings, outputs), *check_threshold(settings, outputs)]
+            findings += await check_verdicts(settings, outputs)
         for finding in findings:
             yield finding
     for finding in check_runtime(settings):

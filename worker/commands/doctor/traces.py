@@ -16,14 +16,14 @@ from msgspec import Struct
 from worker.commands.doctor.finding import Finding, ok, warn
 from worker.commands.shared.placed_verdicts import Standings, read_judged, switch_to_record
 from worker.commands.shared.session import Session, SessionError, read_topics
-from worker.commands.shared.shown import shown_name
+from worker.commands.shared.shown import shown_name, shown_score
 from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, decode
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scored_document import ScoringDecision
-from worker.core.scoring import unused_profiles, without_profile
+from worker.core.scoring import accepts_too_few, unused_profiles, without_profile
 from worker.core.terminal import number_of
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import MissingTopicsError
@@ -168,6 +168,23 @@ async def last_outputs(settings: Settings) -> LastOutputs | Finding:
     except MissingTopicsError:  # reported by the check of the topics
         return LastOutputs([], [], 0)
     return complete_from if isinstance(complete_from, Finding) else LastOutputs(heads, values, complete_from)
+
+
+def check_threshold(settings: Settings, outputs: LastOutputs) -> list[Finding]:
+    """Return a warning if the thresholds accept almost no trace; nothing if they do, or after fewer than a hundred."""
+    decided = [head.scoring for head, record_ms in outputs.heads if record_ms >= outputs.complete_from]
+    accepted = sum(scoring.decision == ACCEPTED for scoring in decided)
+    if not accepts_too_few(accepted, len(decided)):
+        return []
+    highest = max(scoring.score or 0.0 for scoring in decided)
+    return [
+        warn(
+            "threshold",
+            f"{accepted or 'none'} of the last {len(decided)} scored traces {'is' if accepted < 2 else 'are'} accepted:"
+            f" the highest score is {shown_score(highest, settings.threshold)}, KP_THRESHOLD={settings.threshold:g}",
+            "kp-worker report --from-kafka shows what other thresholds would accept (docs/tuning.md)",
+        )
+    ]
 
 
 def check_domains(settings: Settings, outputs: LastOutputs) -> list[Finding]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,17 +25,19 @@ from worker.commands.shared.console import (
     discard_buffered,
     file_problem,
     json_output,
+    output_file,
     say,
     size_of,
 )
 from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
 from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
+from worker.commands.shared.shown import shown_score, shown_threshold
 from worker.config import ConfigError, Settings
 from worker.config.redaction_rules import evaluation_config, output_rules
 from worker.core.documents import embedding_failed
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation
-from worker.core.scoring import ScoredTrace
+from worker.core.scoring import ScoredTrace, accepts_too_few
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, document_decoder, embedded_texts
 from worker.embed.embedder import Embedder, Embedding, ModelError
@@ -69,6 +72,11 @@ def run_score(
         raise SettingsError(str(error)) from None
     except ModelError as error:
         raise CommandError(str(error)) from None
+    except KeyboardInterrupt:
+        partial = [name for name in (output_file(output), dead_letters and output_file(dead_letters)) if name]
+        if partial:
+            say(f"interrupted: {' and '.join(partial)} {'is' if len(partial) == 1 else 'are'} partial")
+        raise
     except BrokenPipeError:
         discard_buffered(output, dead_letters)
         raise
@@ -94,10 +102,22 @@ def run_score(
         say(f"  {count} marked by {rule}")
     for problem in counts.too_long:
         say(f"{file.name}: {problem}")
+    if counts.scores and (not counts.accepted or accepts_too_few(counts.accepted, len(counts.scores))):
+        say(_nothing_passed(counts, output_file(output)))
     if dead and not counts.scores:
         raise CommandError(
             "no line of the file is a valid trace; write them with their reasons: --dead-letters BAD.jsonl"
         )
+
+
+def _nothing_passed(counts: Summary, output: str | None) -> str:
+    """Return why almost no trace was accepted, and how to see what another threshold would accept."""
+    low, high = min(counts.thresholds), max(counts.thresholds)
+    threshold = f"threshold {shown_threshold(low)}" + ("" if low == high else f" to {shown_threshold(high)}")
+    passed = f"{counts.accepted} of {len(counts.scores)} passed" if counts.accepted else "nothing passed"
+    file = "FILE" if output is None else shlex.quote(output)
+    highest = f"highest score {shown_score(max(counts.scores), low)}"
+    return f"{highest}, {threshold}: {passed}; kp-worker report {file} shows what would"
 
 
 @contextmanager
@@ -123,6 +143,7 @@ class Summary:
     screened: Counter[str] = field(default_factory=Counter)
     too_long: list[str] = field(default_factory=list)  # lines that were not read in full, and why; not in dead letters
     scores: list[float] = field(default_factory=list)  # of every scored trace, in order
+    thresholds: set[float] = field(default_factory=set)  # by which they were judged
 
 
 def score_lines(
@@ -176,6 +197,7 @@ def score_lines(
                 dead_letters.write(_dead_line(number, None if problem else line, error) + b"\n")
             continue
         summary.scores.append(scored.score)
+        summary.thresholds.add(scored.threshold)
         if scored.accepted:
             summary.accepted += 1
         else:

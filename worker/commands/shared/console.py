@@ -86,6 +86,8 @@ class Command(click.Command):
         given = list(args)
         try:
             rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise self.about_setting(error) from None
         except click.MissingParameter:
             missing = self.missing(self.make_parser(ctx).parse_args(given)[0])
             if len(missing) < 2:
@@ -97,6 +99,17 @@ class Command(click.Command):
                 "a setting is given by --set NAME=VALUE"
             )
         return rest
+
+    def about_setting(self, error: click.NoSuchOption) -> click.NoSuchOption:
+        """Return the error, which says how to give a setting that this command takes and that has no option."""
+        name = error.option_name.lstrip("-").replace("-", "_")
+        if any(it.name == "set" for it in self.params):
+            from worker.config import Settings
+
+            if name in Settings.model_fields:
+                error.message += f"; a setting is given by --set {name}=VALUE"
+                error.possibilities = None
+        return error
 
     def missing(self, given: Mapping[str, Any]) -> list[str]:
         """Return the required parameters without a value in `given` (by name), as an error names them."""
@@ -114,9 +127,20 @@ class Command(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group of such commands."""
+    """A group of such commands. The error about an unknown one names the nearest."""
 
     command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command as click does. Raises UsageError where there is none."""
+        from difflib import get_close_matches
+
+        close = get_close_matches(args[0], self.list_commands(ctx), 1)
+        if close and close[0] != args[0] and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}; did you mean {close[0]}?")
+        return super().resolve_command(ctx, args)
 
 
 PIPE_CLOSED: Final = 0
@@ -240,8 +264,12 @@ def json_output(file: BinaryIO) -> BinaryIO:
 
     Its errors name the file: a full disk is found when the lines are written or flushed.
     """
-    name = "standard output" if file is sys.stdout.buffer or file.name == "<stdout>" else str(file.name)
-    return cast("BinaryIO", _JsonOutput(file, name))
+    return cast("BinaryIO", _JsonOutput(file, output_file(file) or "standard output"))
+
+
+def output_file(output: BinaryIO) -> str | None:
+    """Return the name of an output; None for standard output."""
+    return None if output is sys.stdout.buffer or output.name == "<stdout>" else str(output.name)
 
 
 @contextmanager

@@ -71,10 +71,13 @@ def given_options() -> str:
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
-def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
+def load_settings(
+    file: Path | None = None, *, assignments: Sequence[str] = (), checked: bool = True, **fields: Any
+) -> Loaded:
     """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
 
-    `file`: a config file that overrides --config and KP_CONFIG; `assignments`: NAME=VALUE, applied after --set.
+    `file`: a config file that overrides --config and KP_CONFIG; `assignments`: NAME=VALUE, applied after --set;
+    `checked`: see `config.read`.
     """
     from worker import config
     from worker.config.loading import OPTIONS, parse_assignments
@@ -83,7 +86,7 @@ def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), 
     given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
     options = parse_assignments([*(given["set"] or ()), *assignments])
     options |= {name: given[name] for name in OPTIONS if given[name]}
-    return config.read(file or given["config"], options, **fields)
+    return config.read(file or given["config"], options, checked=checked, **fields)
 
 
 def checked_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:

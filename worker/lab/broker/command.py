@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from worker.commands.shared.console import Command, SettingsError, program, require_extra
+from worker.commands.shared.console import ArgumentError, Command, SettingsError, program, require_extra
 
 
 @click.command(cls=Command)
@@ -18,8 +18,11 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""
     require_extra("broker", SettingsError)
     from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
+    from worker.lab.broker.ports import is_free
     from worker.lab.demo.console import interruptible, print_error, print_lines, running_kafka, wide_console
 
+    if port is not None and not is_free(port):
+        raise ArgumentError("--port", f"port {port} is in use; choose another one, or leave it out for a free one")
     console = wide_console()
     started = False
     try:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from worker.commands.shared.console import Command, SettingsError, require_extra
+from worker.commands.shared.console import ArgumentError, Command, SettingsError, require_extra
 from worker.commands.shared.options import read_settings, settings_options
 
 
@@ -25,6 +25,9 @@ def demo(keep_running: bool, http_port: int | None, otlp: bool, verdicts: bool) 
     if otlp:
         require_extra("otlp", SettingsError)
     settings = read_settings()
+    from worker.lab.broker.ports import is_free
     from worker.lab.demo.show import Parts, run_demo
 
+    if http_port and not is_free(http_port):
+        raise ArgumentError("--http-port", f"port {http_port} is in use; choose another one, or leave it out")
     sys.exit(run_demo(settings, http_port, Parts(otlp, verdicts, keep_running)))
