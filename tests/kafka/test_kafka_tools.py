@@ -16,7 +16,7 @@ from tests.support.kafka_tools import write_scripts
 from tests.support.snippets import Snippet, snippets
 from tests.support.stage import LINES, Stage, Workers, origin
 from tests.support.surroundings import DOCS
-from worker.contribute.topics import contribute_plan
+from worker.contribute.contributor import contribute_plan
 from worker.kafka.cluster.client import client_arguments
 from worker.kafka.cluster.connections import connected_admin
 from worker.kafka.cluster.topic_plan import TopicPlan, look_at, plan

@@ -44,7 +44,7 @@ from worker.kafka.writing.protocol import Offsets
 from worker.kafka.writing.rows import PartitionRows, RefusedBatch
 from worker.stream.evaluator import Decided, Evaluator, Taken
 from worker.stream.faust_consumer import KpConsumer
-from worker.stream.process import WorkerProcess
+from worker.stream.worker import WorkerProcess
 
 DIMENSIONS: Final = 384
 FAMILIES: Final = 12

@@ -21,10 +21,9 @@ from worker.kafka.reading.budget import Share
 from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, Tracing
-from worker.stream.evaluator import Evaluator
+from worker.stream.evaluator import Evaluator, PartitionState
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.partition import DeadLetterLimit, Partition
-from worker.stream.state import PartitionState
 
 DIMENSIONS = 8
 OTHER = 1

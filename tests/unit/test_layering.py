@@ -61,10 +61,10 @@ HOMES = (
         "re2": {"redact.own", "redact.strict"},
         "aiohttp": {
             "observe.http_server",
-            "contribute.registry_client",
+            "contribute.registry",
             "embed.embedding_service",
         },
-        "yarl": {"contribute.registry_client", "embed.embedding_service"},
+        "yarl": {"contribute.registry", "embed.embedding_service"},
         "prometheus_client": {"observe", "commands.run.service", "lab.demo.process", "commands.doctor.processes"},
         "pydantic": {"config"},
         "click": {"cli", "commands", "lab"},
@@ -324,10 +324,10 @@ def test_no_test_imports_another_one() -> None:
 def test_a_worker_that_neither_redacts_nor_screens_loads_no_rules_of_either() -> None:
     """Nor do the settings, the metrics and the start checks, which know their names."""
     code = (
-        "import worker.stream.process\nfrom worker.config import load\n"
+        "import worker.stream.worker\nfrom worker.config import load\n"
         "from worker.config.redaction_rules import cleaning, output_rules, screening\n"
         "settings = load(redact=%r, screen=%r)\n"
-        "for check in worker.stream.process.START_CHECKS.values(): check(settings)\n"
+        "for check in worker.stream.worker.START_CHECKS.values(): check(settings)\n"
         "cleaning(settings, output_rules(settings)), screening(settings)"
     )
 
@@ -340,6 +340,6 @@ def test_a_worker_that_neither_redacts_nor_screens_loads_no_rules_of_either() ->
 
 
 def test_the_worker_starts_without_what_assemble_needs() -> None:
-    loaded = modules_after("import worker.stream.process")
+    loaded = modules_after("import worker.stream.worker")
     assert "worker.stream.worker" in loaded
     assert not {name for name in loaded if name.startswith(("google.protobuf", "worker.assemble", "worker.runs"))}

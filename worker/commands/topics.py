@@ -100,7 +100,7 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
     from worker.assemble.topics import assemble_plan, assemble_problems, create_assemble_topics, look_for_assemble
     from worker.commands.shared.marks import marks_plan, marks_topic
     from worker.config import ConfigError
-    from worker.contribute.topics import contribute_plan, create_contributed, look_at_contributed
+    from worker.contribute.contributor import contribute_plan, create_contributed, look_at_contributed
     from worker.kafka.cluster.client import prepare_clients
     from worker.kafka.cluster.connections import connected_admin
     from worker.kafka.cluster.errors import error_text

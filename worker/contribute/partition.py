@@ -26,8 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
-from worker.contribute.delivery import STEP_SECONDS, Delivered, Delivery, DeniedError, Gateway, Unanswered
-from worker.contribute.pace import Pauses
+from worker.contribute.delivery import STEP_SECONDS, Delivered, Delivery, DeniedError, Gateway, Pauses, Unanswered
 from worker.contribute.unit import Gate, Refusal, Skip, Unit, clean_words, receipt, refused_record, unit_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits

@@ -2,7 +2,7 @@
 
 1. take: the fetched record is parsed, and its text goes to the embedder (evaluator.py);
 2. evaluate: in offset order, it is compared, scored, and becomes an output and a changelog entry;
-3. batch: decided records linger as long as others can join them (batching.py);
+3. batch: decided records linger as long as others can join them (py);
 4. commit: outputs, entries and the source offset, in one transaction (kafka/writing/publisher.py);
 5. settle: the committed records are counted, and their bytes given back.
 
@@ -16,8 +16,8 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from aiokafka import TopicPartition
 
@@ -30,13 +30,73 @@ from worker.kafka.cluster.errors import error_text
 from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
-from worker.stream import batching
-from worker.stream.batching import Upstream
-from worker.stream.evaluator import Decided, Evaluator, Taken
+from worker.stream.evaluator import Decided, Evaluator, PartitionState, Taken
 from worker.stream.fetch_buffer import FetchBuffer
-from worker.stream.state import PartitionState
 
 log = logging.getLogger(__name__)
+
+
+# -- when decided records are committed, and how many at once. A transaction costs a third of an embedding's CPU, with
+# one record or many, so they linger while others can still join them. Pure; time is an argument, in seconds.
+
+MAX_COMMIT_RECORDS: Final = 512
+"""Most records of one transaction. A commit costs the same for 1 or 500; more would only cost memory and latency."""
+
+MAX_COMMIT_BYTES: Final = 8 << 20
+"""Most bytes of one transaction (SourceRecord.size and output values), so that large documents do not accumulate."""
+
+BUSY_LINGER_SECONDS: Final = 0.1
+"""Least linger while records of any partition wait: 44 traces/s of 4 partitions then make 20 transactions/s, not 44."""
+
+
+class Upstream(NamedTuple):
+    """What can still join a partition's batch."""
+
+    busy: bool  # records of any partition wait to be taken
+    waiting: bool  # some of this one do
+    ahead: bool  # some that waited when the batch began are not decided yet
+    has_turn: bool  # the partition's records are taken next
+    undecided: bool  # some are taken, and not decided yet
+
+
+def linger_seconds(upstream: Upstream, interval_seconds: float) -> float:
+    """Return how long a batch waits for further records: at most `interval_seconds`.
+
+    It waits for the partition's backlog at its start, not for records that come later. A time for each record instead
+    would give a slower machine more transactions.
+    """
+    if not upstream.busy:
+        return 0.0
+    if upstream.waiting and upstream.has_turn:
+        return interval_seconds if upstream.ahead else min(interval_seconds, BUSY_LINGER_SECONDS)
+    if upstream.undecided:  # they leave the embedder soon
+        return interval_seconds
+    # After its turn, nothing else can join the batch.
+    return 0.0 if upstream.waiting else min(interval_seconds, BUSY_LINGER_SECONDS)
+
+
+def seconds_left(
+    now: float, first: float, last_commit: float, records: int, upstream: Upstream, interval_seconds: float
+) -> float:
+    """Return the time until a batch is committed; 0 or less: now.
+
+    `first`: when its first record was decided; `last_commit`: when the last transaction began.
+    """
+    if records >= MAX_COMMIT_RECORDS:
+        return 0.0
+    return max(last_commit, first) + linger_seconds(upstream, interval_seconds) - now
+
+
+def batch_length(sizes: Iterable[int]) -> int:
+    """Return how many of the decided records are the next batch, given their sizes (bytes): at least one."""
+    length = total = 0
+    for size in sizes:
+        if length >= MAX_COMMIT_RECORDS or total >= MAX_COMMIT_BYTES:
+            break
+        total += size
+        length += 1
+    return length
+
 
 YIELD_SECONDS: Final = 0.002  # how long records are taken before other tasks run (heartbeats, HTTP, commits)
 
@@ -209,7 +269,7 @@ class Partition:
             if (
                 ended
                 or (was_ahead and not self._ahead())
-                or len(self._decided) >= batching.MAX_COMMIT_RECORDS
+                or len(self._decided) >= MAX_COMMIT_RECORDS
                 or not self.has_room()
             ):
                 self.turn_ended()
@@ -229,7 +289,7 @@ class Partition:
 
     async def _linger(self) -> None:
         while self.has_room() and not self._draining:
-            left = batching.seconds_left(
+            left = seconds_left(
                 time.perf_counter(), self._first_decided, self._last_commit, len(self._decided), self._upstream(),
                 self._commit_interval_seconds,
             )  # fmt: skip
@@ -254,7 +314,7 @@ class Partition:
         self._changed.set()
 
     def _next_batch(self) -> list[Decided]:
-        batch = [self._decided.popleft() for _ in range(batching.batch_length(each.size() for each in self._decided))]
+        batch = [self._decided.popleft() for _ in range(batch_length(each.size() for each in self._decided))]
         if not self._decided:
             self._work.clear()
         return batch

@@ -33,11 +33,10 @@ from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePubl
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
 from worker.observe.tracing import Tracing
-from worker.stream.evaluator import Evaluator
+from worker.stream.evaluator import Evaluator, PartitionState
 from worker.stream.faust_consumer import Membership
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.partition import DeadLetterLimit, Partition
-from worker.stream.state import PartitionState
 
 log = logging.getLogger(__name__)
 

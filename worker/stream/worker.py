@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from worker.config import Settings
-from worker.embed.embedder import Embedder, ServedEmbedder
+from worker.config import ConfigError, Settings
+from worker.config.keys import judge_keys
+from worker.config.redaction_rules import output_rules
+from worker.core.records import EmbedderIdentity
+from worker.embed.embedder import Embedder, ModelError, ServedEmbedder, ServiceUnavailableError
+from worker.embed.load import load_for_worker, slow_runtime
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.assignment import Assignment
+from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.topic_watch import Failure, TopicWatch
 from worker.kafka.cluster.topics import Layout
 from worker.kafka.reading.budget import Budget
 from worker.kafka.writing.publisher import Publisher
-from worker.observe.metrics import Metrics
+from worker.observe.http_server import Page
+from worker.observe.metrics import Metrics, process_registry
 from worker.observe.status import Status
-from worker.observe.tracing import Tracing
+from worker.observe.tracing import Tracing, start_tracing
 from worker.stream.faust_consumer import Membership
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.gauges import Gauges
 from worker.stream.partition import Partition, take_all
-from worker.stream.partition_factory import PartitionFactory
+from worker.stream.partition_factory import PartitionFactory, prepare_layout
+from worker.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -239,3 +248,76 @@ class Worker:
     async def _close(self) -> None:
         """Close every partition. They stay owned: records that still come are dropped."""
         await asyncio.gather(*(partition.close() for partition in self._assignment.owned.values()))
+
+
+SERVICE_SECONDS: Final = 5.0  # pause before an embedding service that does not answer at the start is asked again
+
+START_CHECKS: Final[Mapping[str, Callable[[Settings], object]]] = {
+    "judging": judge_keys,
+    "redaction": output_rules,
+}
+"""What is read at the start beside the settings themselves; the names are the doctor's. Each raises ConfigError."""
+
+
+class WorkerProcess:
+    """The parts of one process (commands/run/service.py): first metrics and status page, then the worker."""
+
+    name = ""
+    finished = "every record taken is committed"
+    unfinished = "uncommitted records will be read again"
+    wrong: tuple[type[BaseException], ...] = ()
+
+    def __init__(self, settings: Settings, load: Callable[[Settings], Embedder | None] = load_for_worker) -> None:
+        self.phase = "loading the model"
+        self._settings = settings
+        self._load = load
+        self._metrics = Metrics(process_registry(), settings.scoring_profiles())
+        self.registry = self._metrics.registry
+        slow = slow_runtime(settings.embedder, settings.model)
+        self._status = Status(settings, self._metrics, self._not_ready, slow) if settings.status_page else None
+        self.pages: Mapping[str, Page] = {} if self._status is None else self._status.pages()
+        self._worker: Worker | None = None
+
+    def _not_ready(self) -> str | None:
+        return self.phase if self._worker is None else self._worker.not_ready()
+
+    async def prepare(self, until_end: AsyncExitStack) -> Worker:
+        """Load the model and check the topics. Raises ConfigError."""
+        settings = self._settings
+        for check in START_CHECKS.values():
+            check(settings)  # errors are reported before the model is loaded
+        tracing = start_tracing(settings)
+        until_end.push_async_callback(asyncio.to_thread, tracing.stop)
+        client = prepare_clients(settings)
+        if settings.embedder != "none":
+            log.info("loading the model")
+        try:
+            embedder = await self._loaded()
+        except ModelError as error:
+            raise ConfigError(str(error)) from error
+        identity = None if embedder is None else embedder.identity
+        self._describe(identity)
+        self.phase = "checking the topics"
+        layout = await prepare_layout(settings, client, identity)
+        self._worker = build_worker(settings, client, layout, embedder, self._metrics, tracing, self._status)
+        # What the start has made (90,000 objects) lives to the end. A full collection that looks through it stops the
+        # process for 55 ms.
+        gc.collect()
+        gc.freeze()
+        return self._worker
+
+    async def _loaded(self) -> Embedder | None:
+        """Load the model; wait for a service that does not answer. Raises ModelError."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._load, self._settings)
+            except ServiceUnavailableError as error:
+                self._metrics.service_down.set(1)
+                self.phase = f"waiting for the embedding service at {error}"
+                log.warning("%s; trying again in %g s", self.phase, SERVICE_SECONDS)
+                await asyncio.sleep(SERVICE_SECONDS)
+
+    def _describe(self, identity: EmbedderIdentity | None) -> None:
+        key = "none" if identity is None else identity.key()
+        self._metrics.build.info({"version": __version__, "group": self._settings.group_id, "embedder": key})
+        log.info("embedder: %s", "none (novelty 0.5)" if identity is None else f"{identity.runtime} {key}")

@@ -19,7 +19,7 @@ from worker.commands.run.service import run_service
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, Embedding
 from worker.embed.pool import EmbeddingPool
-from worker.stream.process import WorkerProcess
+from worker.stream.worker import WorkerProcess
 
 
 class TableEmbedder:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worker.contribute.answers import (
+from worker.contribute.registry import (
     Absent,
     Created,
     Denied,

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.clock import until
 from worker.config import load
 from worker.contribute.contributor import Contributor
-from worker.contribute.registry_client import RegistryClient
+from worker.contribute.registry import RegistryClient
 from worker.observe.contribute_metrics import ContributeMetrics
 
 

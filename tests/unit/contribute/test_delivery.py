@@ -21,9 +21,9 @@ from tests.support.gateway import served
 from tests.support.registry import FAST, LocalRegistry, local_registry
 from tests.support.registry_stand_in import FaultKind, Faults, RegistryOptions, Tier
 from worker.config import Settings, load
-from worker.contribute import pace
+from worker.contribute import delivery
 from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, LateWatch, Unanswered
-from worker.contribute.registry_client import RegistryClient, registry_key
+from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
 from worker.kafka.member import Stop, StoppedError
@@ -35,9 +35,9 @@ GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.2)
-    monkeypatch.setattr(pace, "UNKNOWN_LIMIT", 6000.0)
+    monkeypatch.setattr(delivery, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(delivery, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(delivery, "UNKNOWN_LIMIT", 6000.0)
 
 
 def unit(number: int = 1, **fields: Any) -> Unit:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.registry_stand_in import TokenBuckets
-from worker.contribute.pace import AFTER_429_SECONDS, LONGEST_PAUSE, Pauses, RequestPace, pause_after_429
+from worker.contribute.delivery import AFTER_429_SECONDS, LONGEST_PAUSE, Pauses, RequestPace, pause_after_429
 
 STEP = 0.5
 

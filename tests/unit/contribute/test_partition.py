@@ -21,11 +21,11 @@ from tests.support.gateway import Asked, Gateway, Reply, Rule
 from tests.support.registry import FAST, LocalRegistry, local_registry
 from tests.support.registry_stand_in import RegistryOptions
 from worker.config import load
-from worker.contribute import delivery, pace, partition
+from worker.contribute import delivery, partition
 from worker.contribute.delivery import Delivery, DeniedError, LateWatch
 from worker.contribute.delivery import Gateway as Turns
 from worker.contribute.partition import Partition
-from worker.contribute.registry_client import RegistryClient, registry_key
+from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import Gate
 from worker.core.records import DEAD_LETTER, OutputRecord, SourceRecord
 from worker.core.trace import Limits
@@ -42,9 +42,9 @@ ATTACK = "1 UNION SELECT password"
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.04)
-    monkeypatch.setattr(pace, "UNKNOWN_LIMIT", 60_000.0)
+    monkeypatch.setattr(delivery, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(delivery, "LONGEST_PAUSE", 0.04)
+    monkeypatch.setattr(delivery, "UNKNOWN_LIMIT", 60_000.0)
     monkeypatch.setattr(partition, "STEP_SECONDS", 0.01)
     monkeypatch.setattr(delivery, "STEP_SECONDS", 0.01)
 
@@ -291,8 +291,8 @@ async def test_several_such_traces_in_a_row(run: int) -> None:
 )
 async def test_a_gateway_that_refuses_everything_for_hours_costs_nothing(refuse: Rule, monkeypatch: Any) -> None:
     """After 250 answers, which take four hours with pauses of a minute, it opens: nothing is refused."""
-    monkeypatch.setattr(pace, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.004)
+    monkeypatch.setattr(delivery, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(delivery, "LONGEST_PAUSE", 0.004)
     monkeypatch.setattr(partition, "STEP_SECONDS", 0.002)
     async with scene(refuse) as at:
         at.log.put(trace(0), trace(1), b"no trace", trace(2, visibility="org"), *(trace(each) for each in range(3, 8)))
@@ -452,8 +452,8 @@ async def test_a_proof_does_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """One POST passes, then the gateway refuses all: no more are refused than can be asked again in that time."""
     monkeypatch.setattr(partition, "PROOF_SECONDS", 0.3)
     monkeypatch.setattr(partition, "ANSWERS", 2)
-    monkeypatch.setattr(pace, "FIRST_PAUSE", 0.2)
-    monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(delivery, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(delivery, "LONGEST_PAUSE", 0.2)
     passes = iter([True])
 
     def rule(asked: Asked) -> Reply | None:

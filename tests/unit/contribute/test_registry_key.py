@@ -8,7 +8,7 @@ import pytest
 
 from worker.config import ConfigError, load
 from worker.config.keys import TokenError
-from worker.contribute.registry_client import registry_key
+from worker.contribute.registry import registry_key
 
 KEY = "kp_0123456789abcdef"
 

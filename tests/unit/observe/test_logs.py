@@ -123,19 +123,19 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=ascii)
 def test_json_is_one_object_a_line(message: str) -> None:
-    line = JsonFormatter().format(event("%s", message, name="worker.stream.process", level=logging.ERROR))
+    line = JsonFormatter().format(event("%s", message, name="worker.stream.worker", level=logging.ERROR))
     assert line.splitlines() == [line]
     assert json.loads(line) == {
         "time": "2026-04-14T08:00:00.589Z",
         "level": "error",
-        "logger": "worker.stream.process",
+        "logger": "worker.stream.worker",
         "message": message,
     }
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=ascii)
 def test_text_is_one_line_without_control_characters(message: str) -> None:
-    record = event("%s", message, name="worker.stream.process", level=logging.ERROR)
+    record = event("%s", message, name="worker.stream.worker", level=logging.ERROR)
     try:
         raise ValueError(message)
     except ValueError:
@@ -143,7 +143,7 @@ def test_text_is_one_line_without_control_characters(message: str) -> None:
     line = TextFormatter().format(record)
     assert line.splitlines() == [line]
     assert not [character for character in line if unicodedata.category(character) == "Cc"]
-    assert line.startswith("2026-04-14T08:00:00.589Z ERROR worker.stream.process: ")
+    assert line.startswith("2026-04-14T08:00:00.589Z ERROR worker.stream.worker: ")
 
 
 def test_both_formats_carry_what_an_event_is_about() -> None:
@@ -169,8 +169,8 @@ def test_json_carries_the_exception_in_the_same_line() -> None:
 
 
 def test_text_has_time_level_logger_and_message() -> None:
-    line = TextFormatter().format(event("assigned %s", [1, 2], name="worker.stream.process", level=logging.INFO))
-    assert line == "2026-04-14T08:00:00.589Z INFO worker.stream.process: assigned [1, 2]"
+    line = TextFormatter().format(event("assigned %s", [1, 2], name="worker.stream.worker", level=logging.INFO))
+    assert line == "2026-04-14T08:00:00.589Z INFO worker.stream.worker: assigned [1, 2]"
 
 
 @pytest.mark.parametrize(("style", "formatter"), [("text", TextFormatter), ("json", JsonFormatter)])

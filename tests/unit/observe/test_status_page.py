@@ -40,7 +40,7 @@ from worker.observe.status import (
     Status,
     explain_command,
 )
-from worker.stream.state import PartitionState
+from worker.stream.evaluator import PartitionState
 
 HTML = PAGE.read_text("utf-8")
 

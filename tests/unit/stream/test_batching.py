@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from worker.stream.batching import (
+from worker.stream.partition import (
     BUSY_LINGER_SECONDS,
     MAX_COMMIT_BYTES,
     MAX_COMMIT_RECORDS,

@@ -29,7 +29,7 @@ from worker.core.records import HEADER_OVERHEAD, SCREEN_RULES, Fault, SourceReco
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
 from worker.redact import documents, screen
-from worker.stream import batching, partition
+from worker.stream import partition
 from worker.stream.partition import DeadLetterLimit, DeadLetterLimitError
 
 # -- order and overlap
@@ -179,7 +179,7 @@ async def test_an_output_waits_for_its_partition_s_backlog_and_not_for_what_come
 async def test_behind_others_backlog_an_output_lingers_a_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batching, "BUSY_LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(partition, "BUSY_LINGER_SECONDS", 0.05)
     stage = TaskHarness(embed=False)
     stage.fetch_other()
     stage.take(0)
@@ -203,7 +203,7 @@ async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
     assert stage.publisher.sizes() == [1]
 
 
-@pytest.mark.parametrize("bound", [(batching, "MAX_COMMIT_RECORDS"), (partition, "SLACK")], ids=["batch", "slack"])
+@pytest.mark.parametrize("bound", [(partition, "MAX_COMMIT_RECORDS"), (partition, "SLACK")], ids=["batch", "slack"])
 async def test_a_full_batch_or_partition_ends_a_linger(monkeypatch: pytest.MonkeyPatch, bound: tuple[Any, str]) -> None:
     monkeypatch.setattr(*bound, 4)
     stage = TaskHarness(embed=False)
@@ -235,7 +235,7 @@ async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it(
 
 
 async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MAX_COMMIT_RECORDS", 3)
+    monkeypatch.setattr(partition, "MAX_COMMIT_RECORDS", 3)
     stage = TaskHarness(embed=False)
     stage.take(*range(7))
     await stage.task.drain()
@@ -243,7 +243,7 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
 
     first = stage.publisher.committed[0]
     size = first.records[0].size + len(first.outputs[0].value or b"")
-    monkeypatch.setattr(batching, "MAX_COMMIT_BYTES", size + 1)
+    monkeypatch.setattr(partition, "MAX_COMMIT_BYTES", size + 1)
     stage.take(*range(7, 12))
     await stage.task.drain()
     assert stage.publisher.sizes()[3:] == [2, 2, 1]
@@ -341,7 +341,7 @@ async def test_no_more_than_the_slack_is_taken_past_the_committed_offset(monkeyp
 
 
 def test_a_transaction_cannot_exceed_the_slack() -> None:
-    assert batching.MAX_COMMIT_RECORDS <= partition.SLACK
+    assert partition.MAX_COMMIT_RECORDS <= partition.SLACK
 
 
 async def test_a_record_that_was_taken_already_is_dropped() -> None:

@@ -43,8 +43,8 @@ from worker.embed.embedder import Embedding
 from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.stream import partition
+from worker.stream.evaluator import PartitionState
 from worker.stream.partition import Partition
-from worker.stream.state import PartitionState
 
 JUDGES = {"ci": b"c" * 32, "ann": b"a" * 32}
 STEPS = ["thought", "tool_call:search", "tool_call:sheet", "tool_call", "observation", "error_recovery"]

@@ -25,7 +25,7 @@ from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
 from worker.embed.model_dir import default_directory
 from worker.kafka.cluster.topic_plan import CODECS, codec_problems
 from worker.observe.tracing import start_tracing
-from worker.stream.process import START_CHECKS
+from worker.stream.worker import START_CHECKS
 
 KAFKA_SECONDS: Final = 45.0
 """Time limit for all checks of the broker together."""

@@ -19,8 +19,18 @@ from worker.commands.doctor.traces import read_within
 from worker.commands.shared.console import CommandError, require_extra
 from worker.config import ConfigError, Settings
 from worker.config.keys import Token
-from worker.contribute.answers import Absent, Denied, Doubtful, HttpAnswer, Limited, judge_look_up, stated_rate
-from worker.contribute.registry_client import NoAnswerError, RegistryClient, registry_key
+from worker.contribute.registry import (
+    Absent,
+    Denied,
+    Doubtful,
+    HttpAnswer,
+    Limited,
+    NoAnswerError,
+    RegistryClient,
+    judge_look_up,
+    registry_key,
+    stated_rate,
+)
 from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import connected_admin
 from worker.kafka.cluster.errors import error_text

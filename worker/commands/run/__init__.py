@@ -42,7 +42,7 @@ def run() -> None:
     stop_at_once()
     settings = read_settings()
     from worker.commands.run.service import run_service
-    from worker.stream.process import WorkerProcess
+    from worker.stream.worker import WorkerProcess
 
     run_service(settings, WorkerProcess(settings))
 
