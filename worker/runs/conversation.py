@@ -332,8 +332,11 @@ class Conversation:
             for text in (*turn.reasons, *turn.texts):
                 transcript.add_thought(text)
             for call in turn.calls:
-                latency = None if call.run is None else call.run.latency_ms
-                transcript.add_call(call.call.name, call.call.arguments, call.call.call_id, latency)
+                run, arguments = call.run, call.call.arguments
+                if run is not None and isinstance(run.arguments, dict) and arguments in (None, "", "{}", {}):
+                    arguments = run.arguments  # a streamed call, of which only the name was recorded
+                latency = None if run is None else run.latency_ms
+                transcript.add_call(call.call.name, arguments, call.call.call_id, latency)
             for call in turn.calls:
                 if (result := call.result()) is not None:
                     transcript.add_result(result.text, call.call.call_id, call.call.name, is_error=result.is_error)

@@ -58,7 +58,8 @@ class Counts:
 
     def change(self, kind: str, count: int = 1) -> None:
         """Count a part that differs in the trace from the log."""
-        self.changed[kind] += count
+        if count:
+            self.changed[kind] += count
 
 
 def shown(value: Any) -> str:
@@ -167,6 +168,15 @@ def count_unread(value: Mapping[str, Any], read: Set[str], place: str, counts: C
 def says_error(result: Mapping[str, Any]) -> bool:
     """Return whether a result says that it is an error: `is_error` is true, or `status` is "error"."""
     return result.get("is_error") is True or result.get("status") == "error"
+
+
+def is_mcp_error(result: Any) -> bool:
+    """Return whether a result of the Model Context Protocol, or its JSON or repr, says that it is an error."""
+    if isinstance(result, str):
+        if result.endswith(("isError=True", "isError=True)", "is_error=True)")):
+            return True
+        result = json_value(result) if '"isError"' in result else None
+    return isinstance(result, dict) and result.get("isError") is True
 
 
 def find_field(value: Any, path: FieldPath) -> tuple[FieldPath, Any] | None:

@@ -213,7 +213,7 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
     elif kind == "item_reference":
         counts.drop("references to items of other responses")
     elif kind is not None and kind.endswith("_call"):
-        yield from _built_in(item, kind, place, counts)
+        yield from built_in(item, kind, place, counts)
     elif kind is not None and kind.endswith("_call_output"):
         call_id = text_field(item, "call_id", place)
         yield Message("tool", (ToolResult(as_text(item.get("output")), call_id),))
@@ -223,7 +223,7 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
         raise RunRefused("not_a_run", f"{place}: item type {shown(kind)} is not known")
 
 
-def _built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Iterator[Message]:
+def built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Iterator[Message]:
     """Yield the call of a built-in tool, and its result if the item has one."""
     if kind == "image_generation_call":
         counts.drop("images", "result" in item)

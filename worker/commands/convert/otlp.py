@@ -12,7 +12,7 @@ from worker.commands.shared.json_lines import line_limit, read_lines, too_long
 from worker.commands.shared.run_traces import Options
 from worker.core.terminal import number_of
 from worker.runs.fields import Counts, RunRefused, fault
-from worker.runs.otlp.mapping import Assembled, assembled
+from worker.runs.otlp.mapping import CUT_OFF, Assembled, assembled
 from worker.runs.otlp.rules import Rule, Rules
 from worker.runs.otlp.spans import InvalidSpans, LogEvent, Span, decoded
 
@@ -67,7 +67,8 @@ def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Ite
             if run.value is None or run.document is None:
                 report.refuse(None, RunRefused(run.missing or "", _why(run)), f"trace {trace_id}")
                 continue
-            counts = Counts(steps=Counter(step["type"] for step in run.document["steps"]))
+            counts = Counts(Counter(step["type"] for step in run.document["steps"]))
+            counts.change("messages cut off by OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", CUT_OFF in run.hints)
             if run.cut:
                 counts.change("characters of long texts, cut to fit KP_MAX_MESSAGE_BYTES", run.cut)
             yield run.value, counts

@@ -12,11 +12,12 @@ from functools import cache
 from typing import Any, Final
 
 from worker.runs.conversation import ToolRun
-from worker.runs.fields import json_object, json_value
+from worker.runs.fields import Counts, is_mcp_error, json_object, json_value
+from worker.runs.forms import built_in
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 from worker.runs.otlp.dialects import MAX_NAME, Dialect, Each, dialects_of, first_text, is_missed, tool_name, values
 from worker.runs.otlp.spans import LogEvent, Span, SpanEvent
-from worker.runs.otlp.values import REDACTED, Flat, loaded, python_object, python_value
+from worker.runs.otlp.values import REDACTED, Flat, is_cut_off, loaded, python_object, python_value
 
 _ROLES: Final[Mapping[str, Role]] = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
@@ -24,8 +25,8 @@ _ROLES: Final[Mapping[str, Role]] = {
     "function": "tool", "tool-response": "tool", "ipython": "tool",
 }  # fmt: skip
 
-_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
-"""Types of items of the Responses API, which are mixed with messages and have no role."""
+_ITEMS: Final = ("message", "reasoning", "_call", "_call_output")
+"""Ends of the types of items of the Responses API, which are mixed with messages and have no role."""
 
 _EVENTS: Final[Mapping[str, Role]] = {
     "gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
@@ -48,6 +49,7 @@ class Content:
     convention: str
     inputs: tuple[Message, ...]
     outputs: tuple[Message, ...]
+    is_cut: bool = False  # an attribute with them was cut off, so that some may be missing
 
     def fullness(self) -> tuple[bool, int, int, int]:
         """Return how much the answer says, as a key for comparison.
@@ -84,8 +86,17 @@ def content_of(span: Span, logs: Sequence[LogEvent], known: Known | None = None)
                 inputs = without_short(inputs)
             elif next((each.texts() for each in inputs if each.role == "user"), "").startswith(_TASK):
                 inputs = [each for message in inputs for each in _without_prompts(message)]
-            return Content(row.name, tuple(inputs), tuple(outputs))
+            return Content(row.name, tuple(inputs), tuple(outputs), is_cut=_is_cut(span, row))
     return None
+
+
+def _is_cut(span: Span, row: Dialect) -> bool:
+    return any(is_cut_off(span.attributes.get(name)) for name in row.message_attributes)
+
+
+def is_cut(span: Span) -> bool:
+    """Return whether an attribute with messages was cut off."""
+    return any(_is_cut(span, row) for row in _speaking(dialects_of(span.scope)))
 
 
 _NUMBER: Final = re.compile(r"\d+")
@@ -187,7 +198,7 @@ def _bare_result(text: str) -> tuple[str, bool]:
     """Return the result or error that Google's libraries wrap, because their results must be objects."""
     found = json_object(text) if text.startswith(('{"result"', '{"error"')) else {}
     (name, value), *_ = found.items() if len(found) == 1 else [("", text)]
-    return as_text(value), name == "error"
+    return as_text(value), name == "error" or is_mcp_error(value)
 
 
 _SHORT: Final = ("[tool: ", "[tool-result: ")
@@ -302,7 +313,9 @@ def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Mess
     """Return the messages in a value, whatever their form. `role` is that of messages without one."""
     value = value if not isinstance(value, str) else _message_json(value)
     if isinstance(value, str):
-        return [Message(role, (Text(value),))] if value.strip() and value != REDACTED else []
+        if role == "user" and _LINE.match(value):
+            return _in_lines(value)
+        return [Message(role, (Text(value),))] if value.strip() and value not in (REDACTED, _CALLED) else []
     if isinstance(value, dict):
         return _in_object(value, role, known)
     if not isinstance(value, list):
@@ -316,6 +329,22 @@ def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Mess
         return _each_message(value, role, known)
     parts = tuple(part for each in value for part in _part(each))
     return [Message(role, parts)] if parts else []
+
+
+_LINE: Final = re.compile(r"^(system|developer|user|assistant|tool): (?:text: )?", re.MULTILINE)
+"""How OpenLIT until 1.35 begins each message of a prompt."""
+
+_CALLED: Final = "Function called with tools"
+"""What OpenLIT until 1.33 writes instead of any answer of a model that was given tools."""
+
+
+def _in_lines(text: str) -> list[Message]:
+    _, *pairs = _LINE.split(text)
+    messages = [(_ROLES[role], said.strip()) for role, said in zip(pairs[::2], pairs[1::2], strict=True)]
+    return [
+        Message(role, (ToolResult(said) if role == "tool" else Text(said),))
+        for role, said in messages if said not in ("", "None")
+    ]  # fmt: skip
 
 
 def _each_message(items: list[Any], role: Role, known: Known | None) -> list[Message]:
@@ -333,10 +362,14 @@ def _each_message(items: list[Any], role: Role, known: Known | None) -> list[Mes
 
 
 def _message_json(text: str) -> Any:
-    """Return the JSON in a text if it may be messages, otherwise the text."""
-    found = loaded(text) if text[:1] in ("[", "{", '"') else text
-    if isinstance(found, str | dict) or (isinstance(found, list) and (not found or _has_objects(found))):
-        return found
+    """Return the JSON in a text if it may be messages, otherwise the text; None if none is whole before a cut."""
+    value = loaded(text) if text[:1] in ("[", "{", '"') else text
+    if (
+        value is None
+        or isinstance(value, str | dict)
+        or (isinstance(value, list) and (not value or _has_objects(value)))
+    ):
+        return value
     return text
 
 
@@ -356,7 +389,7 @@ _FIRST: Final = frozenset({"choices", "generations", "candidates"})
 
 def _in_object(value: dict[str, Any], role: Role, known: Known | None = None) -> list[Message]:
     if _is_message(value):
-        return [_message(value, role)]
+        return _in_order(_message(value, role))
     for name in _HOLDERS:
         inner = value.get(name)
         if isinstance(inner, list) and inner:
@@ -367,12 +400,26 @@ def _in_object(value: dict[str, Any], role: Role, known: Known | None = None) ->
     return [message] if (message := _message(value, role)).parts else []
 
 
+def _in_order(message: Message) -> list[Message]:
+    """Return a message of the agent in pieces if results of a server's tools are in it: what came before and after."""
+    if message.role != "assistant":
+        return [message]
+    results = [at for at, part in enumerate(message.parts) if isinstance(part, ToolResult)]
+    if not results:
+        return [message]
+    pieces, begin = [], 0
+    for at in results:
+        pieces += [replace(message, parts=message.parts[begin:at]), Message("tool", (message.parts[at],))]
+        begin = at + 1
+    return [each for each in (*pieces, replace(message, parts=message.parts[begin:])) if each.parts]
+
+
 def _is_message(value: dict[str, Any]) -> bool:
     if isinstance(value.get("role"), str) or isinstance(value.get("message"), dict):
         return True
     if "type" not in value:
         return not value.keys().isdisjoint(("parts", "content", "tool_calls"))
-    return str(value["type"]) in _ITEMS or _langchain_role(value) is not None
+    return str(value["type"]).endswith(_ITEMS) or _langchain_role(value) is not None
 
 
 def _langchain_role(value: dict[str, Any]) -> Role | None:
@@ -414,12 +461,12 @@ def _message(value: dict[str, Any], role: Role) -> Message:
     text = value.get("content")
     if role == "user" and isinstance(text, str) and text[:1] not in ("[", "_") and value.keys() <= _TEXT_ALONE:
         return Message(role, (Text(text),))
-    if not is_plain and (kind := value.get("type")) != "message" and str(kind) in _ITEMS:
-        return Message("tool" if kind == "function_call_output" else "assistant", tuple(_part(value)))
+    if not is_plain and named is None and (kind := str(value.get("type"))) != "message" and kind.endswith(_ITEMS):
+        return Message("tool" if kind.endswith("_output") else "assistant", tuple(_part(value)))
     parts: list[Part] = []
     for name in ("contents", "content") if is_plain else ("parts", "contents", "blocks", "content", "text"):
         if value.get(name) is not None and not any(isinstance(part, Text | ToolResult) for part in parts):
-            found = _parts_in(value[name])
+            found = _parts_in(value[name], role)
             parts += found if not parts else [part for part in found if isinstance(part, Text)]
     if named in ("tool-call", "tool-response"):  # smolagents: Python literals of calls, or a text of a result
         written = "\n".join(part.text for part in parts if isinstance(part, Text))
@@ -480,8 +527,8 @@ def _tool_message(parts: list[Part], value: dict[str, Any]) -> Message:
 
 # Parts
 
-_CALLS_BEGIN: Final = ("tool_call", "tool_use", "tool-call", "function_call", "function")
-"""The beginnings of types of parts that are calls."""
+_CALL_TYPES: Final = re.compile(r"(?:server_|mcp_)?tool[_-](?:call|use)|function")
+"""How types of parts that are calls begin."""
 
 _WRAPPED_RESULTS: Final = ("tool_call_result", "toolResult", "functionResponse", "function_response")
 _WRAPPED_CALLS: Final = ("tool_call", "toolUse", "toolCall", "functionCall", "function_call")
@@ -492,13 +539,17 @@ _NAMES: Final = ("name", "tool_name", "toolName")
 _IDS: Final = ("call_id", "id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id")
 
 
-def _parts_in(content: Any) -> list[Part]:
+_PARTS: Final = re.compile(r"""\[\{["'](?:type|text)["']:""")
+
+
+def _parts_in(content: Any, role: Role) -> list[Part]:
     """Return the parts of a content: a text, or a list of parts, which may be JSON."""
     if isinstance(content, str):
         items = loaded(content) if content.startswith(('[{"', "[{'")) else ()
         if isinstance(items, list) and (parts := [part for each in items for part in _part(each)]):
             return parts
-        return [] if content == REDACTED else [Text(content)]
+        is_lost = items is None and role != "tool" and _PARTS.match(content) is not None
+        return [] if content == REDACTED or is_lost else [Text(content)]
     if isinstance(content, dict) and isinstance(content.get("parts"), list):
         content = content["parts"]
     if isinstance(content, list):
@@ -523,14 +574,19 @@ def _part(part: Any) -> Sequence[Part]:
         part = {**part, **wrapped}
     kind = part.get("type", part.get("part_kind", part.get("block_type")))
     kind = kind if isinstance(kind, str) else ""
+    if kind.startswith("server_tool_call") and isinstance(own := part.get(kind), dict):  # the semantic conventions
+        own = {name: value for name, value in own.items() if name != "type"}
+        part = {**part, "response" if kind.endswith("_response") else "arguments": own}
     if (inner := _wrapped(part, _WRAPPED_RESULTS)) is not None:
         return _result(inner)
     if (inner := _wrapped(part, _WRAPPED_CALLS)) is not None:
         return _call(inner)
     if kind.endswith(("result", "response", "output", "return", "retry-prompt")) or (not kind and "origin" in part):
         return _result(part)
-    if kind.startswith(_CALLS_BEGIN) or (not kind and isinstance(part.get("toolName"), str)):
+    if _CALL_TYPES.match(kind) or (not kind and isinstance(part.get("toolName"), str)):
         return _call(part)
+    if kind.endswith("_call") and (kind != "mcp_call" or isinstance(part.get("name"), str)):
+        return [each for message in built_in(part, kind, "", Counts()) for each in message.parts]
     if not kind and ("arguments" in part or isinstance(part.get("function"), dict)):
         return _call(part)
     if kind.startswith(("reasoning", "thinking")):
@@ -556,7 +612,7 @@ def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
     value = next((result[each] for each in _RESULTS if result.get(each) is not None), None)
     origin = result.get("origin")
     named = {**origin, **result} if isinstance(origin, dict) else result
-    failed = _is_error(result)
+    failed = _is_error(result) or is_mcp_error(value)
     if isinstance(value, dict) and isinstance(value.get("type"), str) and "value" in value:  # Vercel
         failed = failed or value["type"].startswith("error")
         value = value["value"]
@@ -632,6 +688,7 @@ def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
     if text is not None and _form(span) == "positions":
         text, said = _bare_result(text)
         failed = failed or said
+    failed = failed or is_mcp_error(text)
     return ToolRun(
         tool_name(span), call_id, _tool_arguments(arguments), text, failed, span.start_ns, span.end_ns, no_result
     )
@@ -695,8 +752,8 @@ def _unwrapped(result: Any) -> tuple[str, str]:
 
 
 def has_failed(span: Span) -> bool:
-    """Return whether a span's status, or an attribute of its dialect, says that it failed."""
-    if span.status == 2:
+    """Return whether a span's status, or an attribute, says that it failed."""
+    if span.status == 2 or span.attributes.get("error.type"):
         return True
     raised = any(event.name == "exception" for event in span.events)
     if raised and any(row.failed_by_exception for row in dialects_of(span.scope)):

@@ -76,7 +76,25 @@ class Below:
         return unflattened(found, self.name) or None
 
 
-Place: TypeAlias = Attribute | Json | Regex | Below
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The calls of an answer by OpenLIT until 1.35: arguments, names and ids, each joined by commas."""
+
+    name: str
+    tools: str
+    ids: str
+
+    def of(self, found: Mapping[str, Any]) -> Any:
+        """Return the value."""
+        names, ids = (str(found.get(name, "")).split(", ") for name in (self.tools, self.ids))
+        given = loaded(f"[{found[self.name]}]") if self.name in found else None
+        if not isinstance(given, list) or not len(given) == len(names) == len(ids):
+            return None
+        calls = zip(names, ids, given, strict=True)
+        return [{"name": name, "id": call_id, "arguments": arguments} for name, call_id, arguments in calls]
+
+
+Place: TypeAlias = Attribute | Json | Regex | Below | Joined
 
 
 class First:
@@ -163,6 +181,11 @@ class Dialect:
         both = [place for name in ("input", "output") for group in self.places.get(name, ()) for place in group]
         flat = tuple(each.name for each in both if isinstance(each, Below))
         return tuple(each.name for each in both if not isinstance(each, Below)), flat
+
+    @cached_property
+    def message_attributes(self) -> tuple[str, ...]:
+        """The attributes that have its messages, as JSON."""
+        return self._names[0]
 
     @cached_property
     def is_flat(self) -> bool:
@@ -359,6 +382,8 @@ DIALECTS: Final = (
         input=Below("gen_ai.prompt."), output=Below("gen_ai.completion."),
         agent=Each("agent_name", "traceloop.association.properties.lc_agent_name"),
         workflow=Each("traceloop.workflow.name", "traceloop.entity.name"), tool="traceloop.entity.name"),
+    Dialect(name="openlit", input="gen_ai.prompt",
+        output=Each("gen_ai.completion", Joined("gen_ai.tool.args", "gen_ai.tool.name", "gen_ai.tool.call.id"))),
     Dialect(name="gen_ai_events", in_events=True),
     Dialect(name="openllmetry", input="traceloop.entity.input", output="traceloop.entity.output"),
     Dialect(name="pydantic_ai", input="pydantic_ai.all_messages", arguments="tool_arguments", result="tool_response"),

@@ -26,6 +26,7 @@ from worker.runs.otlp.content import (
     content_of,
     error_text,
     has_failed,
+    is_cut,
     missed,
     tool_run,
 )
@@ -59,6 +60,10 @@ MAX_UNREAD: Final = 20
 """Maximum number of unread attributes that are reported for a run."""
 
 EVALUATION: Final = "gen_ai.evaluation.result"
+
+CUT_OFF: Final = (
+    "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT (or OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT) cuts messages off: unset it"
+)
 
 NO_PARENT: Final = "each call of the model becomes a separate trace: start a span around the whole run"
 
@@ -152,6 +157,9 @@ def _assembled(
         hints = tuple(dict.fromkeys(found if run.models else [*found, NO_MODEL]))
     if alone and run.agent is None and len(run.spans) == len(run.models) == 1 and conversation.has_calls():
         hints = (*hints, NO_PARENT)
+    lost = run.spans if missing is not None else [span for span in run.models if span.span_id not in said]
+    if any(content.is_cut for content in contents) or any(map(is_cut, lost)):
+        hints = (*hints, CUT_OFF)
     end_ns = max(span.end_ns for span in run.spans)
     return Assembled(document, value, missing, conventions, hints, run.first.span_id, key, end_ns, cut, unread)
 

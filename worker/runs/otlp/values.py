@@ -14,7 +14,10 @@ from worker.runs.fields import json_value
 REDACTED: Final = "__REDACTED__"
 """OpenInference writes this instead of content that it was told to hide."""
 
-_BETWEEN: Final = re.compile(r"[\s,]*")
+_TOKEN: Final = re.compile(r""""(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|["']|[][{}]""", re.DOTALL)
+"""Whole strings, the quote of a string that is cut off, and brackets, in JSON or a Python literal."""
+
+_BEGINS_AS_JSON: Final = re.compile(r"""[\[{][\s\[{]*["']""")
 
 _MAX_LITERAL: Final = 100_000
 """Maximum characters of a Python literal. Python's parser needs some hundred bytes for each."""
@@ -24,7 +27,7 @@ _MAX_LEVELS: Final = 12
 
 
 def loaded(value: Any) -> Any:
-    """Return the value of a text that is JSON or a Python literal; of a truncated list, the items before the cut.
+    """Return the value of a text that is JSON or a Python literal; what is whole of one that is cut off, or None.
 
     Any other text is returned unchanged, and any other value as valid JSON.
     """
@@ -32,9 +35,17 @@ def loaded(value: Any) -> Any:
     if not isinstance(parsed, str) or parsed[:1] not in ("[", "{"):
         return parsed
     literal = python_value(parsed)
-    if literal is parsed and parsed[0] == "[":
-        return _before_the_cut(parsed) or parsed
-    return literal
+    return literal if literal is not parsed else _before_the_cut(parsed)
+
+
+def is_cut_off(value: Any) -> bool:
+    """Return whether a value is the beginning of JSON or of a Python literal.
+
+    One cut right after a bracket counts as whole: the question must cost nothing for whole values.
+    """
+    if not isinstance(value, str) or value[:1] not in ("[", "{") or value[-1:] in ("]", "}"):
+        return False
+    return loaded(value) is not value
 
 
 def python_value(text: str) -> Any:
@@ -69,14 +80,41 @@ def _of_node(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-def _before_the_cut(text: str) -> list[Any]:
-    items, place, decoder = [], 1, json.JSONDecoder(parse_constant=str)
+def _before_the_cut(text: str) -> Any:
+    """Return the whole items of the list that is cut off, within what contains it; the text itself if it is not JSON.
+
+    The list is the outermost one, or the innermost of lists of lists. Its items are messages, and one that is cut off
+    is not read. None: no item is whole.
+    """
+    if _BEGINS_AS_JSON.match(text) is None:
+        return text
+    closers: list[str] = []
+    level = end = 0  # of the list; the end of its last whole item
+    left: list[str] = []  # what closes the brackets that are open at that end
+    for token in _TOKEN.finditer(text):
+        mark = token[0]
+        if mark == "[" and (not level or (level == len(closers) and not end)):
+            level = len(closers) + 1
+        if mark in ("[", "{"):
+            closers.append("]" if mark == "[" else "}")
+        elif mark in ("]", "}") and closers:
+            closers.pop()
+            if level and len(closers) <= level:
+                end, left = token.end(), closers[::-1]
+            if len(closers) < level:
+                level = 0
+            if not closers:
+                break
+        elif mark in ("'", '"'):
+            break
+    whole = text[:end] + "".join(left)
     try:
-        while True:
-            item, place = decoder.raw_decode(text, _BETWEEN.match(text, place).end())  # type: ignore[union-attr]
-            items.append(item)
+        value = json.loads(whole, parse_constant=str)
     except (ValueError, RecursionError):
-        return items
+        value = python_value(whole)
+    if closers:
+        return None if isinstance(value, str) else value
+    return text if end < len(text.rstrip()) else value
 
 
 class Flat(dict[str, Any]):
