@@ -23,7 +23,8 @@ VISIBILITIES: Final[tuple[str, ...]] = get_args(Metadata.__annotations__["visibi
 
 PRIVACY_LEVELS: Final[tuple[str, ...]] = get_args(Metadata.__annotations__["privacy_level"])
 
-MAX_SHOWN: Final = 60
+_NAME: Final = re.compile(r"[a-z]{1,20}(?:[_.-](?:[a-z]{1,20}|\d{1,8})){0,5}")
+"""A name as formats have them, such as a role or a type; most secrets have another form."""
 
 
 class RunRefused(ValueError):
@@ -63,11 +64,13 @@ class Counts:
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value for a message; only the kind of a list or object."""
+    """Return a value for a message: what stands in a log may be secret, so only its kind, unless it is a mere name."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, str) and not (value == "" or _NAME.fullmatch(value)):
+        return f"<{len(value)} characters>"
     text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+    return text if isinstance(value, str) or len(text) < 8 else f"<{len(text)} digits>"
 
 
 def is_empty(value: Any) -> bool:
@@ -214,13 +217,11 @@ def unused_fields(value: dict[str, Any], used: set[FieldPath], above: FieldPath 
 
 
 def as_success(value: Any) -> bool:
-    """Return a success: true, false, or their usual spellings. Raises ValueError."""
+    """Return a success: true, false, or their usual spellings. Raises ValueError, which says what the value is not."""
     known = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
     text = str(value).lower() if isinstance(value, bool | int | float | str) else ""
     if text not in known:
-        raise ValueError(
-            f"{shown(value)} is neither true nor false (nor 1 or 0); --success @field=TEXT compares a text"
-        )
+        raise ValueError("is neither true nor false (nor 1 or 0); --success @field=TEXT compares a text")
     return known[text]
 
 
@@ -231,7 +232,7 @@ def as_confidence(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number <= 1:
-        raise ValueError(f"{shown(value)} is not a number from 0 to 1")
+        raise ValueError("is not a number from 0 to 1")
     return number
 
 
@@ -239,13 +240,13 @@ def as_text(value: Any) -> str:
     """Return a text that is not blank. Raises ValueError."""
     text = str(value) if isinstance(value, str | int | float) else ""
     if not text.strip():
-        raise ValueError(f"{shown(value)} is not a text")
+        raise ValueError("is not a text")
     return text.lower() if isinstance(value, bool) else text
 
 
 def _one_of(allowed: tuple[str, ...], value: Any) -> str:
     if value not in allowed:
-        raise ValueError(f"{shown(value)} is not one of {', '.join(allowed)}")
+        raise ValueError(f"is not one of {', '.join(allowed)}")
     return str(value)
 
 
@@ -263,9 +264,9 @@ def as_time(value: Any) -> str:
         utc = moment.astimezone(UTC)
     except (TypeError, ValueError, OverflowError, OSError):
         known = "use ISO 8601 such as 2026-04-14T08:00:00Z, or seconds (not milliseconds) since 1970"
-        raise ValueError(f"{shown(value)} is not a time; {known}") from None
+        raise ValueError(f"is not a time; {known}") from None
     if moment.tzinfo is None:
-        raise ValueError(f"{shown(value)} has no time zone; end it with Z if it is UTC")
+        raise ValueError("has no time zone; end it with Z if it is UTC")
     return utc.replace(tzinfo=None).isoformat() + "Z"
 
 

@@ -624,7 +624,7 @@ def read_atif(run: Any, transcript: Transcript) -> None:
         try:
             transcript.created_at = as_time(times[-1])
         except ValueError as error:
-            raise RunRefused("invalid_value", f"the last timestamp: {error}, or give --created-at") from None
+            raise RunRefused("invalid_value", f"the last timestamp {error}, or give --created-at") from None
         transcript.counts.drop("steps[].timestamp", len(times) - 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support.sessions import BEGAN, claude_line, claude_request, request_id
-from worker.commands.publish.session_files import NO_POSITION, Closed, SessionFiles, read_position
+from worker.commands.publish.follow import mark_key
+from worker.commands.publish.session_files import NO_POSITION, Closed, Position, SessionFiles, read_position
 from worker.runs.messages import Text, ToolResult
 from worker.runs.sessions.session import FORMATS, Request
 
@@ -23,12 +23,20 @@ IDLE = 600.0
 LARGEST = 1 << 20
 
 
-def follow(folder: Path, positions: dict[str, bytes] | None = None, largest: int = LARGEST) -> SessionFiles:
-    return SessionFiles(folder, FORMATS["claude-code"], positions or {}, IDLE, largest)
+def follow(folder: Path, *positions: Position, largest: int = LARGEST) -> SessionFiles:
+    files = SessionFiles(folder, FORMATS["claude-code"], IDLE, largest)
+    files.start(positions)
+    return files
 
 
-def polled(files: SessionFiles, now: float = BEGAN) -> list[Closed]:
-    return [each for closed in files.poll(now, now) for each in closed]
+def position(closed: Closed) -> Position:
+    found = read_position(closed.position)
+    assert found is not None
+    return found
+
+
+def polled(files: SessionFiles, now: float = BEGAN, clock: float | None = None) -> list[Closed]:
+    return [each for closed in files.poll(now, now if clock is None else clock) for each in closed]
 
 
 def put(path: Path, lines: Sequence[bytes], at: float = BEGAN, mode: str = "ab") -> None:
@@ -75,6 +83,25 @@ def test_a_clock_that_is_behind_the_files_does_not_keep_a_request_open(tmp_path:
     assert keys(polled(files, BEGAN + IDLE)) == [key("a", 1)]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_while_the_machine_sleeps_no_request_closes(tmp_path: Path, *, again: bool) -> None:
+    """The monotonic clock stands still; Kafka's connection may have to be made anew."""
+    lines = claude_request("a", 1, 2)
+    files = follow(tmp_path)
+    for at, line in enumerate(lines[:3]):
+        put(tmp_path / "a.jsonl", [line], BEGAN + at)
+        assert polled(files, BEGAN + at, at) == []
+    woken = BEGAN + 10 * IDLE
+    if again:
+        files.start([])
+    assert polled(files, woken, 4) == []
+    late = claude_line("a", "late", "assistant", [{"type": "text", "text": "Late."}], woken)
+    put(tmp_path / "a.jsonl", [late], woken)
+    assert polled(files, woken + 1, 5) == polled(files, woken + IDLE - 1, 3 + IDLE) == []
+    (whole,) = polled(files, woken + IDLE, 5 + IDLE)
+    assert texts(whole.request) == ["Task 1 of a", "done 1-0", "Late."]
+
+
 def test_read_later_as_a_whole_it_gives_what_was_given_as_it_was_written(tmp_path: Path) -> None:
     lines = claude_request("a", 1, 3)
     late = [claude_line("a", "x", "assistant", [{"type": "text", "text": "Late."}], BEGAN + 2 * IDLE)]
@@ -110,7 +137,7 @@ def test_half_a_line_waits_for_its_end_and_a_last_line_needs_none(tmp_path: Path
     (closed,) = polled(files, BEGAN + IDLE)
     assert texts(closed.request)[-1] == "Task 1 of a is done."
     put(tmp_path / "a.jsonl", [b'\n{"type": "user", "uuid'])
-    assert polled(follow(tmp_path, {"a.jsonl": closed.position}), BEGAN + 2 * IDLE) == []
+    assert polled(follow(tmp_path, position(closed)), BEGAN + 2 * IDLE) == []
 
 
 def test_a_restart_reads_nothing_twice_that_a_position_covers(tmp_path: Path) -> None:
@@ -118,12 +145,11 @@ def test_a_restart_reads_nothing_twice_that_a_position_covers(tmp_path: Path) ->
     closed = polled(follow(tmp_path))
     assert keys(closed) == [key("a", number) for number in range(4)]
     for at, each in enumerate(closed):
-        assert read_position(each.position) == "a.jsonl"
-        again = follow(tmp_path, {"a.jsonl": each.position})
+        again = follow(tmp_path, position(each))
         assert keys(polled(again, BEGAN + IDLE)) == [key("a", number) for number in range(at + 1, 5)]
     (tmp_path / "moved").mkdir()
     (tmp_path / "a.jsonl").rename(tmp_path / "moved" / "a.jsonl")
-    again = follow(tmp_path, {"a.jsonl": closed[-1].position})
+    again = follow(tmp_path, position(closed[-1]))
     assert keys(polled(again, BEGAN + IDLE)) == [key("a", 4)]
 
 
@@ -142,6 +168,30 @@ def test_what_closes_together_has_one_position_at_its_end(tmp_path: Path) -> Non
     assert closed[0].position == NO_POSITION
     assert read_position(NO_POSITION) is None
     assert read_position(b"noise") is None
+
+
+def test_a_position_is_small_and_has_nothing_of_the_session(tmp_path: Path) -> None:
+    """Two thousand sub-agents in a request, a long command, and a secret wherever a session has text."""
+    secret = "ghp_" + "Zq7secretDabcdefghij" * 2
+    more = {"cwd": f"/home/{secret}", "gitBranch": secret, "version": secret}
+    command = f"<command-name>/deploy</command-name><command-args>--token {secret} {'x' * 1_200_000}</command-args>"
+    lines = [*claude_request("a", 1), claude_line("a", "c", "user", command, **more)]
+    for number in range(2000):
+        side = {"isSidechain": True, "agentId": f"{secret}{number}", **more}
+        spawn = {"type": "tool_use", "id": f"t{number}", "name": "Task", "input": {"prompt": f"{secret} {number}"}}
+        lines += [
+            claude_line("a", f"s{number}", "assistant", [spawn], **more),
+            claude_line("a", f"u{number}", "user", f"{secret} {number}", **side),
+            claude_line("a", f"a{number}", "assistant", [{"type": "text", "text": "Done."}], **side),
+        ]
+    put(tmp_path / f"{secret}.jsonl", [*lines, *claude_request("a", 2)])
+    closed = polled(follow(tmp_path), BEGAN + IDLE)
+    assert len(closed) == 2003
+    assert not [each for each in closed if secret.encode() in each.position or len(each.position) > 120]
+    marks = [mark_key(each.request.key.encode()) for each in closed]
+    assert sum(map(len, marks)) + sum(len(each.position) for each in closed) < 200_000
+    assert {len(mark) for mark in marks} == {32}
+    assert keys(polled(follow(tmp_path, position(closed[0])), BEGAN + IDLE)) == keys(closed[1:])
 
 
 def test_a_file_that_is_truncated_or_replaced_is_read_anew(tmp_path: Path) -> None:
@@ -279,7 +329,7 @@ class World:
     contents: dict[str, list[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(list))
     rest: dict[str, bytes] = field(default_factory=dict)
     published: dict[str, list[str]] = field(default_factory=dict)
-    positions: dict[str, bytes] = field(default_factory=dict)
+    positions: dict[str, Position] = field(default_factory=dict)
     files: SessionFiles | None = None
     batch: list[Closed] = field(default_factory=list)
 
@@ -380,7 +430,7 @@ class World:
     def poll(self) -> None:
         """Let the process look at the files, and commit now and then; it may be killed at any point."""
         if self.files is None:
-            self.files, self.batch = follow(self.folder, self.positions), []
+            self.files, self.batch = follow(self.folder, *self.positions.values()), []
         for closed in self.files.poll(self.now, self.now):
             self.batch += closed
             if self.rng.random() < 0.02:
@@ -396,8 +446,8 @@ class World:
         for each in self.batch[:count]:
             if each.request.key not in self.published:
                 self.published[each.request.key] = texts(each.request)
-                if (name := read_position(each.position)) is not None:
-                    self.positions[name] = each.position
+                if (found := read_position(each.position)) is not None:
+                    self.positions[found.file] = found
         self.batch = self.batch[count:]
 
     def check(self) -> None:
@@ -430,4 +480,4 @@ def test_whatever_happens_each_request_comes_out_once_and_whole(tmp_path: Path, 
         world.poll()
     world.check()
     assert len(world.published) > 5
-    assert json.loads(next(iter(world.positions.values())))["next"] > 0
+    assert next(iter(world.positions.values())).next > 0

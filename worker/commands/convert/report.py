@@ -8,7 +8,7 @@ from typing import Final
 
 from worker.commands.shared.console import BadLines
 from worker.core.terminal import number_of
-from worker.runs.fields import MAX_SHOWN, Counts, RunRefused
+from worker.runs.fields import Counts, RunRefused
 
 MAX_KINDS: Final = 100
 """Kinds of losses that are counted separately. A log with ids as field names must not exhaust the memory."""
@@ -97,7 +97,7 @@ class FileReport:
 
 def _add_bounded(total: Counter[str], more: Counter[str]) -> None:
     for kind, count in more.items():
-        short = kind if len(kind) <= MAX_SHOWN else kind[:MAX_SHOWN] + "..."
+        short = kind if len(kind) <= 60 else kind[:60] + "..."
         total[short if short in total or len(total) < MAX_KINDS else "other fields"] += count
 
 

@@ -1,14 +1,14 @@
 """`kp-worker publish --follow DIR`: the requests in session files become traces, each exactly once.
 
-A published request has a mark on the topic `<group>-followed`, written in the same transaction as its trace. The mark
-also records how far the session's file was read, so that a restart need not read all of it; a request that is read
-twice is not published twice, because it has a mark.
+A published request has a mark on the topic `<group>-followed`, written in the same transaction as its trace: a digest
+of its key, and up to where the requests of its file are published, so that a restart leaves out files without news. A
+mark has nothing of the session's text. A request that is read twice is not published twice, because it has a mark.
 
 The order of steps carries the guarantee:
  1. start the producer `<group>-follow-<hash of the name>`: this aborts an open transaction of a killed run, and fences
     a running one with the same name;
- 2. read the marks, up to their end;
- 3. read the files from there on; publish the closed requests that have no mark, one transaction at a time:
+ 2. read the marks, up to their end; replace the values of those that hold text (builds before 0.3.0);
+ 3. read the files; publish the closed requests that have no mark, one transaction at a time:
     a. begin, b. send traces and marks and await every acknowledgement, c. commit.
 If the process is killed before 3c has taken effect, the transaction is invisible and its requests have no mark;
 afterwards, traces and marks both exist. Any failure of Kafka (a broker is away, a transaction cannot be committed)
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import socket
 import time
@@ -34,7 +35,7 @@ from typing import Final
 from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 
 from worker.commands.publish.send import KeyField, key_of
-from worker.commands.publish.session_files import Closed, SessionFiles, read_position
+from worker.commands.publish.session_files import NO_POSITION, Closed, Position, SessionFiles, read_position
 from worker.commands.shared.console import errors_for_the_user
 from worker.commands.shared.marks import (
     MarkedBatch,
@@ -120,7 +121,8 @@ async def _until_stopped(session: Session, followed: Followed) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     counts = Counts()
-    work = asyncio.create_task(_keep_following(session, followed, counts, stop))
+    files = SessionFiles(followed.folder, followed.form, followed.idle_seconds, session.settings.max_message_bytes)
+    work = asyncio.create_task(_keep_following(session, followed, files, counts, stop))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -135,10 +137,12 @@ async def _until_stopped(session: Session, followed: Followed) -> None:
     log.info("stopped: %s", _words(counts))
 
 
-async def _keep_following(session: Session, followed: Followed, counts: Counts, stop: asyncio.Event) -> None:
+async def _keep_following(
+    session: Session, followed: Followed, files: SessionFiles, counts: Counts, stop: asyncio.Event
+) -> None:
     while not stop.is_set():
         try:
-            await _follow(session, followed, counts, stop)
+            await _follow(session, followed, files, counts, stop)
         except (ProducerFenced, InvalidProducerEpoch) as error:
             raise SessionError(
                 f"another process follows under the name {followed.name!r} and has taken over; this one stops (--name)"
@@ -161,7 +165,9 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(stop.wait(), seconds)
 
 
-async def _follow(session: Session, followed: Followed, counts: Counts, stop: asyncio.Event) -> None:
+async def _follow(
+    session: Session, followed: Followed, files: SessionFiles, counts: Counts, stop: asyncio.Event
+) -> None:
     """Run the steps of the module docstring, until asked to stop. Raises KafkaError, PublishError, SessionError."""
     settings = session.settings
     (target,) = await session.existing(followed.topic)
@@ -169,10 +175,13 @@ async def _follow(session: Session, followed: Followed, counts: Counts, stop: as
     name = sha256(followed.name.encode("utf-8", "replace")).hexdigest()[:16]
     producer = Producer(session.client, f"{settings.group_id}-follow-{name}", settings.transaction_timeout_seconds)
     async with session.connected(producer):  # 1
-        published, positions = await _read_marks(session, marks)  # 2
-        files = SessionFiles(
-            followed.folder, followed.form, positions, followed.idle_seconds, settings.max_message_bytes
-        )
+        published, positions, with_text = await _read_marks(session, marks)  # 2
+        for first in range(0, len(with_text), MAX_REQUESTS):
+            keys = with_text[first : first + MAX_REQUESTS]
+            records = [MarkedRecord(None, written(target), 0, (key, NO_POSITION)) for key in keys]
+            contents = MarkedBatch(records, written(marks), keep_marks=True)
+            await run_transaction(producer, contents, partial(current_limit, session.client))
+        files.start(positions)
         log.info(
             "following %s as %s; requests that group %s has published: %d",
             followed.folder, followed.name, settings.group_id, len(published),
@@ -191,22 +200,30 @@ async def _follow(session: Session, followed: Followed, counts: Counts, stop: as
             await _wait(stop, min(max(POLL_SECONDS, LOOK_SHARE * took), LONGEST_POLL_SECONDS))
 
 
-async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], dict[str, bytes]]:
-    """Return the keys of all published requests, and the latest position in each file."""
+async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], list[Position], list[bytes]]:
+    """Return the keys of the marks, their positions, and the keys of marks that hold text of a session."""
     published: set[bytes] = set()
-    positions: dict[str, bytes] = {}
+    positions: list[Position] = []
+    with_text: dict[bytes, None] = {}
     async with session.connected(session.reader()) as reader:
         async for mark in read_marks(session, reader, marks):
-            published.add(_digest(mark.key))
-            value = mark.value or b""
-            if (file := read_position(value)) is not None:
-                positions[file] = value
-    return published, positions
+            key, value = mark.key or b"", mark.value or b""
+            published.add(key if _KEY.fullmatch(key) else mark_key(key))
+            if (position := read_position(value)) is not None:
+                positions.append(position)
+            if b'"context"' in value:
+                with_text[key] = None
+            else:
+                with_text.pop(key, None)
+    return published, positions, list(with_text)
 
 
-def _digest(key: bytes | None) -> bytes:
-    """Return a short digest of a request's key, because there may be many."""
-    return sha256(key or b"").digest()[:16]
+_KEY: Final = re.compile(rb"[0-9a-f]{32}")
+
+
+def mark_key(key: bytes) -> bytes:
+    """Return the key of a request's mark: a digest, because the ids in a session may have any length and content."""
+    return sha256(key).hexdigest()[:32].encode()
 
 
 class _Follower:
@@ -229,23 +246,23 @@ class _Follower:
 
     async def add(self, closed: Closed) -> None:
         """Add a request unless it has a mark, and commit when the batch is full."""
-        digest = _digest(closed.request.key.encode())
-        if digest in self._published:
+        mark = mark_key(closed.request.key.encode("utf-8", "replace"))
+        if mark in self._published:
             self._counts.repeated += 1
             return
-        self._published.add(digest)
+        self._published.add(mark)
         row: Row | None = None
         found: Mapping[str, int] = {}
         try:
             row, found = self._row(closed)
         except (RunRefused, InvalidTrace) as error:
-            self._refuse(closed, str(error))
+            self._refuse(closed, error)
         except Exception as error:  # one request must not stop the others
-            log.exception("%s: no trace could be made of a request", closed.path)
-            self._refuse(closed, str(fault(error)))
-        key = closed.request.key.encode() if row is None or row[0] is None else row[0]
-        mark = closed.request.key.encode(), closed.position
-        record = MarkedRecord(row, self._target, key_partition(key, self._target.partitions), mark)
+            log.debug("%s: no trace could be made of a request", closed.path, exc_info=True)
+            self._refuse(closed, fault(error))
+        key = mark if row is None or row[0] is None else row[0]
+        partition = key_partition(key, self._target.partitions)
+        record = MarkedRecord(row, self._target, partition, (mark, closed.position))
         self._batch.append((closed, record, found))
         self._bytes += len(closed.position) + (0 if row is None else len(row[1] or b""))
         if len(self._batch) >= MAX_REQUESTS or self._bytes >= MAX_BYTES:
@@ -260,7 +277,8 @@ class _Follower:
         await run_transaction(self._producer, contents, self._limit_of)  # 3a to 3c
         for position, (closed, record, redactions) in enumerate(batch):
             if (why := contents.refused.get(position)) is not None:
-                self._refuse(closed, f"topic {self._target.name} refuses it: {why.name}; {why.advice}")
+                words = f"topic {self._target.name} refuses it: {why.name}; {why.advice}"
+                self._refuse(closed, RunRefused("refused_by_topic", words))
             elif record.row is not None:
                 self._counts.published += 1
                 self._counts.redactions.update(redactions)
@@ -284,9 +302,11 @@ class _Follower:
             )
         return (key, trace, None, []), found
 
-    def _refuse(self, closed: Closed, why: str) -> None:
+    def _refuse(self, closed: Closed, why: RunRefused | InvalidTrace) -> None:
         self._counts.refused += 1
-        log.warning("%s: the request at byte %d is not published: %s", closed.path, closed.request.first, why)
+        # The message of an InvalidTrace may quote the trace.
+        words = str(why) if isinstance(why, RunRefused) else f"{why.reason} {why.path}"
+        log.warning("%s: the request at byte %d is not published: %s", closed.path, closed.request.first, words)
 
 
 def _words(counts: Counts) -> str:

@@ -1,20 +1,23 @@
-"""The session files of a folder, read as they grow: which requests of the user are closed, and where to continue.
+"""The session files of a folder, read as they grow: which requests of the user are closed, and up to where.
 
-This module uses neither Kafka nor a clock. It may return published requests again, always with the same key: a file is
-read from its beginning again if its position does not fit it (truncated, replaced, unknown).
+This module uses neither Kafka nor a clock. A position says up to where the requests of a file are published, and has
+nothing of the file's text. A file that has grown beyond it is read from its beginning, and what began before is left
+out. If the position does not fit the file (truncated, replaced, unknown), published requests are returned again, each
+with the key that it had.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -34,12 +37,12 @@ NO_POSITION: Final = b"{}"
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where to continue in a file."""
+    """Up to where the requests of a file are published."""
 
-    file: str  # its name without folders: sessions have unique names, and may be moved
+    file: str  # digest of its name without folders: sessions have unique names, and may be moved
     next: int  # byte offset
     check: str  # digest of the bytes just before `next`; if it differs, the file is read anew
-    context: dict[str, Any]  # the session's state there
+    closed: bool  # no request was open there: lines that go on after it belong to none
 
 
 _position: Final = msgspec.json.Decoder(Position)
@@ -50,7 +53,7 @@ class Closed(NamedTuple):
 
     request: Request
     path: str  # of its file, for messages
-    position: bytes  # the position after it, as JSON; NO_POSITION: other requests belong before it
+    position: bytes  # the position after it, as JSON; NO_POSITION: other requests belong before it, or it is lost
 
 
 @dataclass(slots=True)
@@ -59,10 +62,13 @@ class _File:
 
     path: str
     session: Session | None = None  # None unless it is being read
+    published: Position | None = None  # what begins before is not returned
     at: int = 0  # offset behind the last line that was fed
     check: str = ""
     seen: tuple[int, int, int, int] | None = None  # device, inode, size and time of change (ns) at the last reading
-    grew_at: float = 0.0  # when a change was last seen
+    unread: bool = True  # although it has not changed
+    grew_at: float = 0.0  # when a change was last seen, by the monotonic clock
+    quiet_at: float = -math.inf  # the poll before that, if it then had less
     lost: list[Request] = field(default_factory=list)  # requests that were open when the file was truncated or replaced
     told: set[str] = field(default_factory=set)
 
@@ -70,20 +76,27 @@ class _File:
 class SessionFiles:
     """The session files below `folder`. Each call of `poll` reads their new lines.
 
-    `positions`: by file name, as in `Closed.position`. `idle_seconds`: time without a write after which an open request
-    closes. `largest_trace`: KP_MAX_MESSAGE_BYTES, which limits lines and the size of a request.
+    `idle_seconds`: time without a write after which an open request closes. For a file that was seen growing it is
+    measured by the monotonic clock, which stands still while the machine sleeps. `largest_trace`: KP_MAX_MESSAGE_BYTES,
+    which limits lines and the size of a request.
     """
 
-    def __init__(
-        self, folder: Path, form: Format, positions: Mapping[str, bytes], idle_seconds: float, largest_trace: int
-    ) -> None:
+    def __init__(self, folder: Path, form: Format, idle_seconds: float, largest_trace: int) -> None:
         self._folder = os.fspath(folder)
         self._form = form
-        self._positions = dict(positions)
+        self._positions: dict[str, Position] = {}
+        self._polled_at = -math.inf
         self._idle_seconds = idle_seconds
         self._largest_trace = largest_trace
         self._files: dict[str, _File] = {}
         self._unreadable: set[str] = set()
+
+    def start(self, positions: Iterable[Position]) -> None:
+        """Begin, or begin again, after these positions; of several for a file, the last one counts."""
+        self._positions = {position.file: position for position in positions}
+        for file in self._files.values():
+            file.session, file.unread = None, True
+            file.lost.clear()
 
     @property
     def count(self) -> int:
@@ -100,13 +113,17 @@ class SessionFiles:
         for path, status in found.items():
             file = self._files[path]
             try:
-                if file.seen != _seen(status):
-                    file.grew_at = clock
-                    yield from self._read(file)
-                if file.session is not None and max(now - status.st_mtime, clock - file.grew_at) >= self._idle_seconds:
+                if (changed := file.seen != _seen(status)) or file.unread:
+                    unbroken = clock - file.quiet_at < self._idle_seconds
+                    if changed:
+                        file.grew_at = clock
+                        file.quiet_at = -math.inf if file.seen is None else self._polled_at
+                    yield from self._read(file, None if unbroken else self._idle_seconds)
+                idle = max(min(now - status.st_mtime, clock - file.quiet_at), clock - file.grew_at)
+                if file.session is not None and idle >= self._idle_seconds:
                     yield self._close(file)
             except OSError as error:
-                file.session = None  # read again from its position
+                file.session, file.unread = None, True
                 self._tell(file, f"cannot be read: {error.strerror}", "unreadable")
             else:
                 file.told.discard("unreadable")
@@ -115,6 +132,7 @@ class SessionFiles:
                 open_until_now = [] if file.session is None else file.session.close()
                 yield [Closed(request, file.path, NO_POSITION) for request in (*file.lost, *open_until_now)]
                 del self._files[file.path]
+        self._polled_at = clock
 
     def _scan(self) -> dict[str, os.stat_result]:
         """Return the files, oldest modification first, and those of sub-agents last.
@@ -157,8 +175,8 @@ class SessionFiles:
         self._files |= before
         return [*before.values()]
 
-    def _read(self, file: _File) -> Iterator[list[Closed]]:
-        """Read the new complete lines. Raises OSError."""
+    def _read(self, file: _File, idle_seconds: float | None) -> Iterator[list[Closed]]:
+        """Read the new complete lines; `idle_seconds`: as for a Session. Raises OSError."""
         with _opened(file.path) as descriptor:
             status = os.fstat(descriptor)
             size = status.st_size
@@ -167,6 +185,10 @@ class SessionFiles:
                 file.lost += file.session.close()
                 file.session = None
             session = file.session or self._begin(file, descriptor, size)
+            if session is None:
+                file.seen, file.unread = _seen(status), False
+                return
+            session.idle_seconds = idle_seconds
             found: set[tuple[str, str]] = set()
             splitter = LineSplitter(self._largest_trace)
             place = file.at
@@ -180,7 +202,7 @@ class SessionFiles:
             if place - file.at > line_limit(self._largest_trace):
                 file.at = place  # the rest of a line that is too long is logged when it ends
             file.check = _check(descriptor, file.at)
-            file.seen = _seen(status)
+            file.seen, file.unread = _seen(status), False
         found |= session.open_names
         lost, file.lost = file.lost, []
         yield [Closed(request, file.path, NO_POSITION) for request in lost if request.name not in found]
@@ -191,21 +213,24 @@ class SessionFiles:
                 "(--idle-minutes)",
             )
 
-    def _begin(self, file: _File, descriptor: int, size: int) -> Session:
-        """Open a session at the file's position, or at its beginning if it has none."""
-        file.at, context = 0, None
-        if (raw := self._positions.get(_name(file.path))) is not None:
-            position = _position.decode(raw)
-            if _fits(descriptor, size, position.next, position.check):
-                file.at, context = position.next, position.context
-            else:
-                self._tell(file, "was truncated or replaced, and is read from its start")
+    def _begin(self, file: _File, descriptor: int, size: int) -> Session | None:
+        """Open the session of a file; None: everything in it is published."""
+        file.at, file.published = 0, self._positions.get(_name(file.path))
+        if file.published is not None and not _fits(descriptor, size, file.published.next, file.published.check):
+            self._tell(file, "was truncated or replaced, and is read from its start")
+            file.published = None
+        if file.published is not None and file.published.closed and file.published.next == size:
+            file.at, file.check = size, file.published.check
+            return None
         file.check = _check(descriptor, file.at)
-        file.session = Session(self._form, context, self._idle_seconds)
+        file.session = Session(self._form)
         return file.session
 
     def _feed(self, file: _File, session: Session, line: Line, descriptor: int) -> list[Closed]:
         begin, file.at = file.at, file.at + line.size
+        if file.published is not None and file.published.closed and begin >= file.published.next:
+            session.close()
+            file.published = msgspec.structs.replace(file.published, closed=False)
         try:
             if line.problem is not None:
                 raise RunRefused("too_large", line.problem)
@@ -214,7 +239,7 @@ class SessionFiles:
             self._tell(file, f"byte {begin}: {error}", error.reason)
             return []
         except Exception as error:  # one line must not stop the others
-            log.exception("%s: byte %d cannot be read", _shown(file.path), begin)
+            log.debug("%s: byte %d cannot be read", _shown(file.path), begin, exc_info=True)
             self._tell(file, f"byte {begin}: {fault(error)}", "mapping_failed")
             return []
         since = session.open_since
@@ -242,18 +267,17 @@ class SessionFiles:
             return self._with_position(file, session, closed, descriptor)
 
     def _with_position(self, file: _File, session: Session, closed: list[Request], descriptor: int) -> list[Closed]:
+        if file.published is not None:
+            closed = [request for request in closed if request.first >= file.published.next]
         if not closed:
             return []
         since = session.open_since
         begin = file.at if since is None else since
-        name = _name(file.path)
-        # The request before is closed: if its lines continued here after a truncation, they would belong to none.
-        context = {**session.context, "closed": True}
-        position = msgspec.json.encode(Position(name, begin, _check(descriptor, begin), context))
-        self._positions[name] = position
+        position = Position(_name(file.path), begin, _check(descriptor, begin), since is None)
+        self._positions[position.file] = position
         return [
             *(Closed(request, file.path, NO_POSITION) for request in closed[:-1]),
-            Closed(closed[-1], file.path, position),
+            Closed(closed[-1], file.path, msgspec.json.encode(position)),
         ]
 
     def _tell(self, file: _File, what: str, kind: str = "") -> None:
@@ -263,10 +287,10 @@ class SessionFiles:
             log.warning("%s %s", _shown(file.path), what)
 
 
-def read_position(raw: bytes) -> str | None:
-    """Return the name of the file of a position; None if it is not a position."""
+def read_position(raw: bytes) -> Position | None:
+    """Return a position; None if the bytes are none."""
     try:
-        return _position.decode(raw).file
+        return _position.decode(raw)
     except msgspec.MsgspecError:
         return None
 
@@ -309,7 +333,7 @@ def _is_of_sub_agent(path: str) -> bool:
 
 
 def _name(path: str) -> str:
-    return _shown(os.path.basename(path))
+    return sha256(os.fsencode(os.path.basename(path))).hexdigest()[:16]
 
 
 def _shown(path: str) -> str:

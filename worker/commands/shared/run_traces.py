@@ -28,6 +28,7 @@ from worker.runs.fields import (
     as_time,
     as_visibility,
     find_field,
+    shown,
     unused_fields,
 )
 from worker.runs.forms import agents, form_of, messages_of, read_atif
@@ -59,7 +60,9 @@ class RunField:
         try:
             return self.check(found[1])
         except ValueError as error:
-            raise RunRefused("invalid_value", f"{'.'.join(self.path)}: {error} ({self.option})") from None
+            raise RunRefused(
+                "invalid_value", f"{'.'.join(self.path)}: {shown(found[1])} {error} ({self.option})"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,11 @@ def parse_field(option: str, text: str, check: Callable[[Any], Any]) -> RunField
     """Parse an option: `@path.to.field`, or a constant; `@@` begins a constant with @. Raises ValueError."""
     if text.startswith("@") and not text.startswith("@@"):
         return RunField(option, check, path=parse_path(text[1:]))
-    return RunField(option, check, check(text.removeprefix("@")))
+    constant = text.removeprefix("@")
+    try:
+        return RunField(option, check, check(constant))
+    except ValueError as error:
+        raise ValueError(f"{constant!r} {error}") from None
 
 
 def parse_success(option: str, text: str) -> RunField:

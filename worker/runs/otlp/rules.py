@@ -103,7 +103,7 @@ def parse_rule(name: str, text: str, check: Callable[[Any], Any]) -> Rule:
     try:
         return Rule(check(constant), check, attribute)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{name}: {constant!r} {error}") from None
 
 
 def _attribute(found: Mapping[str, Any], name: str) -> Any:

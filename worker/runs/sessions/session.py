@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
-from operator import attrgetter
 from typing import Any, Final
 
 from worker.runs.fields import Counts, RunRefused, as_time, fault, parse_json, shown
@@ -22,9 +21,6 @@ FORMATS: Final[Mapping[str, Format]] = {
 
 _UNIQUE: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT.*", re.IGNORECASE)
 """An id that is globally unique and survives copying: a UUID, or an id that begins with its time."""
-
-Context = Mapping[str, Any]
-"""The state before an open request, JSON-serialisable; {} at the beginning of a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,6 @@ class _Open:
     facts: dict[str, str]
     first: int
     last: int
-    before: Context  # the context when it began
     created_at: str = ""
     numbered: bool = False  # it has no id but its number
     answered: bool = False
@@ -89,31 +84,23 @@ class Session:
 
     A request closes at the next one, and when the caller closes the session: at its end, or after some time without a
     line. Anything the agent says after that belongs to no request and is counted in `counts`. A sub-agent's run closes
-    with the request that started it, or when the sub-agent is asked again. To continue later, begin at line
-    `open_since` with `context`, which also names the requests after that line that were already returned.
+    with the request that started it, or when the sub-agent is asked again.
+
+    `form` None: it is recognised from the lines. `idle_seconds`: an answered request also closes if the next line is
+    this much later by its own timestamp, as a caller closes it by the clock.
     """
 
-    def __init__(
-        self, form: Format | None = None, context: Context | None = None, idle_seconds: float | None = None
-    ) -> None:
-        """Begin at a session's first line, or where `context` was taken. `form` None: recognise it from the lines.
-
-        `idle_seconds`: an answered request also closes if the next line is this much later by its own timestamp, as a
-        caller closes it by the clock.
-        """
+    def __init__(self, form: Format | None = None, idle_seconds: float | None = None) -> None:
         self.format = form
-        self._idle_seconds = idle_seconds
-        self._latest: datetime | None = None
+        self.idle_seconds = idle_seconds
         self.counts = Counts()
-        self._facts: dict[str, str] = dict((context or {}).get("facts", {}))
-        self._requests = int((context or {}).get("requests", 0))
-        self._closed = bool((context or {}).get("closed", False))
-        if form is None and context:
-            self.format = FORMATS.get(context.get("format", ""))
+        self._latest: datetime | None = None
+        self._facts: dict[str, str] = {}
+        self._requests = 0
+        self._closed = False
         self._open: dict[str | None, _Open] = {}
-        self._command: dict[str, str] = dict((context or {}).get("command", {}))
+        self._command: dict[str, str] = {}
         self._roots: dict[str, str] = {}
-        self._given: dict[str, int] = dict((context or {}).get("given", {}))
 
     @property
     def open_since(self) -> int | None:
@@ -124,20 +111,6 @@ class Session:
     def open_names(self) -> set[tuple[str, str]]:
         """The names of the open requests."""
         return {_name(run.facts) for run in self._open.values()}
-
-    @property
-    def context(self) -> Context:
-        """The state of the session before `open_since`, JSON-serialisable."""
-        if not self._open:
-            return self._context()
-        oldest = min(self._open.values(), key=attrgetter("first"))
-        return {**oldest.before, "given": {key: at for key, at in self._given.items() if at >= oldest.first}}
-
-    def _context(self) -> Context:
-        return {
-            "format": "" if self.format is None else self.format.name, "facts": dict(self._facts),
-            "requests": self._requests, "closed": self._closed, "command": dict(self._command),
-        }  # fmt: skip
 
     def feed(self, line: bytes, at: int) -> list[Request]:
         """Read a line, and return the requests that it closes. `at`: its position; positions increase.
@@ -164,7 +137,6 @@ class Session:
         except Exception as error:
             raise fault(error) from error
         idle = self._close_after_pause(text_at(value, "timestamp"))
-        before = self._context()
         if said is not None:
             # history copied from another session may include that one's header
             kept = () if said.opens else self.format.of_header
@@ -182,18 +154,16 @@ class Session:
             if said is not None and main is not None and not main.answered:
                 main.facts |= said.facts
             return idle
-        return idle + self._take(said, at, before, counts)
+        return idle + self._take(said, at, counts)
 
     def _close_after_pause(self, timestamp: str) -> list[Request]:
-        if self._idle_seconds is None or not timestamp:
-            return []
         try:
             at = datetime.fromisoformat(as_time(timestamp))
         except ValueError:
             return []
         before = self._latest
         self._latest = at if before is None else max(before, at)
-        if before is None or (at - before).total_seconds() < self._idle_seconds:
+        if before is None or self.idle_seconds is None or (at - before).total_seconds() < self.idle_seconds:
             return []
         return self.close() if any(run.answered for run in self._open.values()) else []
 
@@ -203,7 +173,7 @@ class Session:
         self._closed = True
         return self._close_all()
 
-    def _take(self, said: Said, at: int, before: Context, counts: Counts) -> list[Request]:
+    def _take(self, said: Said, at: int, counts: Counts) -> list[Request]:
         if said.opens in ("command", "local"):
             self._leave_command()
             if said.opens == "command":
@@ -221,12 +191,12 @@ class Session:
             text = Message("user", (Text(self._command["text"]),))
             asked = Said((text,), id=self._command["id"], created_at=self._command["created_at"])
             self._command = {}
-            closed += self._begin(None, asked, at, before)
+            closed += self._begin(None, asked, at)
         if said.opens == "fork" and self._open.pop(run, None) is not None:
             self.counts.drop("requests that a fork has inherited")
         found = self._open.get(run)
         if said.opens and not (found is not None and self._goes_on(found, said)):
-            return closed + self._begin(run, said, at, before, counts)
+            return closed + self._begin(run, said, at, counts)
         if said.opens and found is not None and said.messages and _is_repeated(said, found):
             found.counts.drop("repeated requests")
             return closed
@@ -236,7 +206,7 @@ class Session:
             if not (known and _acts(said)):
                 self.counts.drop("lines that belong to no open request")
                 return closed
-            closed += self._begin(run, Said(run=run), at, before)
+            closed += self._begin(run, Said(run=run), at)
             found = self._open[run]
         self._add(found, said, at, counts)
         return closed
@@ -254,9 +224,7 @@ class Session:
     def _request_of(self, said: Said) -> str:
         return said.id or said.run or self._facts.get("turn", "")
 
-    def _begin(
-        self, run: str | None, said: Said, at: int, before: Context, counts: Counts | None = None
-    ) -> list[Request]:
+    def _begin(self, run: str | None, said: Said, at: int, counts: Counts | None = None) -> list[Request]:
         """Open a request, and return those that it closes: the one before, with its sub-agents' runs."""
         closed = self._close_all() if run is None else self._close_run(run)
         spawns = {call: spawn for found in self._open.values() for call, spawn in found.spawns.items()}
@@ -264,10 +232,8 @@ class Session:
         self._closed = False
         name = self._request_of(said)
         facts = dict(self._facts) | {"request": name or str(self._requests)}
-        found = self._open[run] = _Open(facts, at, at, before, numbered=not name)
+        found = self._open[run] = _Open(facts, at, at, numbered=not name)
         self._add(found, said, at, counts or Counts())
-        since = self.open_since or 0
-        self._given = {key: first for key, first in self._given.items() if first >= since}
         if run is not None:
             facts.setdefault("subagent", "agent")
             for call, (prompt, name) in spawns.items():
@@ -307,13 +273,10 @@ class Session:
             self.counts.dropped.update(found.counts.dropped)
             return []
         form = "" if self.format is None else self.format.name
-        key, outcome = _key(form, found), found.outcome or Outcome(found.has_answer())
-        if self._given.get(key) == found.first:
-            return []
-        self._given[key] = found.first
+        outcome = found.outcome or Outcome(found.has_answer())
         return [
             Request(
-                key=key, format=form,
+                key=_key(form, found), format=form,
                 facts={name: fact for name, fact in found.facts.items() if name not in ("turn", "since", "ordinal")},
                 messages=found.messages, created_at=found.created_at or None, success=outcome.success,
                 summary=outcome.summary, counts=found.counts, first=found.first, last=found.last,
