@@ -117,17 +117,22 @@ def test_same_bits_every_time_in_any_company_and_with_any_threads(exported: Path
         assert all(np.array_equal(a, b) for a, b in zip(first, reversed(again), strict=True))
 
 
-def test_same_bits_side_by_side(exported: Path, fp32: OpenVinoEmbedder) -> None:
-    embedder = OpenVinoEmbedder(exported, 256, 2, side_by_side=2)
-    assert embedder.side_by_side == 2
+def test_same_bits_on_all_threads_and_on_a_share(exported: Path, fp32: OpenVinoEmbedder) -> None:
+    embedder = OpenVinoEmbedder(exported, 256, 2, at_once=2)
+    assert embedder.at_once == 2
     texts = [text for text in TEXTS for _ in range(8)]
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(embedder.embed, texts))
     assert all(np.array_equal(fp32.embed(text).vector, one.vector) for text, one in zip(texts, found, strict=True))
 
 
-def test_no_more_texts_side_by_side_than_threads(exported: Path) -> None:
-    assert OpenVinoEmbedder(exported, 256, 1, side_by_side=4).side_by_side == 1
+def test_no_more_texts_at_once_than_threads(exported: Path) -> None:
+    assert OpenVinoEmbedder(exported, 256, 1, at_once=4).at_once == 1
+
+
+def test_one_text_at_once_where_the_longest_would_exceed_the_budget_on_a_share(exported: Path) -> None:
+    assert OpenVinoEmbedder(exported, 256, 2, at_once=2, budget_seconds=1e-4).at_once == 1
+    assert OpenVinoEmbedder(exported, 256, 2, at_once=2, budget_seconds=100).at_once == 2
 
 
 def test_identity_is_that_of_the_original_weights(

@@ -117,6 +117,8 @@ def random_trace_bytes(rng: random.Random, number: int, created_at: int) -> byte
 class TextEmbedder:
     """A stand-in for a model: the same text gives the same vector, other texts other ones; "poison" in it fails."""
 
+    at_once = 1
+
     def __init__(self, dimensions: int = 8, *, broken: bool = False) -> None:
         self.identity = EmbedderIdentity("text", "0" * 64, dimensions, 256, "test", "fp32")
         self.broken = broken

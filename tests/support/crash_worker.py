@@ -130,6 +130,7 @@ def _spread(seed: bytes) -> Any:
 class HashEmbedder:
     """An embedder without a model: the same vector for the same text, whatever came before."""
 
+    at_once = 1
     identity = EmbedderIdentity("test-hash", "0" * 64, DIMENSIONS, 256, "test", "fp32")
 
     def __init__(self, embed_text: str = "whole") -> None:

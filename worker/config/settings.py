@@ -299,9 +299,9 @@ class ModelSettings(BaseModel):
     embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one per core")
     embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
-        description="texts embedded at once, sharing KP_EMBED_THREADS; auto: 2, or 1 if two would exceed "
-        "KP_LATENCY_BUDGET_SECONDS; 1 saves memory (docs/capacity.md). With KP_EMBEDDER=http: requests at once (auto: "
-        "4)",
+        description="texts embedded at once, sharing KP_EMBED_THREADS; auto: 2, or 1 where two of KP_MAX_TOKENS would "
+        "exceed KP_LATENCY_BUDGET_SECONDS; 1 saves memory (docs/capacity.md). With KP_EMBEDDER=http: requests at once "
+        "(auto: 4)",
     )
     embed_remembered: int = Field(
         1024, ge=0, le=1_000_000, description="recent embeddings kept, so that equal texts are embedded once"
@@ -332,7 +332,7 @@ class ModelSettings(BaseModel):
 
     @property
     def most_in_flight(self) -> int:
-        """Most traces in the embedder at once. 2 for auto: more side by side were not faster on two cores."""
+        """Most texts embedded at once. 2 for auto: more side by side were not faster on two cores."""
         return 2 if self.embed_in_flight == "auto" else self.embed_in_flight
 
 

@@ -7,6 +7,7 @@ worker computes the same bits.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib.util import find_spec
@@ -52,11 +53,16 @@ class Embedding(NamedTuple):
 
 
 class Embedder(Protocol):
-    """The interface of an embedder. Call `embed` from one thread at a time, unless it is a ConcurrentEmbedder."""
+    """The interface of an embedder. Call `embed` from at most `at_once` threads at a time."""
 
     @property
     def identity(self) -> EmbedderIdentity:
         """The identity of the model."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """How many texts it embeds at once, at least 1."""
         ...
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
@@ -65,32 +71,8 @@ class Embedder(Protocol):
 
 
 @runtime_checkable
-class ConcurrentEmbedder(Embedder, Protocol):
-    """An embedder whose `embed` may be called from `side_by_side` threads at once."""
-
-    @property
-    def side_by_side(self) -> int:
-        """How many texts it embeds at once, at least 1."""
-        ...
-
-    @property
-    def permitted(self) -> float:
-        """How many of them the latency budget allows at once: a mean of the latest texts."""
-        ...
-
-    def pause(self, texts: int) -> float:
-        """Return how long the next text should stay outside, s, while this many texts are in the embedder."""
-        ...
-
-
-@runtime_checkable
 class ServedEmbedder(Embedder, Protocol):
     """A remote embedder, which groups texts into its own requests (http_embedder.py)."""
-
-    @property
-    def admitted(self) -> int:
-        """How many traces it can use at a time."""
-        ...
 
     @property
     def probes(self) -> Probes:
@@ -121,6 +103,13 @@ def packaged_weights() -> Path | None:
         return None
     directory = Path(spec.submodule_search_locations[0]) / "model"
     return directory if directory.is_dir() else None
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use: its affinity, if the system has one."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def is_default(model: str | None) -> bool:

@@ -93,8 +93,7 @@ class HttpEmbedder:
         if settings.embedder_url is None or settings.model is None:
             raise AssertionError("this is a bug: the settings were not checked")
         url, self._requests = settings.embedder_url, settings.embed_requests
-        self.admitted = (self._requests + 1) * MOST_TEXTS
-        """Traces to admit at a time: enough for all requests, and to fill the next one."""
+        self.at_once = (self._requests + 1) * MOST_TEXTS  # enough for all requests, and to fill the next one
         self._model = settings.model
         self._waiting: deque[_Text] = deque()
         self._woken = False  # the loop is about to look at the waiting texts

@@ -45,7 +45,7 @@ def load_for_worker(settings: Settings) -> Embedder | None:
     return load_configured(settings, settings.most_in_flight, budget)
 
 
-def load_configured(settings: Settings, side_by_side: int = 1, budget_seconds: float = math.inf) -> Embedder | None:
+def load_configured(settings: Settings, at_once: int = 1, budget_seconds: float = math.inf) -> Embedder | None:
     """Load the embedder of these settings; see `load_embedder`, and `HttpEmbedder` for a remote model."""
     if settings.embedder == "http":
         from worker.embed.http_embedder import HttpEmbedder
@@ -53,7 +53,7 @@ def load_configured(settings: Settings, side_by_side: int = 1, budget_seconds: f
         return HttpEmbedder(settings)
     return load_embedder(
         settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
-        settings.embed_text, side_by_side, budget_seconds,
+        settings.embed_text, at_once, budget_seconds,
     )  # fmt: skip
 
 
@@ -80,14 +80,13 @@ def load_embedder(
     threads: int,
     precision: str,
     embed_text: str = "whole",
-    side_by_side: int = 1,
+    at_once: int = 1,
     budget_seconds: float = math.inf,
 ) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
     `auto` uses the exported model if there is one for KP_MODEL and OpenVINO is installed, otherwise
-    sentence-transformers. `side_by_side`: texts that the exported model embeds at once, as far as `budget_seconds`
-    allows.
+    sentence-transformers. `at_once`: texts that the exported model embeds at once, as far as `budget_seconds` allows.
     """
     if kind == "none":
         return None
@@ -98,7 +97,7 @@ def load_embedder(
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
-            return OpenVinoEmbedder(directory, max_tokens, threads, precision, embed_text, side_by_side, budget_seconds)
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision, embed_text, at_once, budget_seconds)
         if model is None and not find_spec("sentence_transformers"):
             raise ModelError(f"{fetch_first(model)}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
     if model == MULTILINGUAL:

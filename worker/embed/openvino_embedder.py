@@ -8,6 +8,8 @@ import math
 import mmap
 import os
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,10 +18,10 @@ import numpy as np
 
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
-from worker.embed.cores import CoreShares, available_cores
 from worker.embed.embedder import (
     Embedding,
     ModelError,
+    available_cores,
     embedding_of,
     finite,
     objective_limit,
@@ -48,12 +50,12 @@ INSTALL_HINT: Final = f"{install_extra('fast')}, or set KP_EMBEDDER=sentence-tra
 
 
 class OpenVinoEmbedder:
-    """An exported model on CPU. `embed` may be called from `side_by_side` threads at once.
+    """An exported model on CPU. `embed` may be called from `at_once` threads at a time.
 
-    `threads` 0: one for each core. With `side_by_side` above 1 the graph is compiled twice, for one text on all threads
-    and for several that share them, as far as `budget_seconds` allows (cores.py); the vectors are the same, bit for
-    bit. `embed_text` "objective": the caller embeds objectives separately. Raises ModelError if directory, precision or
-    CPU does not fit.
+    `threads` 0: one for each core. A text gets all threads if it is the only one, otherwise an equal share; the vectors
+    are the same, bit for bit. `at_once` becomes 1 if a text of `max_tokens` would use up `budget_seconds` on a share.
+    `embed_text` "objective": the caller embeds objectives separately. Raises ModelError if directory, precision or CPU
+    does not fit.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class OpenVinoEmbedder:
         threads: int,
         precision: str = "fp32",
         embed_text: str = "whole",
-        side_by_side: int = 1,
+        at_once: int = 1,
         budget_seconds: float = math.inf,
     ) -> None:
         manifest = read_manifest(directory)
@@ -78,8 +80,8 @@ class OpenVinoEmbedder:
             self._tokenizer.no_truncation()
             self._special_tokens = self._tokenizer.num_special_tokens_to_add(False)
             threads = threads or available_cores()
-            self.side_by_side = max(1, min(side_by_side, threads))
-            self._alone, self._shared = _requests(openvino, paths[0], threads, precision, self.side_by_side)
+            self.at_once = max(1, min(at_once, threads))
+            self._alone, self._shares = _requests(openvino, paths[0], threads, precision, self.at_once)
         except Exception as error:
             raise ModelError(f"the exported model {directory} cannot be loaded: {error}") from error
         self._objective_tokens = objective_limit(manifest.max_tokens, max_tokens)
@@ -88,24 +90,21 @@ class OpenVinoEmbedder:
             manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
             embed_text, apart,
         )  # fmt: skip
-        self._cores = CoreShares(self.side_by_side, budget_seconds)
+        self._running = 0
+        self._lock = threading.Lock()
         self._max_tokens = max_tokens
         # The longest text first: with buffers that grow from text to text the process uses 535 MB (1032 MB at 512
         # tokens), with full-size buffers from the start 330 MB (420 MB).
         most = max(max_tokens, apart)
         longest = self._cut(self._tokens(_WORD * most), most)
-        for request in {self._alone, *self._shared}:
+        for request in (self._alone, *self._shares):
             _try_out(directory, request, longest)
+        if self._shares:
+            cpu_seconds = _cpu_seconds(self._shares[0], self._cut(self._tokens(_WORD * max_tokens), max_tokens))
+            # A quarter of the budget is for what else runs on these cores: the worker, often a broker.
+            if cpu_seconds * self.at_once / threads > 0.75 * budget_seconds:
+                self.at_once, self._shares = 1, []
         _unmap_pages(paths)
-
-    @property
-    def permitted(self) -> float:
-        """How many texts the latency budget allows at once: a mean of the latest texts."""
-        return self._cores.permitted
-
-    def pause(self, texts: int) -> float:
-        """Return how long the next text should stay outside, s, while this many texts are in the embedder."""
-        return self._cores.pause(texts)
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
         """Embed one text, alone and unpadded. Raises ValueError if the model returns non-finite values."""
@@ -113,12 +112,19 @@ class OpenVinoEmbedder:
         tokens, left_over = read_beginning(text, limit, self._tokens, len)
         truncated = left_over or len(tokens) + self._special_tokens > limit
         ids = self._cut(tokens, limit)
-        share = self._cores.take(len(ids))
+        return embedding_of(self._infer(ids), truncated, objective)
+
+    def _infer(self, ids: list[int]) -> Vector:
+        with self._lock:
+            self._running += 1
+            share = self._shares.pop() if self._running > 1 else None
         try:
-            found = _infer(self._alone if share is None else self._shared[share], ids)
+            return _infer(self._alone if share is None else share, ids)
         finally:
-            self._cores.give_back(share)
-        return embedding_of(found, truncated, objective)
+            with self._lock:
+                self._running -= 1
+                if share is not None:
+                    self._shares.append(share)
 
     def _tokens(self, text: str) -> Any:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -157,6 +163,16 @@ def _try_out(directory: Path, request: Any, ids: list[int]) -> None:
         ) from error
 
 
+def _cpu_seconds(request: Any, ids: list[int]) -> float:
+    """Return the CPU of a text, s. Unlike its time, it does not depend on what else the machine does."""
+    seconds = []
+    for _ in range(3):
+        started = time.process_time()
+        _infer(request, ids)
+        seconds.append(time.process_time() - started)
+    return min(seconds)
+
+
 def _infer(request: Any, ids: list[int]) -> Vector:
     request.infer([np.array([ids], dtype=np.int64)])
     # Copy: the next text overwrites the runtime's output.
@@ -176,9 +192,7 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
     return openvino, tokenizers
 
 
-def _requests(
-    openvino: ModuleType, graph: Path, threads: int, precision: str, side_by_side: int
-) -> tuple[Any, list[Any]]:
+def _requests(openvino: ModuleType, graph: Path, threads: int, precision: str, at_once: int) -> tuple[Any, list[Any]]:
     """Compile a graph file for this CPU (0.2 s); return the request for all threads, and the requests of the shares.
 
     The runtime keeps the kernels of each length that it has met (CPU_RUNTIME_CACHE_CAPACITY), once for each
@@ -198,7 +212,7 @@ def _requests(
         return [found.create_infer_request() for _ in range(streams)]
 
     alone = compiled(1)
-    return alone[0], compiled(side_by_side) if side_by_side > 1 else alone
+    return alone[0], compiled(at_once) if at_once > 1 else []
 
 
 def runs_here(precision: str) -> bool:

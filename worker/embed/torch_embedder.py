@@ -9,11 +9,11 @@ import numpy as np
 
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
-from worker.embed.cores import available_cores
 from worker.embed.embedder import (
     PROBE_TEXT,
     Embedding,
     ModelError,
+    available_cores,
     check_weights,
     embed_or_diagnose,
     embedding_of,
@@ -47,6 +47,8 @@ def _token_limit(model: SentenceTransformer, otherwise: int) -> int:
 
 class SentenceTransformersEmbedder:
     """Any sentence-transformers model, on CPU or GPU, in fp32; the arguments are OpenVinoEmbedder's."""
+
+    at_once = 1
 
     def __init__(self, model: str | None, max_tokens: int, threads: int, embed_text: str = "whole") -> None:
         found = find_model(model)

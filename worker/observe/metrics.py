@@ -225,7 +225,7 @@ class Metrics:
         )
         self.embed_in_flight = gauge(
             "kp_embed_in_flight",
-            "Texts that may be embedded at once: KP_EMBED_IN_FLIGHT, or the mean that the budget permits.",
+            "Texts that are embedded at once: KP_EMBED_IN_FLIGHT, or what auto has chosen.",
         )
         self.cache_reach = gauge(
             "kp_cache_reach_seconds",

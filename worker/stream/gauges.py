@@ -106,7 +106,7 @@ class Gauges:
         self._reach.update({partition.number: partition.state.scorer.cache for partition in partitions})
         if self._pool is not None:
             self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
-            self._metrics.embed_in_flight.set(self._pool.permitted)
+            self._metrics.embed_in_flight.set(self._pool.at_once)
         if self._service is not None:
             self._update_service(self._service)
 

@@ -64,7 +64,7 @@ def build_worker(
     failure = Failure(topics)
     pool = None
     if embedder is not None:
-        pool = EmbeddingPool(embedder, settings.embed_remembered, settings.most_in_flight)
+        pool = EmbeddingPool(embedder, settings.embed_remembered)
     service = embedder if isinstance(embedder, ServedEmbedder) else None
     budget = Budget(settings.memory_budget_bytes)
     buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)

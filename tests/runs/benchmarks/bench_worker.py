@@ -26,6 +26,7 @@ class TableEmbedder:
     """Vectors as tests/runs/benchmarks/job.py gives them to all peers."""
 
     identity: EmbedderIdentity = TABLE
+    at_once: int = 1
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
         """Look a vector up."""

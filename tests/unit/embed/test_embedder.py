@@ -1,5 +1,7 @@
 """The checks around a model; the model itself is tested in tests/model."""
 
+import asyncio
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,7 @@ from worker.embed.embedder import (
     PROBE_TEXT,
     Embedding,
     ModelError,
+    available_cores,
     check_weights,
     embed_or_diagnose,
     embedding_of,
@@ -62,13 +65,13 @@ def test_a_text_that_breaks_the_model_alone_is_the_text_s_fault() -> None:
     assert embedder.texts == ["poison", PROBE_TEXT]
 
 
-def test_when_the_probe_fails_too_the_model_is_broken() -> None:
+async def test_when_the_probe_fails_too_the_model_is_broken() -> None:
     pool = EmbeddingPool(TextEmbedder(broken=True))
-    error = pool.submit("good text").exception(10)
+    future = pool.embed("good text")
+    assert isinstance(future, asyncio.Future)
+    with pytest.raises(ModelError, match=r"every text.*this text breaks the model"):
+        await future
     pool.close()
-    assert isinstance(error, ModelError)
-    assert "every text" in str(error)
-    assert "this text breaks the model" in str(error)
 
 
 def test_a_text_that_works_is_embedded_once() -> None:
@@ -234,3 +237,13 @@ def test_the_slow_runtime_is_told_before_it_loads_with_what_changes_it(
     found = load.slow_runtime(kind, model)
     assert (found is None) == (said is None)
     assert said is None or said in (found or "")
+
+
+def test_the_cores_of_this_process_count_not_those_of_the_machine() -> None:
+    allowed = os.sched_getaffinity(0)
+    assert available_cores() == len(allowed)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -110,8 +111,8 @@ def test_a_text_does_not_wait_for_others_while_a_request_is_free(service: Embedd
 async def test_equal_texts_are_asked_for_once(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     pool = EmbeddingPool(embedder, remembered=10)
     await pool.admission()
-    futures = [pool.submit("the same") for _ in range(5)]
-    assert [future.result(SOON) for future in futures if isinstance(future, Future)]
+    futures = [pool.embed("the same") for _ in range(5)]
+    assert await asyncio.gather(*[future for future in futures if isinstance(future, asyncio.Future)])
     assert service.texts() == ["the same"]
     assert pool.hits == 4
     assert pool.busy_seconds() == 0.0
