@@ -191,7 +191,10 @@ def test_the_cache_entry_is_the_code_s() -> None:
 
 
 def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
-    line = {"trace_id": "t", "agent_id": "ada", "task_domain": "code", "partition": 0, "success": 1, "judge": "ci"}
+    line = {
+        "trace_id": "t", "agent_id": "ada", "task_domain": "code", "partition": 0, "offset": 6, "success": 1,
+        "judge": "ci",
+    }  # fmt: skip
     verdict = make_verdict(line, topic="traces", topic_id=TOPIC_ID, issued_at=datetime.now(UTC))
     signed = sign_verdict(verdict, b"k" * 32)
     validator("verdict", "payload").validate(json.loads(signed.value))

@@ -62,7 +62,14 @@ def desk(kafka: EmbeddedKafka) -> Desk:
 def files(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("said")
     run = {"messages": [{"role": "user", "content": "Do it."}, {"role": "assistant", "content": "Done."}]}
-    verdict = {"trace_id": "kp:trace:one", "agent_id": "a", "task_domain": "d", "partition": 0, "success": True}
+    verdict = {
+        "trace_id": "kp:trace:one",
+        "agent_id": "a",
+        "task_domain": "d",
+        "partition": 0,
+        "success": True,
+        "offset": 0,
+    }
     content = {
         "keys": b"judge " + b"k" * 32,
         "verdicts": json.dumps(verdict | {"judge": "judge"}).encode() + b"\n",

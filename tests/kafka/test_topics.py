@@ -325,7 +325,7 @@ def test_the_changelog_takes_the_largest_track_record() -> None:
     line = {"agent_id": widest, "task_domain": widest, "partition": 0, "success": 1, "judge": "ci"}
     changes = []
     for number in range(201):
-        judged = line | {"trace_id": str(number)}
+        judged = line | {"trace_id": str(number), "offset": number}
         verdict = make_verdict(judged, topic="t", topic_id="x" * 22, issued_at=datetime.now(UTC))
         changes = record.add(verdict, number, (1 << 62) + number).changes
     assert changes

@@ -26,11 +26,15 @@ from worker import PartitionScorer, parse_trace
 from worker.cli import cli
 from worker.commands.shared.placed_verdicts import read_judged
 from worker.config import load
+from worker.core.scored_document import RecordPlace
 from worker.core.track_record import RECORD_PREFIX
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 CI, ANN = "c" * 40, "a" * 40
-LINE = {"trace_id": "kp:trace:0", "agent_id": "ada", "task_domain": "d", "partition": 0, "success": 1, "judge": "ci"}
+LINE = {
+    "trace_id": "kp:trace:0", "agent_id": "ada", "task_domain": "d", "partition": 0, "offset": 0, "success": 1,
+    "judge": "ci",
+}  # fmt: skip
 
 
 def stage_of(kafka: EmbeddedKafka, keys: Path, **settings: str) -> Stage:
@@ -75,7 +79,7 @@ def test_a_topic_a_file_and_a_call_give_the_same_document(
     sources = [trace(n, "bob" if n % 3 else "ada", success=n != 5) for n in range(8)]
     domain = json.loads(sources[0])["metadata"]["task_domain"]
     bob = LINE | {"agent_id": "bob", "task_domain": domain}
-    lines = [bob | {"trace_id": f"kp:trace:{n}", "success": n == 2} for n in range(3)]
+    lines = [bob | {"trace_id": f"kp:trace:{n}", "offset": n, "success": n == 2} for n in range(3)]
     lines += [lines[2] | {"success": 0.5, "judge": "ann"}, lines[1] | {"success": 1}]
     stage.produce([(None, source, (), 0) for source in sources[:4]])
     stage.wait_committed(4)
@@ -96,7 +100,7 @@ def test_a_topic_a_file_and_a_call_give_the_same_document(
         for it in said if number == 4 else []:
             issued = datetime.fromisoformat(it["verdict"].pop("issued_at"))
             names = [it[name] for name in ("trace_id", "agent_id", "task_domain")]
-            scorer.judge(*names, **it["verdict"], issued_at=issued)
+            scorer.judge(*names, **it["verdict"], issued_at=issued, offset=it["trace_offset"])
         called = scorer.score(parse_trace(source), None, 0)
         assert called.score == of_file["scoring"]["score"]
         assert json.loads(msgspec.json.encode(called.confidence)) == of_file["scoring"]["confidence"]
@@ -168,14 +172,15 @@ def test_what_does_not_count_is_a_dead_letter_with_its_reason_and_can_be_redrive
     stage = stage_of(kafka, tmp_path / "keys")
     off = {name: value for name, value in stage.env.items() if not name.startswith(("KP_VERDICT", "KP_CONF", "KP_JUD"))}
     worker = workers(off).wait_ready()
+    stage.produce([(None, trace(0, "ada"), (), 0)])
     assert verdict(stage, [LINE]).exit_code == 0
-    stage.wait_committed(1)
+    stage.wait_committed(2)
     worker.kill()
     other = tmp_path / "other"
     other.write_text(f"ci {'x' * 40}\nstranger {'s' * 40}\n")
     worker = workers(stage.env).wait_ready()
     assert verdict(stage, [LINE, LINE | {"judge": "stranger"}], KP_VERDICT_KEY_FILE=str(other)).exit_code == 0
-    stage.wait_committed(3)
+    stage.wait_committed(4)
     letters = [dict(record.headers) for record in stage.outputs()["dead-letter"]]
     assert {it["kp-error-reason"] for it in letters} == {b"bad_control"}
     messages = sorted(it["kp-error-message"].decode() for it in letters)
@@ -186,16 +191,18 @@ def test_what_does_not_count_is_a_dead_letter_with_its_reason_and_can_be_redrive
         cli, ["redrive", "--execute", "--reason", "bad_control"], env=stage.env, catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
-    stage.wait_committed(6)
+    stage.wait_committed(7)
     (counted,) = judged(stage)
     assert counted["trace_id"] == "kp:trace:0"
 
 
 def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     stage = stage_of(kafka, tmp_path / "keys")
-    result = verdict(stage, [LINE, LINE | {"judge": "nobody"}, LINE | {"partition": 2}, {"success": 1}, LINE, 7])
+    lines = [LINE, LINE | {"judge": "nobody"}, LINE | {"partition": 2}, {"success": 1}, LINE, 7]
+    result = verdict(stage, [*lines, LINE | {"topic": "traces-staging"}])
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1] == f"2 verdicts written to topic {stage.name}, 4 lines wrong"
+    assert result.stderr.splitlines()[-1] == f"2 verdicts written to topic {stage.name}, 5 lines wrong"
+    assert ".jsonl:7: the trace was read from topic traces-staging, and the verdict would" in result.stderr
     assert ".jsonl:2: KP_VERDICT_KEY_FILE has no key of judge nobody" in result.stderr
     assert ".jsonl:3: partition 2" in result.stderr
     assert ".jsonl:6: " in result.stderr
@@ -219,33 +226,49 @@ def test_a_verdict_is_written_as_soon_as_its_line_is_there(kafka: EmbeddedKafka,
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
 def test_the_three_judges_of_the_page(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
-    ci, reviewer, thumbs = (each.text for each in snippets("tests/kafka/test_verdicts.py"))
+    own_id, ci, trailers, reviewer, thumb, loop = (each.text for each in snippets("tests/kafka/test_verdicts.py"))
     stage = stage_of(kafka, tmp_path / "keys")
     (tmp_path / "keys").write_text("".join(f"{judge} {judge * 20}\n" for judge in ("ci", "reviewer", "users")))
     workers(stage.env).wait_ready()
     sources = [trace(n, "ada") for n in range(4)]
-    stage.produce([(None, source, (), n % 2) for n, source in enumerate(sources)])
-    stage.wait_committed(4)
-    env = environment(**stage.env)
-    commit = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m 'Mend it' --trailer 'Trace: kp:trace:2'"
-    answers = "<<< $'y\\ny\\ny\\ny'"
-    for line in (f"git init -q && {commit}", f"STATUS=1\n{ci}", f"({reviewer}) {answers}"):
-        done = shell(line, env, tmp_path)
+    sources[0] = sources[0].replace(b"Explain", b"\\u001b[2J\\u009b6n\\u202eExplain")
+    sent = stage.produce([(None, source, (), n % 2) for n, source in enumerate(sources)])
+    (tmp_path / "run.jsonl").write_bytes(trace(9, "bob"))
+
+    def run(line: str, env: dict[str, str] = stage.env) -> str:
+        done = shell(line, environment(**env), tmp_path)
         assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    run(f"{own_id}echo $TRACES > id")
+    stage.wait_committed(5)
+    run(f"TRACES=$(cat id)\nSTATUS=0\n{ci}")
+    commit = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m 'Mend it' --trailer 'Trace: kp:trace:2'"
+    run(f"git init -q && {commit} --trailer 'Trace: kp:trace:3'\n{trailers}STATUS=1\n{ci}")
+    shown = run(f"({reviewer}) <<< $'y\\ny\\ny\\ny\\ny'")
+    assert " [2J 6n Explain 0" in shown
+    assert not set(shown) & {"\x1b", "\x9b", "\u202e"}
     names: dict[str, Any] = {}
+    exec(thumb, names)
+    quick = loop.replace("sleep 60", "sleep 0.2 && [ ! -e done ]").replace(
+        "&& rm sending", "&& touch done && rm sending"
+    )
     with contextlib.chdir(tmp_path):
-        exec(thumbs, names)
-        for n, source in enumerate(sources):
-            names["thumb"](json.loads(source), n % 2, n == 0)
-    assert shell("kp-worker verdict thumbs.jsonl", env, tmp_path).returncode == 0
-    stage.wait_committed(4 + 1 + 4 + 4)
+        for n, (source, place) in enumerate(zip(sources, sent, strict=True)):
+            names["thumb"](json.loads(source), RecordPlace("", *place), n == 0)
+    away = environment(**stage.env | {"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    assert "127.0.0.1:1" in shell(f"timeout 6 bash -c '{quick}'", away, tmp_path).stderr
+    assert len((tmp_path / "sending.jsonl").read_text().splitlines()) == 4, "no click is lost"
+    run(f"timeout 60 bash -c '{quick}'; [ -e done ]")
+    stage.wait_committed(5 + 1 + 2 + 5 + 4)
     found = {(it["verdict"]["judge"], it["trace_id"]): it["verdict"]["success"] for it in judged(stage)}
+    own = (tmp_path / "id").read_text().strip()
     ids = [f"kp:trace:{n}" for n in range(4)]
     assert found == {
-        ("ci", "kp:trace:2"): 0,
-        **{("reviewer", each): 1 for each in ids},
+        ("ci", own): 1, ("ci", "kp:trace:2"): 0, ("ci", "kp:trace:3"): 0,
+        **{("reviewer", each): 1 for each in [*ids, own]},
         **{("users", each): int(each == "kp:trace:0") for each in ids},
-    }
+    }  # fmt: skip
 
 
 def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(

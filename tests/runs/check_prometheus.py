@@ -140,7 +140,7 @@ def load(bootstrap: str, topic: str, stop: threading.Event) -> None:
 def verdict(topic: str, identity: str, name: str, partition: int, *, success: bool) -> SignedVerdict:
     scoring = {
         "score": 0.5, "decision": "accepted" if partition else "rejected", "confidence": {"used": 0.5},
-        "source": {"partition": partition, "offset": 0},
+        "source": {"topic": topic, "partition": partition, "offset": 0},
     }  # fmt: skip
     metadata = {"agent_id": "ada", "task_domain": "finance"}
     judged = {

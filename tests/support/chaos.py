@@ -118,24 +118,28 @@ def with_verdicts(
     rng = random.Random(seed)
     recent: dict[int | None, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=20))
     sent: dict[int | None, deque[Record]] = defaultdict(lambda: deque(maxlen=10))
+    ends: Counter[int | None] = Counter()
     for record in records:
         yield record
+        ends[record.partition] += 1
         try:
             document = json.loads(record.value or b"")
-            recent[record.partition].append({"id": document["id"], "metadata": document["metadata"]})
+            offset = ends[record.partition] - 1
+            recent[record.partition].append({"id": document["id"], "metadata": document["metadata"], "offset": offset})
         except (ValueError, KeyError, TypeError):
             continue
         if rng.random() > share or record.timestamp_ms is None or dict(record.headers).get("kp-control"):
             continue
         if rng.random() < 0.2 and sent[record.partition]:
             yield rng.choice(sent[record.partition])._replace(timestamp_ms=record.timestamp_ms)
+            ends[record.partition] += 1
             continue
         metadata = rng.choice(recent[record.partition])
         judge = rng.choice(list(JUDGES))
         line = {
             "trace_id": metadata["id"], "agent_id": metadata["metadata"]["agent_id"],
             "task_domain": metadata["metadata"]["task_domain"], "partition": record.partition or 0,
-            "success": rng.choice([True, False, 0.25]), "judge": judge,
+            "offset": metadata["offset"], "success": rng.choice([True, False, 0.25]), "judge": judge,
         }  # fmt: skip
         issued = datetime.fromtimestamp((record.timestamp_ms + rng.uniform(-20_000, 2_000)) / 1000, UTC)
         signed_for = ANOTHER_ID if rng.random() < 0.1 else topic_id
@@ -148,6 +152,7 @@ def with_verdicts(
         made = Record(signed.key, signed.value, signed.headers, record.partition, record.timestamp_ms)
         sent[record.partition].append(made)
         yield made
+        ends[record.partition] += 1
 
 
 def _rfc3339(ms: float) -> str:

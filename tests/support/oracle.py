@@ -84,7 +84,7 @@ class Standing:
 
 
 class Judged:
-    """The verdicts of one partition, each as it was read: by agent and domain, then by trace and judge."""
+    """The verdicts of one partition, each as it was read: by agent and domain, then by trace (its place) and judge."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, str], dict[tuple[str, str], tuple[int, bytes, float]]] = {}
@@ -92,13 +92,14 @@ class Judged:
     def take(self, body: Mapping[str, Any], timestamp: int) -> bool:
         """Count a verdict, unless the judge has issued a later one on the trace, or this one before."""
         issued = (datetime.fromisoformat(body["issued_at"]) - EPOCH) // timedelta(milliseconds=1)
-        ties = hashlib.blake2b(f"trace:{body['trace_id']}".encode(), digest_size=16).digest()
+        place = f"{body['partition']}:{body['offset']}"
+        ties = hashlib.blake2b(place.encode(), digest_size=16).digest()
         ties += hashlib.blake2b(body["judge"].encode(), digest_size=8).digest()
         of = self._of.setdefault((body["agent_id"], body["task_domain"]), {})
-        known, new = of.get((body["trace_id"], body["judge"])), (min(issued, timestamp), ties, float(body["success"]))
+        known, new = of.get((place, body["judge"])), (min(issued, timestamp), ties, float(body["success"]))
         if known is not None and (known[0] > new[0] or known == new):
             return False
-        of[body["trace_id"], body["judge"]] = new
+        of[place, body["judge"]] = new
         return True
 
     def standing(self, agent_id: str, domain: str) -> Standing:

@@ -34,8 +34,9 @@ def verdict(file: str) -> None:
     """Say whether traces succeeded: write a signed verdict for each line of a JSON Lines file.
 
     A line is a scored document with success (true, false or 0 to 1) and judge beside its fields, or {"trace_id",
-    "agent_id", "task_domain", "partition", "success", "judge"}. KP_VERDICT_KEY_FILE has the judges' keys; the workers
-    need the same file. FILE may be - for standard input. Exit code 1: a line is wrong, or not all could be written.
+    "agent_id", "task_domain", "partition", "offset", "success", "judge"}, where partition and offset are those of the
+    trace on the source topic. KP_VERDICT_KEY_FILE has the judges' keys; the workers need the same file. FILE may be -
+    for standard input. Exit code 1: a line is wrong, or not all could be written.
     """
     settings = read_settings()
     from worker.commands.shared.console import (

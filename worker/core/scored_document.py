@@ -124,7 +124,10 @@ class UsedConfidence(Struct, frozen=True):
     used: float | None = None
 
 
-class ScoringVerdict(ScoringDecision, frozen=True):
+class ScoringVerdict(Struct, frozen=True):
     """What a verdict repeats of the score that it judges."""
 
+    source: RecordPlace
+    decision: str | None = None
+    score: float | None = None
     confidence: UsedConfidence | None = None

@@ -39,7 +39,7 @@ from worker.core.scoring import (
 )
 from worker.core.trace import LATEST_MS, InvalidTrace, Limits, Reason, ReasoningTrace, created_at_ms, parse_trace
 from worker.core.track_record import Change, Standing, TrackRecord
-from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, make_verdict, read_verdict
+from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, read_verdict, unsigned_verdict
 
 Built = TypeVar("Built")
 Clock = Callable[[], float]  # seconds
@@ -163,20 +163,21 @@ class PartitionScorer:
 
     def judge(
         self, trace_id: str, agent_id: str, task_domain: str, success: bool | float, *,
-        judge: str = "judge", issued_at: datetime | None = None,
+        judge: str = "judge", issued_at: datetime | None = None, offset: int | None = None,
     ) -> Standing:  # fmt: skip
         """Apply a verdict on a trace; return the resulting standing of its agent in its domain.
 
         `success`: true, false, or 0 to 1. Of one judge's verdicts on a trace, the one with the latest `issued_at`
-        counts (with a time zone; None: in the order of the calls). Raises ValueError.
+        counts (with a time zone; None: in the order of the calls). `offset`: of the trace's record; None: ids differ.
+        Raises ValueError.
         """
         self._verdicts += 1
         issued = datetime.fromtimestamp(self._verdicts, UTC) if issued_at is None else issued_at
         line = {
             "trace_id": trace_id, "agent_id": agent_id, "task_domain": task_domain, "partition": 0, "success": success,
-            "judge": judge,
+            "judge": judge, "offset": offset,
         }  # fmt: skip
-        verdict = make_verdict(line, topic="-", topic_id="-" * 22, issued_at=issued)
+        verdict = unsigned_verdict(line, issued)
         return self.record.add(verdict, issued_ms(verdict, None), self._verdicts).standing
 
     def _confidence(self, trace: ReasoningTrace) -> Confidence:

@@ -164,8 +164,10 @@ def _orders(verdicts: bytes) -> list[bytes]:
 
 def _order(verdict: Verdict, issued_ms: int) -> bytes:
     issued = (issued_ms + _ISSUED).to_bytes(8)
-    trace = f"trace:{verdict.trace_id}".encode("utf-8", "surrogatepass")
-    return issued + hashlib.blake2b(trace, digest_size=16).digest() + _judge_hash(verdict.judge)
+    # An agent chooses its ids: only the place of the record tells two traces apart (earlier builds did not name it).
+    place = f"{verdict.partition}:{verdict.offset}" if verdict.offset is not None else f"trace:{verdict.trace_id}"
+    trace = hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16)
+    return issued + trace.digest() + _judge_hash(verdict.judge)
 
 
 def _success(verdicts: bytes) -> int:

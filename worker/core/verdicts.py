@@ -1,7 +1,7 @@
 """Verdicts: control records, signed with a judge's key, that say how a trace's task turned out.
 
-A verdict is signed for one partition of one topic id, and a recreated topic has a new id. It is not signed for an
-offset, so it can be redriven. A copy changes nothing, because it has the original's issue time (track_record.py).
+A verdict is signed for one record: the topic's id (a recreated topic has a new one), partition and offset of its trace.
+It is not signed for an offset of its own, so it can be redriven. What a copy of it changes, track_record.py says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worker.core.control import (
 )
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import JUDGED, OutputRecord, SourceRecord
-from worker.core.scored_document import ScoringVerdict
+from worker.core.scored_document import RecordOffset, ScoringVerdict
 from worker.core.trace import EARLIEST_MS, LATEST_MS
 from worker.version import __version__
 
@@ -51,6 +51,7 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]
     partition: Annotated[int, Meta(ge=0)]
+    offset: RecordOffset | None = None  # of the trace's record; None: signed by an earlier build, about the id
     # From the scored document that the verdict was made from; null without one.
     score: Annotated[float, Meta(ge=0, le=1)] | None = None
     decision: Literal["accepted", "rejected"] | None = None
@@ -87,6 +88,8 @@ class _Fields(_Judged):
     agent_id: str
     task_domain: str
     partition: int
+    offset: int | None = None
+    topic: str | None = None
 
 
 class _Document(_Judged):
@@ -99,9 +102,15 @@ class _Document(_Judged):
     def fields(self) -> _Fields:
         """Return the verdict's fields."""
         of, at = self.metadata, self.scoring.source
-        return _Fields(self.success, self.judge, self.id, of.agent_id, of.task_domain, at.partition)
+        return _Fields(
+            self.success, self.judge, self.id, of.agent_id, of.task_domain, at.partition, at.offset, at.topic
+        )
 
 
+_GIVE: Final = (
+    "a scored document with success and judge beside its fields, or trace_id, agent_id, task_domain, partition, "
+    "offset, success and judge"
+)
 _decoder = msgspec.json.Decoder(Verdict)
 _encoder = msgspec.json.Encoder(decimal_format="number")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -137,21 +146,35 @@ def sign_verdict(verdict: Verdict, key: bytes) -> SignedVerdict:
 def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued_at: datetime) -> Verdict:
     """Make a verdict from a scored document with `success` and `judge` added, or from the fields alone.
 
-    A document from an output topic names its partition in `scoring.source`; without one, give trace_id, agent_id,
-    task_domain and partition. `issued_at`: with a time zone. Raises ValueError.
+    A document from an output topic names its record in `scoring.source`; without one, give trace_id, agent_id,
+    task_domain, partition and offset. `issued_at`: with a time zone. Raises ValueError.
     """
-    scoring = None
+    fields, scoring = _read(judged)
+    if fields.offset is None:
+        raise ValueError(f"Object missing required field `offset`: give {_GIVE}")
+    if fields.topic not in (None, topic):
+        raise ValueError(f"the trace was read from topic {fields.topic}, and the verdict would be written to {topic}")
+    return _verdict(fields, scoring, topic, topic_id, issued_at)
+
+
+def unsigned_verdict(judged: Mapping[str, Any], issued_at: datetime) -> Verdict:
+    """Do the same for a verdict that is never written: it may be about any topic, or about a trace's id alone."""
+    return _verdict(*_read(judged), "-", "-" * 22, issued_at)
+
+
+def _read(judged: Mapping[str, Any]) -> tuple[_Fields, ScoringVerdict | None]:
     try:
         if "scoring" in judged:
             document = msgspec.convert(judged, _Document)
-            scoring, fields = document.scoring, document.fields()
-        else:
-            fields = msgspec.convert(judged, _Fields)
+            return document.fields(), document.scoring
+        return msgspec.convert(judged, _Fields), None
     except msgspec.ValidationError as error:
-        raise ValueError(
-            f"{error}: give a scored document with success and judge beside its fields, or trace_id, agent_id, "
-            "task_domain, partition, success and judge"
-        ) from None
+        raise ValueError(f"{error}: give {_GIVE}") from None
+
+
+def _verdict(
+    fields: _Fields, scoring: ScoringVerdict | None, topic: str, topic_id: str, issued_at: datetime
+) -> Verdict:
     success = float(fields.success)
     if not (math.isfinite(success) and 0.0 <= success <= 1.0):
         raise ValueError(f"success must be true, false or a number from 0 to 1, got {fields.success}")
@@ -163,6 +186,7 @@ def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued
             "agent_id": fields.agent_id[:CACHED_ID_LENGTH],
             "task_domain": fields.task_domain[:CACHED_ID_LENGTH],
             "partition": fields.partition,
+            "offset": fields.offset,
             "success": success,
             "judge": fields.judge,
             "issued_at": issued_at,
@@ -198,6 +222,8 @@ def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> 
             f"the verdict was signed for another topic of this name, with the id {verdict.topic_id}. This one has the "
             f"id {topic_id}: it was recreated, or is on another cluster; run kp-worker verdict again"
         )
+    if verdict.offset is not None and verdict.offset >= record.offset:
+        raise bad_control(f"the verdict is about offset {verdict.offset}, which does not precede it")
     return verdict
 
 
@@ -211,6 +237,7 @@ def judged_record(record: SourceRecord, ruling: Ruling) -> OutputRecord:
         "trace_id": verdict.trace_id,
         "agent_id": verdict.agent_id,
         "task_domain": verdict.task_domain,
+        "trace_offset": verdict.offset,
         "verdict": {"success": verdict.success, "judge": verdict.judge, "issued_at": issued_at},
         "counts": ruling.counts,
         "used": {"then": verdict.used, "now": ruling.used},

@@ -147,7 +147,10 @@ def judged_topic_record(verdict: Any, offset: int, *, counts: bool = True) -> by
 
 
 def test_a_record_of_the_judged_topic_has_its_own_place_and_issue_time() -> None:
-    fields = {"trace_id": "a", "agent_id": "ada", "task_domain": "code", "partition": 3, "success": 0.5, "judge": "ci"}
+    fields = {
+        "trace_id": "a", "agent_id": "ada", "task_domain": "code", "partition": 3, "offset": 5, "success": 0.5,
+        "judge": "ci",
+    }  # fmt: skip
     verdict = make_verdict(fields, topic="traces", topic_id="a" * 22, issued_at=START + timedelta(seconds=1))
     value = judged_topic_record(verdict, 7)
     found = judged_verdict(value)
@@ -155,6 +158,10 @@ def test_a_record_of_the_judged_topic_has_its_own_place_and_issue_time() -> None
     assert (found.partition, found.after, found.verdict.success, found.verdict.issued_at) == (
         3, 7, 0.5, verdict.issued_at,
     )  # fmt: skip
+    assert (found.verdict.offset, Standings([found]).judged) == (5, {(3, 5)})
+    of_earlier = judged_verdict(value.replace(b'"trace_offset":5,', b""))
+    assert of_earlier is not None
+    assert (of_earlier.verdict.offset, Standings([of_earlier]).judged) == (None, {(3, "a")})
     assert judged_verdict(judged_topic_record(verdict, 7, counts=False)) is None
     assert placed([json.loads(value)]) == [found._replace(partition=0, after=0)], "in a file of verdicts"
     with pytest.raises(ValueError, match="trace_id"):
@@ -288,15 +295,18 @@ def test_a_document_whose_stated_confidence_is_not_its_own_is_left_out(tmp_path:
 def test_doctor_warns_where_one_decision_is_judged_more_often(
     accepted: tuple[int, int], rejected: tuple[int, int], warns: bool
 ) -> None:
-    documents, judged = [], set()
+    documents, judged = [], set[tuple[int, int | str]]()
     for decision, (with_verdict, number) in (("accepted", accepted), ("rejected", rejected)):
         for n in range(number):
             trace_id = f"{decision}-{n}".ljust(300, "x")  # verdicts have ids that are cut
-            scoring = {"source": {"partition": n % 3, "offset": n}, "decision": decision}
+            scoring = {
+                "source": {"partition": n % 3, "offset": n + 1000 * (decision == "rejected")},
+                "decision": decision,
+            }
             document = {"id": trace_id, "metadata": {"task_domain": "code"}, "scoring": scoring}
             documents.append(msgspec.convert(document, Head))
             if n < with_verdict:
-                judged.add((n % 3, trace_id[:256]))
+                judged.add((n % 3, n if decision == "accepted" else trace_id[:256]))
     found = judged_shares(documents, judged)
     assert (found is not None) == warns
     if found is not None:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ Read = list[tuple[int, Verdict]]
 """Offsets and verdicts, as a partition reads them."""
 
 
-def verdict(agent: str = "ada", trace: str = "t", success: float = 1.0, at: int = 0, **changes: str) -> Verdict:
+def verdict(agent: str = "ada", trace: str = "t", success: float = 1.0, at: int = 0, **changes: Any) -> Verdict:
     fields = {"task_domain": "code", "judge": "ci"} | changes
     return Verdict(
         version=1, trace_id=trace, agent_id=agent, success=success, issued_at=START + timedelta(seconds=at),
@@ -41,21 +42,27 @@ def verdict(agent: str = "ada", trace: str = "t", success: float = 1.0, at: int 
 
 def oracle(read: Read, agent: str, domain: str, kept: int) -> tuple[int, Fraction, Fraction]:
     """Return verdicts, successes, and the confidence without the prior's share: slowly, from all that was read."""
-    latest: dict[tuple[str, str], tuple[int, bytes, Fraction]] = {}
+    latest: dict[tuple[int | str, str], tuple[int, bytes, Fraction]] = {}
     for _, it in read:
         if (it.agent_id, it.task_domain) == (agent, domain):
             mine = (issued_ms(it, None), hashes(it), Fraction(it.millionths, 1_000_000))
-            if mine[0] >= latest.get((it.trace_id, it.judge), (0,))[0]:
-                latest[it.trace_id, it.judge] = mine
+            if mine[0] >= latest.get((about(it), it.judge), (0,))[0]:
+                latest[about(it), it.judge] = mine
     newest = sorted(latest.values(), reverse=True)[:kept]
     weights = [Fraction(round(2**32 * 0.5 ** (age / HALF)), 2**32) for age in range(len(newest))]
     weighted = sum((w * it[2] for w, it in zip(weights, newest, strict=True)), Fraction(0))
     return len(newest), sum((it[2] for it in newest), Fraction(0)), weighted - sum(weights)
 
 
+def about(it: Verdict) -> int | str:
+    """Return which trace it is about: a record, or (by an earlier build) an id."""
+    return it.trace_id if it.offset is None else it.offset
+
+
 def hashes(it: Verdict) -> bytes:
     judge = hashlib.blake2b(it.judge.encode(), digest_size=8).digest()
-    return hashlib.blake2b(f"trace:{it.trace_id}".encode(), digest_size=16).digest() + judge
+    place = f"trace:{it.trace_id}" if it.offset is None else f"0:{it.offset}"
+    return hashlib.blake2b(place.encode(), digest_size=16).digest() + judge
 
 
 def expected(read: Read, agent: str, domain: str, kept: int) -> Standing:
@@ -75,11 +82,11 @@ def expected(read: Read, agent: str, domain: str, kept: int) -> Standing:
 def first_success(read: Read, kept: int) -> Fraction:
     """Return the success of the first verdict: the oldest one kept, or the first that had to go."""
     for end in range(len(read) + 1):
-        latest: dict[tuple[str, str], tuple[int, bytes, Fraction]] = {}
+        latest: dict[tuple[int | str, str], tuple[int, bytes, Fraction]] = {}
         for _, it in read[:end]:
             mine = (issued_ms(it, None), hashes(it), Fraction(it.millionths, 1_000_000))
-            if mine[0] >= latest.get((it.trace_id, it.judge), (0,))[0]:
-                latest[it.trace_id, it.judge] = mine
+            if mine[0] >= latest.get((about(it), it.judge), (0,))[0]:
+                latest[about(it), it.judge] = mine
         if len(latest) > kept:
             break
     return min(latest.values())[2]
@@ -88,7 +95,8 @@ def first_success(read: Read, kept: int) -> Fraction:
 VERDICTS = st.builds(
     verdict,
     agent=st.sampled_from(["ada", "ada", "bob"]),
-    trace=st.integers(0, 40).map(str),
+    trace=st.integers(0, 9).map(str),
+    offset=st.sampled_from([None, *range(40)]),
     success=st.sampled_from([1.0, 0.0, 0.25, 1 / 3]),
     at=st.integers(0, 30),
     judge=st.sampled_from(["ci", "ann"]),
@@ -261,6 +269,13 @@ def test_a_judge_counts_once_for_a_trace_however_often_it_says_so() -> None:
     add_all(record, [(0, verdict(success=0, judge="ann"))])
     add_all(record, [(n, verdict(success=1, at=n)) for n in range(1, 100)])
     assert record.standing("ada", "code")[1:] == (2, 1.0)
+
+
+def test_no_agent_erases_its_failures_with_the_ids_of_their_traces() -> None:
+    record = TrackRecord()
+    add_all(record, [(20 + n, verdict(trace=f"{n}", success=0, at=n, offset=n)) for n in range(10)])
+    add_all(record, [(40 + n, verdict(trace=f"{n}", success=1, at=20 + n, offset=10 + n)) for n in range(10)])
+    assert record.standing("ada", "code")[1:] == (20, 10.0)
 
 
 def test_damage_is_told_and_never_counts(seed: int) -> None:

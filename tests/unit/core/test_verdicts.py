@@ -17,7 +17,8 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 TOPIC_ID = "abcdefghijklmnopqrstuv"
 JUDGES = {"ci": [KEY], "reviewer": [b"r" * 32, OTHER]}
 LINE = {
-    "trace_id": "kp:trace:1", "agent_id": "ada", "task_domain": "code", "partition": 3, "success": True, "judge": "ci",
+    "trace_id": "kp:trace:1", "agent_id": "ada", "task_domain": "code", "partition": 3, "offset": 7,
+    "success": True, "judge": "ci",
 }  # fmt: skip
 DOCUMENT = {
     "id": "kp:trace:1",
@@ -39,7 +40,7 @@ def verdict(line: dict[str, Any] = LINE, **changes: Any) -> Verdict:
 def record(of: Verdict | None = None, key: bytes = KEY, **changes: Any) -> SourceRecord:
     signed = sign_verdict(of or verdict(), key)
     where = {"topic": signed.topic, "partition": signed.partition, "key": signed.key}
-    return make_record(signed.value, headers=signed.headers, **where)._replace(**changes)
+    return make_record(signed.value, 8, headers=signed.headers, **where)._replace(**changes)
 
 
 def refused(record: SourceRecord, topic_id: str | None = TOPIC_ID, judges: Any = JUDGES) -> str:
@@ -54,14 +55,14 @@ def test_a_verdict_is_made_of_a_scored_document_or_of_its_fields_alone() -> None
     assert (short.score, short.decision, short.used) == (None, None, None)
     assert (of_document.score, of_document.decision, of_document.used) == (0.61, "rejected", 0.5)
     assert of_document.success == 0.25
-    for name in ("trace_id", "agent_id", "task_domain", "partition", "judge", "issued_at"):
+    for name in ("trace_id", "agent_id", "task_domain", "partition", "offset", "judge", "issued_at"):
         assert getattr(short, name) == getattr(of_document, name)
 
 
 @pytest.mark.parametrize("written", ["bob", 7, None, {}])
 def test_no_member_that_an_agent_writes_into_its_trace_says_what_is_judged(written: Any) -> None:
     """A trace may have members of any name: its failures would count for another agent, or for none."""
-    for name in ("trace_id", "agent_id", "task_domain", "partition", "issued_at", "topic"):
+    for name in ("trace_id", "agent_id", "task_domain", "partition", "offset", "issued_at", "topic"):
         assert verdict(DOCUMENT | {name: written}) == verdict(DOCUMENT)
 
 
@@ -123,6 +124,24 @@ def test_an_unreadable_verdict_is_refused(value: bytes | None) -> None:
 def test_an_unknown_field_is_refused_as_what_is_signed_must_be_understood() -> None:
     body = msgspec.json.encode(msgspec.to_builtins(verdict()) | {"weight": 5})
     assert "weight" in refused(make_record(body, headers=control_headers(VERDICT, body, KEY), topic="traces"))
+
+
+@pytest.mark.parametrize("line", [DOCUMENT, LINE | {"topic": "traces"}])
+def test_a_trace_of_another_topic_is_a_wrong_line(line: dict[str, Any]) -> None:
+    assert verdict(line).topic == "traces"
+    with pytest.raises(ValueError, match="read from topic traces, and the verdict would be written to staging"):
+        make_verdict(line, topic="staging", topic_id=TOPIC_ID, issued_at=NOW)
+
+
+def test_a_verdict_is_about_a_record_before_it() -> None:
+    for offset in (7, 6):
+        assert "about offset 7" in refused(record(offset=offset))
+
+
+def test_a_verdict_by_an_earlier_build_has_no_offset_and_still_counts() -> None:
+    body = msgspec.json.encode({k: v for k, v in msgspec.to_builtins(verdict()).items() if k != "offset"})
+    old = make_record(body, 3, headers=control_headers(VERDICT, body, KEY), topic="traces", partition=3)
+    assert read_verdict(old, JUDGES, TOPIC_ID) == msgspec.structs.replace(verdict(), offset=None)
 
 
 def test_a_verdict_counts_in_its_partition_of_its_topic_alone() -> None:

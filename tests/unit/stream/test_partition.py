@@ -760,10 +760,10 @@ async def test_a_failure_of_the_machine_is_no_records_fault(where: str, error: E
 JUDGE_KEY = b"c" * 32
 
 
-def judgement(offset: int, trace: int, *, success: bool) -> SourceRecord:
+def judgement(offset: int, about: int, *, success: bool) -> SourceRecord:
     line = {
-        "trace_id": f"kp:trace:{trace}", "agent_id": "ada", "task_domain": "finance", "partition": 0,
-        "success": success, "judge": "ci",
+        "trace_id": "kp:trace", "agent_id": "ada", "task_domain": "finance", "partition": 0,
+        "offset": about, "success": success, "judge": "ci",
     }  # fmt: skip
     made = make_verdict(line, topic="traces", topic_id=TOPIC_ID, issued_at=datetime.fromtimestamp(offset, UTC))
     signed = sign_verdict(made, JUDGE_KEY)
@@ -778,7 +778,7 @@ async def judged(numbers: list[int], fails: tuple[str, Exception] | None = None)
             if fails is not None and offset == 2:
                 where, error = fails
                 patch.setattr(where, lambda *_, _error=error: _raise(_error))
-            stage.pass_on(record(0) if offset == 0 else judgement(offset, 0 if offset == 2 else 1, success=offset == 2))
+            stage.pass_on(record(0) if offset == 0 else judgement(offset, int(offset == 2), success=offset == 2))
     if not stage.failures:
         await asyncio.wait_for(stage.task.drain(), 10)
     return stage

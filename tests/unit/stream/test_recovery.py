@@ -289,7 +289,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         self.setup = Setup(capacity, ttl_ms, judges=delivery == "with_verdicts")
         self.loop = asyncio.new_event_loop()
         self.topics = Topics()
-        self.moved = False
+        self.moved, self.recreated = False, 0
         self.past = Past()  # as of the last commit
         self.recreate()
         self.now = T0
@@ -305,7 +305,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         """Begin with an empty topic."""
         self.records: list[SourceRecord] = []
         self.end = 0
-        self.traces: list[Mapping[str, Any]] = []
+        self.traces: list[tuple[int, Mapping[str, Any]]] = []
         self.verdicts: list[SourceRecord] = []
 
     def append(self, value: bytes | None, timestamp_ms: int | None, **fields: Any) -> None:
@@ -326,7 +326,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         self.end += it.gap
         self.now += it.passed
         document = trace_document(
-            f"kp:trace:{self.end}", created_at=self.now + it.created, domain=it.domain, success=it.success,
+            f"kp:trace:{it.task}", created_at=self.now + it.created, domain=it.domain, success=it.success,
             confidence=it.confidence, objective=f"{'poison' if it.broken == 'poison' else 'task'} {it.task}",
             steps=it.steps,
         )  # fmt: skip
@@ -334,7 +334,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         raw = json.dumps(document).encode()
         value = {"null": None, "empty": b"{}", "cut": raw[:-1]}.get(it.broken, raw)
         if not it.broken:
-            self.traces.append(document)
+            self.traces.append((self.end, document))
         self.append(value, {"now": self.now, "never": None}.get(it.dated, -1))
 
     def write_verdict(self, it: DrawnVerdict) -> None:
@@ -343,8 +343,9 @@ class RecoveryMachine(RuleBasedStateMachine):
             of = self.verdicts[-1 - it.trace % len(self.verdicts)]
             self.append(of.value, self.now, key=of.key, headers=of.headers)
             return
-        trace = self.traces[-1 - it.trace % len(self.traces)]
+        offset, trace = self.traces[-1 - it.trace % len(self.traces)]
         line = {
+            "offset": offset,
             "trace_id": trace["id"], "agent_id": trace["metadata"]["agent_id"], "partition": 0, "judge": it.judge,
             "task_domain": trace["metadata"]["task_domain"], "success": it.success,
         }  # fmt: skip
@@ -465,11 +466,10 @@ class RecoveryMachine(RuleBasedStateMachine):
     @rule(
         what=st.sampled_from(["offset", "settings", "offset", "settings", "expiry", "topic"]),
         by=st.integers(-6, 3),
-        topic=st.integers(0, 9),
         capacity=CAPACITIES,
         most_steps=st.sampled_from([DEFAULT_LIMITS.max_steps, 3]),
     )
-    def move(self, what: str, by: int, topic: int, capacity: int, most_steps: int) -> None:
+    def move(self, what: str, by: int, capacity: int, most_steps: int) -> None:
         """Judge what came out so far, and move something: what follows is compared with a run from there."""
         self.judge()
         self.run(self.life.task.close())
@@ -481,7 +481,8 @@ class RecoveryMachine(RuleBasedStateMachine):
         elif what == "expiry":
             topics.offset, topics.metadata = 0, None
         elif what == "topic":
-            topics.topic_id = f"another-topic-{topic:08}"
+            self.recreated += 1
+            topics.topic_id = f"another-topic-{self.recreated:08}"
             if by < 0 or not topics.metadata:  # else it stays, as that of an active group does
                 topics.offset, topics.metadata = 0, None
             self.past = Past()

@@ -263,16 +263,17 @@ async def check_verdicts(settings: Settings, outputs: LastOutputs) -> list[Findi
     return [*filter(None, (spread, lopsided)), _switch(settings, outputs.values, standings)]
 
 
-def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, str]]) -> Finding | None:
+def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | str]]) -> Finding | None:
     """Return a warning if the judged shares of accepted and rejected traces differ much; None if not.
 
-    `documents`: of both topics, from the same time range. `judged`: partition and id of each trace with a verdict.
+    `documents`: of both topics, from the same time range. `judged`: as in `Standings`.
     """
     counts = {ACCEPTED: [0, 0], REJECTED: [0, 0]}  # judged, all
     for document in documents:
-        of = counts.get(document.scoring.decision or "")
+        of, at = counts.get(document.scoring.decision or ""), document.scoring.source
         if of is not None:
-            of[0] += (document.scoring.source.partition, document.id[:CACHED_ID_LENGTH]) in judged
+            names = (at.offset, document.id[:CACHED_ID_LENGTH])
+            of[0] += any((at.partition, name) in judged for name in names)
             of[1] += 1
     (accepted, of_accepted), (rejected, of_rejected) = counts.values()
     if not (of_accepted and of_rejected and accepted + rejected):

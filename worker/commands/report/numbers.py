@@ -58,7 +58,7 @@ from worker.core.scoring import (
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Limits, ReasoningTrace, parse_trace
 from worker.core.track_record import TrackRecord
-from worker.core.verdicts import issued_ms, make_verdict
+from worker.core.verdicts import issued_ms, unsigned_verdict
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -1146,7 +1146,7 @@ def _judge(record: TrackRecord, runs: Runs, run: int, place: int) -> None:
         "trace_id": f"{run}", "agent_id": agent, "task_domain": domain, "partition": 0,
         "success": float(runs.outcome[run]), "judge": "recorded",
     }  # fmt: skip
-    verdict = make_verdict(line, topic="-", topic_id="-" * 22, issued_at=_START + timedelta(seconds=place))
+    verdict = unsigned_verdict(line, _START + timedelta(seconds=place))
     record.add(verdict, issued_ms(verdict, None), place)
 
 

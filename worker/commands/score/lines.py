@@ -40,6 +40,7 @@ from worker.core.scorer import Evaluation
 from worker.core.scoring import ScoredTrace, accepts_too_few
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, document_decoder, embedded_texts
+from worker.core.verdicts import issued_ms
 from worker.embed.embedder import Embedder, Embedding, ModelError
 from worker.embed.load import load_configured, new_scorer
 from worker.embed.pool import embed_trace
@@ -165,7 +166,7 @@ def score_lines(
     config = evaluation_config(settings, output_rules(settings))
     scorer = new_scorer(settings, identity)
     evaluation = Evaluation(scorer, identity, config)
-    waiting = deque(verdicts)
+    waiting = deque(enumerate(verdicts))
     summary = Summary()
     for number, line, size, problem in read_lines(source, settings.max_message_bytes):
         on_line(size)
@@ -173,9 +174,9 @@ def score_lines(
             on_first(line)
         if problem is None and not line.strip():
             continue
-        while waiting and waiting[0].after < number:
-            it = waiting.popleft().verdict
-            scorer.judge(it.trace_id, it.agent_id, it.task_domain, it.success, judge=it.judge, issued_at=it.issued_at)
+        while waiting and waiting[0][1].after < number:
+            place, (_, _, verdict) = waiting.popleft()
+            scorer.record.add(verdict, issued_ms(verdict, None), place)
         record = SourceRecord(settings.source_topic, 0, number - 1, None, None, line)
         try:
             if problem is not None:

@@ -22,7 +22,7 @@ from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.scored_document import PartitionPlace, ScoredDocument
 from worker.core.scoring import score_trace
 from worker.core.track_record import NOTHING, Standing, Tally, TrackRecord, standing
-from worker.core.verdicts import Verdict, issued_ms, make_verdict
+from worker.core.verdicts import Verdict, issued_ms, unsigned_verdict
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -104,6 +104,7 @@ class _Judged(Struct):
     verdict: dict[str, Any]
     source: PartitionPlace
     counts: bool
+    trace_offset: int | None = None  # a record by an earlier build has none
 
 
 class _Line(Struct):
@@ -118,12 +119,11 @@ def _placed(document: Any) -> PlacedVerdict:
     if isinstance(document, dict) and "verdict" in document and "metadata" not in document:
         judged = msgspec.convert(document, _Judged)
         own = {name: document[name] for name in ("trace_id", "agent_id", "task_domain", "after") if name in document}
-        document = judged.verdict | {"partition": judged.source.partition} | own
+        document = judged.verdict | {"partition": judged.source.partition, "offset": judged.trace_offset} | own
     line = msgspec.convert(document, _Line)
     if "scoring" not in document:
         document = {"partition": 0, **document}
-    verdict = make_verdict(document, topic="-", topic_id="-" * 22, issued_at=line.issued_at or _START)
-    return PlacedVerdict(0, line.after or 0, verdict)
+    return PlacedVerdict(0, line.after or 0, unsigned_verdict(document, line.issued_at or _START))
 
 
 class Standings:
@@ -131,8 +131,8 @@ class Standings:
 
     def __init__(self, placed: Iterable[PlacedVerdict] = ()) -> None:
         self.verdicts = 0
-        self.judged: set[tuple[int, str]] = set()
-        """Partition and id of each trace with a verdict."""
+        self.judged: set[tuple[int, int | str]] = set()
+        """Partition and offset of each trace with a verdict; by a verdict of an earlier build, its id."""
         self._places: dict[int, list[int]] = {}
         self._all: dict[int, list[tuple[int, int]]] = {}
         self._changes: dict[tuple[int, str, str], tuple[list[int], list[Tally]]] = defaultdict(lambda: ([], []))
@@ -145,7 +145,7 @@ class Standings:
         self._all[partition] = []
         for number, (_, after, verdict) in enumerate(placed):
             self.verdicts += 1
-            self.judged.add((partition, verdict.trace_id))
+            self.judged.add((partition, verdict.trace_id if verdict.offset is None else verdict.offset))
             record.add(verdict, issued_ms(verdict, None), number)
             self._all[partition].append((len(record), record.firsts))
             name = verdict.agent_id, verdict.task_domain
