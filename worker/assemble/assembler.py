@@ -30,7 +30,7 @@ from worker.kafka.restore import Position, read_logs
 from worker.kafka.writing.publisher import ExactlyOncePublisher
 from worker.observe.assemble_metrics import AssembleMetrics
 from worker.observe.http_server import Page
-from worker.observe.metrics import process_registry
+from worker.observe.metrics import process_registry, set_or_drop
 from worker.runs.otlp.dialects import CONVENTIONS
 from worker.runs.otlp.mapping import Missing
 from worker.runs.otlp.rules import Rules
@@ -184,7 +184,8 @@ class Assembler:
         if lag is not None:
             # Each partition that writes there may have left the end of a transaction after the last record.
             markers = sum(self._topics.sources.values()) + 1 if tp.topic == self._topics.reads else 1
-            self._metrics.lag.labels(tp.topic, str(tp.partition)).set(0 if lag <= markers else lag)
+            lag = 0 if lag <= markers else lag
+        set_or_drop(self._metrics.lag, lag, tp.topic, str(tp.partition))
         if not isinstance(work.step, Assembling):
             return
         metrics, shown = self._metrics, work.step.shown

@@ -33,7 +33,7 @@ from worker.kafka.writing.publisher import ExactlyOncePublisher
 from worker.kafka.writing.rows import OutputTopic
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.http_server import Page
-from worker.observe.metrics import process_registry
+from worker.observe.metrics import process_registry, set_or_drop
 from worker.version import __version__
 
 log = logging.getLogger(__name__)
@@ -189,8 +189,7 @@ class Contributor:
     def measure(self, tp: TopicPartition, work: Partition, lag: int | None) -> None:
         """Update the gauges of a partition."""
         self._metrics.held.labels(str(tp.partition)).set(work.held)
-        if lag is not None:
-            self._metrics.lag.labels(str(tp.partition)).set(lag)
+        set_or_drop(self._metrics.lag, lag, str(tp.partition))
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
         """Drop the partitions' gauges, and the trouble with their traces, which another member may post."""

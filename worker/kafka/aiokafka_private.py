@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, conn
 from aiokafka.admin import AIOKafkaAdminClient
@@ -48,11 +48,18 @@ RecordBatch: Final = DefaultRecordBatch
 
 
 async def send_request(admin: AIOKafkaAdminClient, request: Request[Any], node: int | None = None) -> Any:
-    """Send a request to a broker, by default to any (`AIOKafkaAdminClient._send_request`).
+    """Send a request to a broker, by default to each in turn (`AIOKafkaAdminClient._send_request`, `._client.cluster`).
 
     The public methods cannot send a request of ours, drop some arguments, or overlook an error of the whole response.
+    A random broker, aiokafka's choice, may be the one again that has not answered.
     """
+    if node is None and (brokers := sorted(broker.nodeId for broker in admin._client.cluster.brokers())):
+        turn = _turns[admin] = _turns.get(admin, -1) + 1
+        node = brokers[turn % len(brokers)]
     return await admin._send_request(request, node)
+
+
+_turns: Final[WeakKeyDictionary[AIOKafkaAdminClient, int]] = WeakKeyDictionary()
 
 
 def has_version(request: type[Request[Any]], least: int, most: int) -> bool:

@@ -147,7 +147,7 @@ class Job(Protocol[AnyWork]):
         ...
 
     def measure(self, tp: TopicPartition, work: AnyWork, lag: int | None) -> None:
-        """Update a partition's gauges. `lag`: records to its end; None: not known yet."""
+        """Update a partition's gauges. `lag`: records to its end; None: not known."""
         ...
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
@@ -290,7 +290,7 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
 
     def _update_gauges(self) -> None:
         for tp, each in self._assignment.owned.items() if self._opened else ():
-            work, end = each.work, self._consumer.last_stable_offset(tp)
+            work, end = each.work, None if self._watch.unreachable else self._consumer.last_stable_offset(tp)
             lag = None if end is None else 0 if work.idle else max(0, end - work.next_offset)
             self._job.measure(tp, work, lag)
         self._set_ready(self.not_ready() is None)

@@ -146,6 +146,14 @@ def drop(gauges: Iterable[Gauge], *labels: str) -> None:
             gauge.remove(*labels)
 
 
+def set_or_drop(gauge: Gauge, value: float | None, *labels: str) -> None:
+    """Set a series, or drop it where its value is not known: a former value would look like a present one."""
+    if value is None:
+        drop([gauge], *labels)
+    else:
+        gauge.labels(*labels).set(value)
+
+
 class Metrics:
     """The worker's metrics, registered in `registry`. `profiles`: those of the settings."""
 
@@ -263,7 +271,9 @@ class Metrics:
         self.stream_time = gauge(
             "kp_stream_time_seconds", "Stream time: the greatest event time, in seconds since 1970.", ["partition"]
         )
-        self.lag = gauge("kp_consumer_lag", "Source records not yet committed.", ["partition"])
+        self.lag = gauge(
+            "kp_consumer_lag", "Source records not yet committed; absent while no broker answers.", ["partition"]
+        )
         self.lag_seconds = gauge(
             "kp_consumer_lag_seconds",
             "Age of the oldest uncommitted source record by its timestamp; 0: none.",

@@ -16,7 +16,8 @@ from worker.core.novelty import VectorCache
 from worker.core.terminal import number_of
 from worker.embed.embedder import ServedEmbedder
 from worker.embed.pool import EmbeddingPool
-from worker.observe.metrics import Metrics, lag_seconds
+from worker.kafka.cluster.topic_watch import TopicWatch
+from worker.observe.metrics import Metrics, lag_seconds, set_or_drop
 from worker.stream.faust_consumer import Membership
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.partition import Partition
@@ -84,12 +85,14 @@ class Gauges:
         self,
         metrics: Metrics,
         source_topic: str,
+        topics: TopicWatch,
         membership: Membership,
         buffer: FetchBuffer,
         pool: EmbeddingPool | None,
         service: ServedEmbedder | None = None,
     ) -> None:
         self._metrics = metrics
+        self._topics = topics
         self._source_topic = source_topic
         self._membership = membership
         self._buffer = buffer
@@ -135,10 +138,12 @@ class Gauges:
         metrics, label = self._metrics, str(partition.number)
         oldest = partition.oldest() or self._buffer.oldest(partition.number)
         source = TopicPartition(self._source_topic, partition.number)
-        lag = self._membership.consumer.lag(source, partition.committed, idle=oldest is None)
+        lag = age = None
+        if not self._topics.unreachable:
+            lag = self._membership.consumer.lag(source, partition.committed, idle=oldest is None)
+        set_or_drop(metrics.lag, lag, label)
         if lag is not None:
-            metrics.lag.labels(label).set(lag)
             age = lag_seconds(lag, None if oldest is None else oldest.timestamp_ms, time.time())
-            if age is not None:
-                metrics.lag_seconds.labels(label).set(age)
+        if age is not None or lag is None:
+            set_or_drop(metrics.lag_seconds, age, label)
         metrics.committed_offset.labels(label).set(partition.committed)

@@ -73,7 +73,7 @@ def build_worker(
         settings, client, layout, membership, failure, buffer, pool, service, metrics, tracing, status
     )
     assignment = Assignment(settings, client, settings.group_id, factory)
-    gauges = Gauges(metrics, settings.source_topic, membership, buffer, pool, service)
+    gauges = Gauges(metrics, settings.source_topic, topics, membership, buffer, pool, service)
     return Worker(settings, topics, failure, membership, assignment, buffer, pool, service, gauges, metrics, status)
 
 

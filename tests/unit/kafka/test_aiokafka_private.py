@@ -27,7 +27,7 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator, NoGroupCoordin
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import KafkaConnectionError, SaslAuthenticationFailed
 from aiokafka.producer.sender import Sender
-from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse_v3
+from aiokafka.protocol.admin import ApiVersionRequest, DescribeGroupsRequest, DescribeGroupsResponse_v3
 from aiokafka.protocol.api import Request
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.produce import ProduceRequest
@@ -38,6 +38,7 @@ from aiokafka.protocol.transaction import (
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
+from aiokafka.structs import BrokerMetadata
 
 from worker.kafka import aiokafka_private as private
 from worker.kafka.cluster.client import LOST_SECONDS, patch_aiokafka
@@ -68,6 +69,22 @@ def test_the_version_is_the_one_that_was_read() -> None:
 def test_admin_send_request() -> None:
     assert parameters(AIOKafkaAdminClient._send_request) == ["self", "request", "node_id"]
     assert inspect.iscoroutinefunction(AIOKafkaAdminClient._send_request)
+
+
+async def test_admin_asks_the_brokers_in_turn() -> None:
+    """One that does not answer is then asked once in a round, not by chance again and again."""
+    asked = []
+
+    async def send(node: int, request: Any) -> None:
+        asked.append(node)
+
+    admin = AIOKafkaAdminClient()
+    admin._client.cluster._brokers = {node: BrokerMetadata(node, "host", 9092, None) for node in (7, 3, 5)}
+    admin._client.send = send
+    for _ in range(6):
+        await private.send_request(admin, ApiVersionRequest())
+    await private.send_request(admin, ApiVersionRequest(), 9)
+    assert asked == [3, 5, 7, 3, 5, 7, 9]
 
 
 def test_request_classes() -> None:

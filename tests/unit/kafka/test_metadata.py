@@ -17,9 +17,13 @@ from worker.kafka.cluster.describe import (
     topic_id,
 )
 
+NO_BROKERS = SimpleNamespace(cluster=SimpleNamespace(brokers=tuple))  # aiokafka then chooses the one to ask
+
 
 class Broker:
     """Answers with one topic, or that it is missing."""
+
+    _client = NO_BROKERS
 
     def __init__(self, *, missing: bool = False) -> None:
         self.missing = missing
@@ -63,7 +67,7 @@ async def test_a_broker_before_3_9_is_old_and_one_before_2_8_lacks_a_request(fet
     async def answer(request: Any, node: int | None) -> Any:
         return SimpleNamespace(api_versions=[(key, *each) for key, each in versions.items()])
 
-    broker: Any = SimpleNamespace(_send_request=answer)
+    broker: Any = SimpleNamespace(_send_request=answer, _client=NO_BROKERS)
     apis = await apis_of(broker, transactions=True)
     assert (apis.lacking, apis.old) == ([], old)
     versions[3] = (0, 9)

@@ -127,3 +127,28 @@ def test_an_error_of_kafka_names_the_topic_that_was_missing_last(monkeypatch: py
     assert isinstance(explained, TopicLostError)
     assert str(explained).startswith("deleted: topic traces.accepted (KP_ACCEPTED_TOPIC); ")
     assert "TimeoutError" in str(explained)
+
+
+def test_brokers_that_do_not_answer_are_a_problem_after_the_session_timeout(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not before; and a topic that was missing is so again once a broker answers."""
+    it, now = watch(), 100.0
+    monkeypatch.setattr(topic_watch.time, "monotonic", lambda: now)
+    gone: Answer = {OUTPUT: GONE}
+    told(monkeypatch, it, [{}, gone, gone, gone])
+    deleted = it.problem
+    now = 114.9
+    assert told(monkeypatch, it, [KafkaConnectionError()]) == [deleted]
+    assert not it.unreachable
+    now = 115.0
+    assert told(monkeypatch, it, [TimeoutError(), OSError()]) == ["no broker has answered for 15 s"] * 2
+    now = 190.0
+    assert it.problem == "no broker has answered for 90 s"
+    assert told(monkeypatch, it, [gone, {}]) == [deleted, None]
+    assert not it.unreachable
+    said = [record.getMessage() for record in caplog.records if "broker" in record.getMessage()]
+    assert [words.split(":")[0] for words in said] == [
+        "no broker has answered for 15 s; work goes on once one does",
+        "a broker answers again, after 90 s",
+    ]

@@ -54,6 +54,7 @@ from worker.core.trace import InvalidTrace, parse_trace
 from worker.kafka.cluster.connections import UnreachableError
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.errors import error_text
+from worker.kafka.cluster.topic_watch import watched
 from worker.kafka.writing.producer import Producer, PublishError
 from worker.kafka.writing.rows import OutputTopic, Row, key_partition
 from worker.kafka.writing.transaction import run_transaction
@@ -174,7 +175,8 @@ async def _follow(
     marks = await needed_marks_topic(session, followed_topic(settings))
     name = sha256(followed.name.encode("utf-8", "replace")).hexdigest()[:16]
     producer = Producer(session.client, f"{settings.group_id}-follow-{name}", settings.transaction_timeout_seconds)
-    async with session.connected(producer):  # 1
+    topics = {"--topic": target.name, "the marks": marks.name}
+    async with session.connected(producer), watched(settings, session.client, topics, {marks.name}) as failure:  # 1
         published, positions, with_text = await _read_marks(session, marks)  # 2
         for first in range(0, len(with_text), MAX_REQUESTS):
             keys = with_text[first : first + MAX_REQUESTS]
@@ -188,6 +190,8 @@ async def _follow(
         )  # fmt: skip
         follower = _Follower(session, followed, producer, written(target), written(marks), published, counts)
         while not stop.is_set():  # 3
+            if failure.error is not None:
+                raise SessionError(str(failure.error))
             began = time.monotonic()
             for closed in files.poll(time.time(), began):
                 for each in closed:

@@ -1,16 +1,17 @@
-"""Watch whether a running worker's topics are still the ones that it started with.
+"""Watch whether brokers answer a running worker, and whether its topics are still the ones that it started with.
 
-Clients do not report it: a producer waits for a missing topic until its timeout, and continues with a new one of the
-same name.
+Clients report neither: a consumer waits for brokers without end and shows what it knew last, a producer waits for a
+missing topic until its timeout, and continues with a new one of the same name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -26,7 +27,9 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS: Final = 2.0
 """Time between two metadata requests; each takes about a millisecond of CPU."""
 
-ANSWER_SECONDS: Final = 5.0  # how long an answer may take; the next request may go to another broker
+ANSWER_SECONDS: Final = 5.0
+"""How long an answer may take, but at most a quarter of KP_SESSION_TIMEOUT_SECONDS: the next request goes to another
+broker, so one that does not answer is not noticed if others do."""
 
 MISSING_TIMES: Final = 3
 """Consecutive answers without a topic after which it counts as missing: a new broker may not know it yet."""
@@ -48,7 +51,11 @@ class TopicWatch:
         state: Collection[str],  # topics with records that the worker relies on: it must restart if one is recreated
         cache: str | None = None,  # the one with the caches, which cannot be waited for: they are lost with it
     ) -> None:
-        self.problem: str | None = None
+        self._deleted: str | None = None
+        self._silence_seconds = settings.session_timeout_seconds
+        """No broker has answered: without heartbeats for this long the member has lost its partitions."""
+        self._answered = 0.0  # when a broker last did, s of the monotonic clock
+        self.unreachable = False  # none has for so long
         self._settings = settings
         self._client = {**client, "metadata_max_age_ms": 600_000}  # the brokers' only: it follows no topic
         self._variables = {name: variable for variable, name in topics.items()}
@@ -59,9 +66,17 @@ class TopicWatch:
         self._stack = AsyncExitStack()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def problem(self) -> str | None:
+        """Return why nothing can be read or written: no broker answers, or a topic is missing; None if neither."""
+        if self.unreachable:
+            return f"no broker has answered for {time.monotonic() - self._answered:.0f} s"
+        return self._deleted
+
     async def start(self, fail: Callable[[BaseException], None]) -> None:
         """Note the current topics and watch them; `fail` ends the worker. Raises UnreachableError."""
         admin = await self._stack.enter_async_context(connected_admin(self._settings, self._client, CONNECT_SECONDS))
+        self._answered = time.monotonic()
         await self._check(admin)
         self._task = asyncio.create_task(self._watch(admin, fail), name="topic-watch")
 
@@ -88,23 +103,29 @@ class TopicWatch:
             fail(error)
 
     async def _check(self, admin: AIOKafkaAdminClient) -> None:
-        """Ask once; brokers that do not answer are not this watch's concern. Raises TopicLostError."""
+        """Ask one broker. Raises TopicLostError."""
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                found = await describe_topics(admin, list(self._variables))
+            async with asyncio.timeout(min(ANSWER_SECONDS, self._silence_seconds / 4)):
+                described = await describe_topics(admin, list(self._variables))
         except (KafkaError, OSError, TimeoutError) as error:
             log.debug("the topics could not be checked: %r", error)
+            if not self.unreachable and time.monotonic() - self._answered >= self._silence_seconds:
+                self.unreachable = True
+                log.error("%s; work goes on once one does: %s", self.problem, error_text(error))
             return
-        for topic in found.values():
+        if self.unreachable:
+            log.warning("a broker answers again, after %.0f s", time.monotonic() - self._answered)
+        self.unreachable, self._answered = False, time.monotonic()
+        for topic in described.values():
             self._compare(topic)
         problem = self._gone(MISSING_TIMES)
         if self._cache is not None and self._missing[self._cache] >= MISSING_TIMES:
             raise TopicLostError(f"{problem}; the caches are lost with {self._cache}")
-        if problem is None and self.problem is not None:
+        if problem is None and self._deleted is not None:
             log.info("all topics exist again")
-        elif problem != self.problem:
+        elif problem != self._deleted:
             log.error("%s", problem)
-        self.problem = problem
+        self._deleted = problem
 
     def _compare(self, now: TopicDescription) -> None:
         """Compare a topic with its first description. Raises TopicLostError."""
@@ -117,24 +138,24 @@ class TopicWatch:
         first = self._first.setdefault(now.name, now)
         if now.topic_id == first.topic_id:
             return
-        said = f"{self._said(now.name)} was deleted and created again (topic id {now.topic_id}, was {first.topic_id})"
+        lost = f"{self._named(now.name)} was deleted and created again (topic id {now.topic_id}, was {first.topic_id})"
         if now.name == self._cache:
-            raise TopicLostError(f"{said}, and the caches with it: the restart begins with empty ones")
+            raise TopicLostError(f"{lost}, and the caches with it: the restart begins with empty ones")
         if now.name in self._state:
-            raise TopicLostError(f"{said}: the restart reads it from its oldest record")
+            raise TopicLostError(f"{lost}: the restart reads it from its oldest record")
         if now.partitions < first.partitions:
-            raise TopicLostError(f"{said}, with {now.partitions} partitions instead of {first.partitions}")
-        log.warning("%s", said)
+            raise TopicLostError(f"{lost}, with {now.partitions} partitions instead of {first.partitions}")
+        log.warning("%s", lost)
         self._first[now.name] = now
 
     def _gone(self, times: int) -> str | None:
         """Return which topics were missing from the last `times` answers, and what to do; None if none was."""
-        missing = [self._said(name) for name in self._variables if self._missing[name] >= times]
+        missing = [self._named(name) for name in self._variables if self._missing[name] >= times]
         if not missing:
             return None
         return f"deleted: {', '.join(missing)}; create it again (kp-worker topics --create, or KP_CREATE_TOPICS=true)"
 
-    def _said(self, name: str) -> str:
+    def _named(self, name: str) -> str:
         return f"topic {name} ({self._variables[name]})"
 
 
@@ -151,3 +172,17 @@ class Failure:
         if self.error is None:
             self.error = self._watch.explain(error)
             self.event.set()
+
+
+@asynccontextmanager
+async def watched(
+    settings: Settings, client: Mapping[str, Any], topics: Mapping[str, str], state: Collection[str]
+) -> AsyncIterator[Failure]:
+    """Watch topics meanwhile; the failure is set if one is lost. Raises UnreachableError."""
+    watch = TopicWatch(settings, client, topics, state=state)
+    failure = Failure(watch)
+    try:
+        await watch.start(failure.set)
+        yield failure
+    finally:
+        await watch.stop()
