@@ -114,7 +114,7 @@ def test_a_dead_letter_says_why_and_how_it_is_sent_again(
     text = desk.run("explain", target, "--text").stdout
     assert f"broken for a test: {reason}" in text
     assert f"{desk.topics['dead-letter']}:{partition}:0" in text
-    to_file, to_source = (line.split()[1:] for line in text.splitlines() if line.startswith("  kp-worker redrive "))
+    to_file, to_source = (line.split()[1:] for line in text.splitlines() if line.startswith("kp-worker redrive "))
     assert to_source == ["redrive", "--partition", str(partition), "--offset", "0", "--execute"]
     written = tmp_path / to_file[to_file.index("--to-file") + 1]
     to_file[to_file.index("--to-file") + 1] = str(written)

@@ -113,7 +113,8 @@ def on_terminal(desk: Desk, columns: int, *args: str) -> list[str]:
 def test_the_table_fits_a_terminal(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
     documents = fill(desk, 0, 12)
-    head, *rows = on_terminal(desk, 80, "tail", "--no-follow")
+    head, day, *rows = on_terminal(desk, 80, "tail", "--no-follow")
+    assert day == "2026-04-14"
     assert head.split() == ["id", "time", "domain", "C", "N", "D", "O", "score", "decision", "nearest", "sim."]
     assert len(rows) == 10
     assert max(map(len, [head, *rows])) <= 80
@@ -123,7 +124,7 @@ def test_the_table_fits_a_terminal(kafka: EmbeddedKafka) -> None:
         assert row.split()[:3] == cells
         assert row.split()[7:9] == [f"{scoring['score']:.3f}", scoring["decision"]]  # type: ignore[index]
     desk.letters([(Reason.NOT_JSON, b"{")])
-    head, row = on_terminal(desk, 80, "tail", "--no-follow", "--dead-letters")
+    head, _, row = on_terminal(desk, 80, "tail", "--no-follow", "--dead-letters")
     assert head.split() == ["source", "time", "reason", "message"]
     assert row.split()[:3] == ["0:0", "08:00:00", "not_json"]
     rows = on_terminal(desk, 120, "tail", "--no-follow", "--accepted", "--dead-letters", "--last", "99")
@@ -136,7 +137,7 @@ def test_objectives_stand_below_their_rows(kafka: EmbeddedKafka) -> None:
     fill(desk, 0, 12)
     for columns in (80, 120):
         lines = on_terminal(desk, columns, "tail", "--no-follow", "--objective")
-        assert [line.strip() for line in lines[2::2]] == ["Explain"] * 10
+        assert [line.strip() for line in lines[3::2]] == ["Explain"] * 10
         assert max(map(len, lines)) <= columns
 
 
@@ -168,10 +169,11 @@ def test_the_table_in_a_pipe_is_neither_cut_nor_wrapped(kafka: EmbeddedKafka) ->
     letter = dead_letter(record, InvalidTrace(Reason.NOT_JSON, "", reason))
     produce(desk.bootstrap, desk.topics["dead-letter"], [(letter.key, letter.value, letter.headers, 0, T0)])
     shown = desk.run("tail", "--no-follow", "--text", "--objective").stdout.splitlines()
-    assert "a domain of more than sixteen letters" in shown[1]
-    assert shown[2].strip() == ("long " * 60).strip()
-    assert len(shown) == 3
-    head, row = desk.run("tail", "--no-follow", "--text", "--dead-letters").stdout.splitlines()
+    assert shown[1] == "2026-04-14"
+    assert "a domain of more than sixteen letters" in shown[2]
+    assert shown[3].strip() == ("long " * 60).strip()
+    assert len(shown) == 4
+    head, _, row = desk.run("tail", "--no-follow", "--text", "--dead-letters").stdout.splitlines()
     assert head.split() == ["source", "time", "reason", "message"]
     assert row.rstrip().endswith(reason)
     both = desk.run("tail", "--no-follow", "--text", "--dead-letters", "--accepted").stdout.splitlines()

@@ -83,6 +83,7 @@ async def show_records(
     follow: bool,
 ) -> None:
     """Show records in portions: the `last` ones (None: all), then with `follow` new ones, until interrupted."""
+    from worker.commands.shared.scored_rows import in_commit_order
     from worker.commands.shared.session import read_to
 
     topics = await session.existing(*names)
@@ -109,9 +110,9 @@ async def show_records(
             follower.seek(tp, offset)
         while True:
             batches = await follower.getmany(timeout_ms=1000)
-            records = sorted(chain.from_iterable(batches.values()), key=lambda record: record.time_ms)
-            if found := [one for record in records if (one := chosen.read(record))]:
-                show(found)
+            read = map(chosen.read, chain.from_iterable(batches.values()))
+            if records := in_commit_order(filter(None, read)):
+                show(records)
 
 
 def _say_other_domains(chosen: TailFilter) -> None:
@@ -133,7 +134,8 @@ async def _last(
     chosen: TailFilter,
     last: int,
 ) -> list[TailRecord]:
-    """Return the last records that the filter selects, by time, looking back further until there are enough."""
+    """Return the last records that the filter selects, looking back further until there are enough."""
+    from worker.commands.shared.scored_rows import in_commit_order
     from worker.commands.shared.session import read_to
 
     if not last:
@@ -141,8 +143,7 @@ async def _last(
     stride = FIRST_STRIDE * last
     while True:
         begins = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
-        found = [one async for record in read_to(reader, begins, ends) if (one := chosen.read(record))]
-        if len(found) >= last or begins == starts:
-            found.sort(key=lambda one: one.record.time_ms)
-            return found[-last:]
+        records = [one async for record in read_to(reader, begins, ends) if (one := chosen.read(record))]
+        if len(records) >= last or begins == starts:
+            return in_commit_order(records)[-last:]
         stride *= 8

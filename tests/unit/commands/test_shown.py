@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from rich.console import Console
 from tests.support.builders import trace_bytes
 from tests.support.reports import rendered, report_of, scored_document, words
 from worker.commands.shared.explanation import explain_trace, explanation_text
-from worker.commands.shared.scored_rows import TailRecord, rows
-from worker.commands.shared.shown import shown_score, shown_threshold
+from worker.commands.shared.scored_rows import TailRecord, in_commit_order, rows
+from worker.commands.shared.shown import Pasted, columns, shown_score, shown_threshold
 from worker.config import Settings
+from worker.core.records import SourceRecord
 
 
 def printed(renderable: Any, width: int) -> list[str]:
@@ -73,7 +75,7 @@ JUST_BELOW = (0.7497, 0.749996)
 def test_tail_shows_the_digits_and_keeps_to_the_terminal(score: float) -> None:
     documents = [scored_document(n, score=it, domain="a_domain_of_16_c") for n, it in enumerate((score, 0.5))]
     records = [TailRecord(None, document, None) for document in documents]  # type: ignore[arg-type]
-    lines = printed(rows(records, 80, header=True, only_dead_letters=False), 80)
+    lines = printed(rows(records), 80)
     assert max(map(len, (line.rstrip() for line in lines))) <= 80
     assert re.search(rf" {score} rejected ", lines[1])
     assert re.search(r" 0\.500 rejected ", lines[2])
@@ -104,3 +106,47 @@ def test_what_machines_read_has_the_score_as_it_is() -> None:
     document = scored_document(score=0.749996)
     record = type("Record", (), {"value": json.dumps(document).encode()})()
     assert json.loads(TailRecord(record, document, None).as_json())["scoring"]["score"] == 0.749996
+
+
+@pytest.mark.parametrize("width", [107, 80, 72, 60, 50, 40, 32])
+def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_figures(width: int) -> None:
+    document = scored_document(0, domain="a_domain_of_16_c", score=0.8)
+    record = TailRecord(None, document, None)  # type: ignore[arg-type]
+    head, line = (text.rstrip() for text in printed(rows([record]), width))
+    assert max(len(head), len(line)) <= width
+    names, cells = head.split(), line.split()
+    assert len(names) - ("overrides" in names and len(names) - len(cells)) == len(cells)
+    shown = dict(zip(names, cells, strict=False))
+    assert shown["id"] == document["id"].removeprefix("kp:trace:")[:8]
+    assert (shown["decision"], float(shown["score"])) == (
+        "accepted",
+        pytest.approx(document["scoring"]["score"], abs=1e-3),
+    )
+    assert ("overrides" in names, "nearest" in names) == (width >= 107, width >= 72)
+    assert "…" not in (line if width >= 80 else line.replace(shown["domain"], ""))
+
+
+def test_a_table_that_has_nothing_left_to_go_continues_below() -> None:
+    table = columns("trace", "score", "words", right=("score",), fit=("words",))
+    table.add_row("kp:trace:0123456789", "0.123", "many")
+    assert [line.split() for line in printed(table, 20)] == [["trace"], ["score"], ["kp:trace:0123456789"], ["0.123"]]
+
+
+@pytest.mark.parametrize("width", [200, 60, 30])
+def test_a_command_is_pasted_as_one(width: int) -> None:
+    command = "kp-worker explain --config 'a b.toml' -b kafka:9092 --set profiles.x.threshold=0.5 kp:trace:1"
+    lines = printed(Pasted(command), width)
+    assert [line.rstrip().endswith("\\") for line in lines] == [True] * (len(lines) - 1) + [False]
+    assert max(map(len, lines)) <= max(width, 34)
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
+
+
+def test_rows_follow_each_other_as_their_commits_did() -> None:
+    def record(partition: int, offset: int, time_ms: int) -> TailRecord:
+        document = scored_document(offset)
+        document["scoring"]["source"] = {"topic": "traces", "partition": partition, "offset": offset}
+        return TailRecord(SourceRecord("traces.accepted", partition, 0, time_ms, None, b"", []), document, None)
+
+    # The second of partition 0 was redriven: its timestamp is older than that of the record before it.
+    records = [record(0, 1, 5), record(1, 0, 15), record(0, 0, 10), record(0, 2, 20)]
+    assert [it.source for it in in_commit_order(records)] == [(0, 0), (0, 1), (1, 0), (0, 2)]

@@ -82,7 +82,7 @@ def demo() -> str:
     for document in documents:
         document["scoring"]["nearest"] = {"id": documents[0]["id"], "similarity": 0.5}
     scored = [TailRecord(None, document, None) for document in documents]  # type: ignore[arg-type]
-    return rendered(rows(scored, 200, header=True, only_dead_letters=False))
+    return rendered(rows(scored))
 
 
 def doctor() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from shutil import get_terminal_size
@@ -14,6 +15,10 @@ from worker.core.terminal import clean, number_of
 
 MARGIN: Final = 6
 """Width of the level, before the lines of a finding."""
+
+
+COMMAND: Final = re.compile(r"(?:kp-worker|kafka-[a-z-]+\.sh)(?: [a-z][a-z-]*)?(?: --?[a-z][^ ,;:)]*)*")
+"""A command with its options, which is pasted as one."""
 
 
 class Finding(Struct, frozen=True):
@@ -41,11 +46,12 @@ def fail(check: str, message: str, remedy: str = "") -> Finding:
 
 
 def as_lines(finding: Finding, width: int) -> list[str]:
-    """Return check and message, then the remedy, in lines of `width` characters; words are not broken."""
+    """Return check and message, then the remedy, in lines of `width` characters; words and commands are not broken."""
     lines = []
     for text in (f"{finding.check}: {finding.message}", f"-> {finding.remedy}" if finding.remedy else ""):
-        lines += textwrap.wrap(clean(text, "\n"), width, break_long_words=False, break_on_hyphens=False)
-    return lines
+        whole = COMMAND.sub(lambda command: command[0].replace(" ", "\0"), clean(text, "\n"))
+        lines += textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def verdict(findings: Sequence[Finding]) -> str:

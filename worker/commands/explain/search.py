@@ -16,13 +16,14 @@ from typing import Final, NamedTuple
 import msgspec
 from aiokafka import TopicPartition
 from msgspec import Struct
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from worker.commands.explain.target import ID_PREFIX, Wanted, output_topics, parse_target
 from worker.commands.shared.console import CommandError, errors_for_the_user, text_console, write_line
 from worker.commands.shared.explanation import Explanation, explain_trace, named_rows
 from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
+from worker.commands.shared.shown import Pasted
 from worker.config import Settings
 from worker.core.documents import rfc3339
 from worker.core.records import SourceRecord
@@ -271,20 +272,20 @@ def show_letter(found: Hit, letter: DeadLetter, others: Sequence[Hit], options: 
             "redriven", f"{number_of(letter.redriven, 'time')}, the last time from here or an earlier dead letter"
         )
     for other in others:
-        table.add_row("also", Text(clean(f"kp-worker explain{options} {other.place}")))
+        table.add_row("also", Pasted(clean(f"kp-worker explain{options} {other.place}")))
     head = Text(clean(found.id or "a record without a trace id"), "bold")
     told = Text("not scored: it is a dead letter", "yellow")
-    text_console().print(Group(head, told, "", table, "", Text(_remedy(letter, options))))
+    text_console().print(Group(head, told, "", table, "", *_remedy(letter, options)))
 
 
-def _remedy(letter: DeadLetter, options: str) -> str:
+def _remedy(letter: DeadLetter, options: str) -> list[RenderableType]:
     if letter.reason in NO_VALUE:
-        return f"It does not contain its source record: {NO_VALUE[letter.reason]}."
-    place = f"--partition {letter.record.partition} --offset {letter.record.offset}"
-    command = f"  kp-worker redrive{options} {place}"
-    return (
-        "Write it to a file, correct the trace in its `value`, and publish that (kp-worker publish):\n"
-        f"{command} --to-file letter-{letter.record.partition}-{letter.record.offset}.jsonl --execute\n"
-        "Or send it unchanged, to a worker that accepts it now:\n"
-        f"{command} --execute"
-    )
+        return [Text(f"It does not contain its source record: {NO_VALUE[letter.reason]}.")]
+    place = f"{letter.record.partition}-{letter.record.offset}"
+    command = f"kp-worker redrive{options} --partition {letter.record.partition} --offset {letter.record.offset}"
+    return [
+        Text("Write it to a file, correct the trace in its `value`, and publish that (kp-worker publish):"),
+        Pasted(f"{command} --to-file letter-{place}.jsonl --execute"),
+        Text("Or send it unchanged, to a worker that accepts it now:"),
+        Pasted(f"{command} --execute"),
+    ]

@@ -9,7 +9,7 @@ from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from worker.commands.shared.shown import PlainTable, columns, fixed, shown_score, shown_threshold
+from worker.commands.shared.shown import Pasted, PlainTable, columns, fixed, shown_score, shown_threshold
 from worker.config import Settings
 from worker.core.documents import rfc3339
 from worker.core.scored_document import Nearest, ReadScoring, RecordPlace
@@ -274,7 +274,7 @@ def _places(it: Explanation, options: str) -> PlainTable:
     if it.record is not None:
         table.add_row("decision", Text(clean(str(it.record))))
     for place in it.also:
-        table.add_row("also", Text(clean(f"kp-worker explain{options} {place}")))
+        table.add_row("also", Pasted(clean(f"kp-worker explain{options} {place}")))
     if it.source is not None:
         table.add_row("source", Text(clean(str(it.source))))
     times = (("created at", it.created_at), ("stream time", it.stream_time), ("record time", it.record_time))
@@ -284,5 +284,5 @@ def _places(it: Explanation, options: str) -> PlainTable:
     if it.nearest is not None:
         table.add_row("nearest", Text(clean(str(it.nearest))))
         if it.record is not None:
-            table.add_row("", Text(f"kp-worker explain{options} {shlex.quote(clean(it.nearest.id))}"))
+            table.add_row("", Pasted(f"kp-worker explain{options} {shlex.quote(clean(it.nearest.id))}"))
     return table

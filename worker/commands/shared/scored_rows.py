@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import PlainTable, shown_score
+from worker.core.documents import rfc3339
 from worker.core.records import SourceRecord
 from worker.core.terminal import clean, clean_json_bytes
 from worker.kafka.reading.dead_letters import DeadLetter, as_json, read_dead_letter
@@ -25,17 +27,13 @@ COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confide
 LOW_NOVELTY: Final = 0.3
 """A novelty below this is highlighted: a very similar trace came before."""
 
-SCORED: Final = (
-    ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
-    ("nearest", 8), ("sim.", 4),
-)  # fmt: skip
+SCORED: Final = {
+    "id": 8, "time": 5, "domain": 16, "C": 4, "N": 4, "D": 4, "O": 4, "score": 5, "decision": 8, "nearest": 8,
+    "sim.": 4, "overrides": 26,
+}  # fmt: skip
+"""The columns and the fewest characters of each, so that rows that are printed apart stand below each other."""
 
-SCORE: Final = [name for name, _ in SCORED].index("score")
-
-LETTERS: Final = (("source", 11), ("time", 8), ("reason", 16))
-
-WIDE: Final = 80 + 27
-"""From this width on there is a column of overrides, after the other columns' 80."""
+LETTERS: Final = {"source": 11, "time": 8, "reason": 16, "message": 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,22 @@ class TailRecord:
     record: SourceRecord
     document: dict[str, Any] | None
     dead_letter: DeadLetter | None
+
+    @property
+    def source(self) -> tuple[int, int]:
+        """Partition and offset of the source record."""
+        if self.dead_letter is not None:
+            return self.dead_letter.source_partition, self.dead_letter.source_offset
+        source = (self.document or {})["scoring"]["source"]
+        return source["partition"], source["offset"]
+
+    @property
+    def day(self) -> str:
+        """The date of the time in its row; "" if that is unknown."""
+        if self.document is not None:
+            return clean(str(self.document["metadata"]["created_at"])[:10])
+        ms = None if self.dead_letter is None else self.dead_letter.timestamp_ms
+        return "" if ms is None else rfc3339(ms)[:10]
 
     def as_json(self) -> bytes:
         """Return one line of JSON: the output document as on the topic, or the dead letter's contents."""
@@ -98,46 +112,63 @@ def table_writer(
     `objectives`: also print each trace's objective below its row. Rows are cut only on a terminal.
     """
     console = text_console()
-    terminal = console.width if console.is_terminal else None
-    header = True
+    day = None
 
     def show(records: list[TailRecord]) -> None:
-        nonlocal header
-        for portion in [[record] for record in records] if objectives else [records] if records else []:
-            console.print(rows(portion, terminal, header=header, only_dead_letters=only_dead_letters))
-            header = False
-            if objectives and (document := portion[0].document) is not None:
-                console.print(_objective(document))
-        if terminal is None:
+        nonlocal day
+        if day is None and records:
+            console.print(rows([], only_dead_letters=only_dead_letters))
+        for this_day, of_day in groupby(records, lambda record: record.day):
+            if this_day and this_day != day:
+                day = this_day
+                console.print(Text(day, "dim"))
+            portion = list(of_day)
+            for part in [[record] for record in portion] if objectives else [portion]:
+                console.print(rows(part, header=False, only_dead_letters=only_dead_letters, cut=console.is_terminal))
+                if objectives and (document := part[0].document) is not None:
+                    console.print(_objective(document))
+        day = day or ""
+        if not console.is_terminal:
             sys.stdout.flush()  # at once, as on a terminal, because its reader may follow too
 
-    with console.status("waiting for traces; press Ctrl-C to stop") if follow and terminal else nullcontext():
+    waiting = follow and console.is_terminal
+    with console.status("waiting for traces; press Ctrl-C to stop") if waiting else nullcontext():
         yield show
 
 
-def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only_dead_letters: bool) -> PlainTable:
-    """Tabulate records; `only_dead_letters`: no scored traces. `width`: the terminal's; None: unlimited."""
+def in_commit_order(records: Iterable[TailRecord]) -> list[TailRecord]:
+    """Sort records as their commits followed each other: exactly within a partition, between partitions by time."""
+    latest: dict[int, int] = {}
+    keyed = []
+    for record in sorted(records, key=lambda it: it.source):
+        partition, offset = record.source
+        latest[partition] = max(latest.get(partition, 0), record.record.time_ms)
+        keyed.append((latest[partition], partition, offset, record))
+    return [record for *_, record in sorted(keyed, key=lambda it: it[:3])]
+
+
+def rows(
+    records: Sequence[TailRecord], *, header: bool = True, only_dead_letters: bool = False, cut: bool = True
+) -> PlainTable:
+    """Tabulate records; `only_dead_letters`: no scored traces. Figures, ids and decisions are whole.
+
+    `cut`: long domains are cut, so that the columns of several tables stand below each other.
+    """
     table = PlainTable(box=None, padding=(0, 1, 0, 0), show_header=header, header_style="bold", pad_edge=False)
-    found = [
-        _scored(record.document) if record.document is not None else _dead_among_scored(record)
-        for record in records
-        if not only_dead_letters
-    ]
-    columns = dict(LETTERS if only_dead_letters else SCORED)
-    more = max((len(cells[SCORE]) - columns["score"] for cells in found), default=0)
-    if more > 0:  # a score close to its threshold has more digits; the domains make room
-        columns |= {"score": columns["score"] + more, "domain": max(1, columns["domain"] - more)}
-    for name, cells in columns.items():
+    table.fit = ("overrides", "domain~", "sim.", "nearest", "time", "O", "D", "C", "N")
+    for name, least in (LETTERS if only_dead_letters else SCORED).items():
         right = name in ("C", "N", "D", "O", "score")
-        limit = None if width is None else cells
-        table.add_column(name, min_width=cells, max_width=limit, no_wrap=True, justify="right" if right else "left")
-    if only_dead_letters:
-        least = max(20, 0 if width is None else width - 38)
-        table.add_column("message", max_width=None if width is None else least, min_width=least)
-    elif width is None or width >= WIDE:
-        table.add_column("overrides", no_wrap=width is None)  # on a terminal two names take two lines
-    for cells_of in map(_dead_letter, records) if only_dead_letters else found:
-        table.add_row(*cells_of[: len(table.columns)])
+        wraps = name in ("overrides", "message")  # two names of overrides take two lines
+        table.add_column(
+            name, min_width=least, max_width=least if cut and name == "domain" else None, no_wrap=not wraps,
+            justify="right" if right else "left",
+        )  # fmt: skip
+    for record in records:
+        if only_dead_letters:
+            cells = _dead_letter(record)
+        else:
+            cells = _dead_among_scored(record) if record.document is None else _scored(record.document)
+        table.add_row(*cells)
     return table
 
 
@@ -172,7 +203,7 @@ def _short(trace_id: str) -> str:
 
 def _dead_among_scored(record: TailRecord) -> list[Text]:
     """Return the row of a dead letter between scored traces: its place on the source topic, and the reason."""
-    cells = [Text("-", "dim") for _ in range(len(SCORED) + 1)]
+    cells = [Text("-", "dim") for _ in SCORED]
     if record.dead_letter is not None:
         cells[0] = Text(f"{record.dead_letter.source_partition}:{record.dead_letter.source_offset}")
         cells[2] = Text(clean(record.dead_letter.reason), "yellow")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container, Iterable
+from dataclasses import replace
 from typing import Final, cast
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from worker.core import terminal
 
@@ -88,30 +92,100 @@ def duration(ms: float) -> str:
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.4g} d"
 
 
+LEAST_TEXT: Final = 8
+"""Columns of a terminal that a text keeps if it is cut or wrapped."""
+
+
 class PlainTable(Table):
-    """A table without title and caption; except on a terminal, its lines have no trailing blanks."""
+    """A table without trailing blanks, whose figures, ids and decisions are never cut.
+
+    Where it is too wide, the columns in `fit` are left out, or cut if they stand there as "name~", the first one first.
+    A line that is still too long goes on below.
+    """
+
+    fit: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render as rich does, then remove trailing blanks."""
-        rendered = cast("Iterable[Segment]", super().__rich_console__(console, options))
-        if console.is_terminal:
-            yield from rendered
-            return
+        width = self._fit(console, options)
+        rendered = cast("Iterable[Segment]", super().__rich_console__(console, options.update(max_width=width)))
         for line in Segment.split_lines(rendered):
             while line and not line[-1].text.strip(" "):
                 line.pop()
             if line:
                 line[-1] = Segment(line[-1].text.rstrip(" "), line[-1].style)
-            yield from line
-            yield Segment.line()
+            for part in Segment.divide(line, [*range(options.max_width, width, options.max_width), width]):
+                if part or not line:
+                    yield from part
+                    yield Segment.line()
+
+    def _fit(self, console: Console, options: ConsoleOptions) -> int:
+        """Make the table narrower; return the width of its lines."""
+        excess = self._least(console, options) - options.max_width
+        for step in self.fit if excess > 0 else ():
+            name = step.removesuffix("~")
+            if name == step:
+                rest = [column for column in self.columns if column.header != name]
+                self.columns = [replace(column, _index=index) for index, column in enumerate(rest)]
+            for column in self.columns:
+                if column.header == name:
+                    wide = self._measure_column(console, options.update(max_width=10_000), column).maximum
+                    column.max_width = max(
+                        LEAST_TEXT, wide - self._get_padding_width(self.columns.index(column)) - excess
+                    )
+                    column.min_width = min(column.min_width or 0, column.max_width)
+            excess = self._least(console, options) - options.max_width
+            if excess <= 0:
+                break
+        return options.max_width + max(0, excess)
+
+    def _least(self, console: Console, options: ConsoleOptions) -> int:
+        """Return the columns of a terminal that the table needs if each text that may be wrapped is."""
+        wide = options.update(max_width=10_000)
+        least = self._extra_width
+        for column in self.columns:
+            needed = self._measure_column(console, wide, column)
+            least += needed.maximum if column.no_wrap else min(needed.maximum, max(LEAST_TEXT, column.min_width or 0))
+        return least
 
 
-def columns(*names: str, right: Container[str] = (), fold: Container[str] = (), gap: int = 2) -> PlainTable:
+def columns(
+    *names: str,
+    right: Container[str] = (),
+    fold: Container[str] = (),
+    fit: tuple[str, ...] = (),
+    gap: int = 2,
+) -> PlainTable:
     """Return a table without lines; `right`: columns of numbers; `fold`: the only columns that are wrapped."""
     table = PlainTable(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    table.fit = fit
     for name in names:
         if name in fold:
             table.add_column(name, overflow="fold")
         else:
             table.add_column(name, no_wrap=True, justify="right" if name in right else "left")
     return table
+
+
+class Pasted:
+    """A command to paste: on one line if it fits, otherwise each line but the last ends with a backslash."""
+
+    def __init__(self, command: str) -> None:
+        self._words = [shlex.quote(word) for word in shlex.split(command)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines."""
+        whole = " ".join(self._words)
+        lines = [whole if len(whole) <= options.max_width else self._words[0]]
+        for word in self._words[1:] if len(whole) > options.max_width else ():
+            if len(lines[-1]) + len(word) + 3 <= options.max_width:
+                lines[-1] += f" {word}"
+            else:
+                lines[-1] += " \\"
+                lines.append(f"  {word}")
+        for line in lines:
+            yield Text(line, no_wrap=True, overflow="ignore")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return the width of its longest word, and of the whole command."""
+        return Measurement(max(map(len, self._words)) + 4, len(" ".join(self._words)))

@@ -12,7 +12,7 @@ from worker.commands.shared.console import ArgumentError, Command, SettingsError
 
 
 @click.command(cls=Command)
-@click.option("--port", type=int, metavar="N", help="Port to listen on [a free one].")
+@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Port to listen on [a free one].")
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Keep the data here [temporary].")
 def broker(port: int | None, data_dir: Path | None) -> None:
     """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""

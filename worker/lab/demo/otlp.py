@@ -92,7 +92,7 @@ def show_spans(stage: Stage, assemble: DemoProcess) -> None:
         found = asyncio.run(_scores(stage.bootstrap, records, assemble))
     stage.console.print(
         Text(f"\nFrom OpenTelemetry: {len(RUNS)} runs in {len(records)} records of spans", "bold"),
-        rows(found, stage.console.width, header=True, only_dead_letters=False),
+        rows(found),
         "",
         sep="\n",
     )

@@ -28,8 +28,8 @@ LOG_TAIL_LINES: Final = 15
 PARTITIONS: Final = 2
 
 PASSED_ON: Final = (
-    "embedder", "model", "precision", "max_tokens", "embed_threads", "threshold", "profiles", "cache_max_elements",
-    "cache_ttl_seconds", "delivery",
+    "embedder", "embedder_url", "model", "precision", "max_tokens", "embed_threads", "threshold", "profiles",
+    "cache_max_elements", "cache_ttl_seconds", "delivery",
 )  # fmt: skip
 """Settings of the caller that the worker inherits; others could point it to real topics."""
 

@@ -106,16 +106,16 @@ def _counts(outcome: DemoOutcome) -> Text:
 
 
 def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoProcess, settings: Settings) -> None:
-    told, width = story(outcome.scored), console.width
+    told = story(outcome.scored)
     console.print(
         "",
         _counts(outcome),
         Text(f"  {figures(worker)}\n", "dim"),
         Text("Scored traces, by partition and offset", "bold"),
         Text("C complexity, N novelty, D tool diversity, O outcome confidence", "dim"),
-        rows([it for it in outcome.records if it.dead_letter is None], width, header=True, only_dead_letters=False),
+        rows([it for it in outcome.records if it.dead_letter is None]),
         Text("\nDead letters, with the reason in their headers", "bold"),
-        rows(outcome.dead, width, header=True, only_dead_letters=True),
+        rows(outcome.dead, only_dead_letters=True),
         sep="\n",
     )
     if told is not None:
