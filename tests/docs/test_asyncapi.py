@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 from tests.support.builders import TOPIC_ID, make_record, make_trace, trace_bytes
 from tests.support.schemas import REGISTRY
 from tests.support.surroundings import SCHEMAS
-from worker.assemble import rows
+from worker.assemble import open_runs
 from worker.assemble.topics import SPANS_CONFIG
 from worker.commands.shared.marks import followed_topic, marks_topic
 from worker.config import load
@@ -213,32 +213,32 @@ def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
     validator("trackRecord", "payload").validate(readable)
 
 
-MARK = rows.Mark("otlp_spans", 0, 5)
+MARK = open_runs.Mark("otlp_spans", 0, 5)
 
 
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("part", rows.Part(5, "otlp_spans", 0, 7, 8, rows.packed(bytes(8)))),
+        ("part", open_runs.Part(5, "otlp_spans", 0, 7, 8, open_runs.packed(bytes(8)))),
         ("mark", MARK),
-        ("openPart", rows.Held(5, 8, rows.packed(bytes(8)))),
-        ("closedRun", rows.Remembered(5)),
-        ("times", rows.Times(5, [MARK])),
+        ("openPart", open_runs.Held(5, 8, open_runs.packed(bytes(8)))),
+        ("closedRun", open_runs.Remembered(5)),
+        ("times", open_runs.Times(5, [MARK])),
     ],
     ids=lambda value: value if isinstance(value, str) else "row",
 )
 def test_the_rows_of_assemble_are_the_code_s(name: str, row: msgspec.Struct) -> None:
     schema: Mapping[str, Any] = resolved(MESSAGES[name]["payload"])
     assert tuple(item["title"] for item in schema["items"]) == ("tag", *row.__struct_fields__)
-    written = msgspec.msgpack.decode(rows.encode(row))
+    written = msgspec.msgpack.decode(open_runs.encode(row))
     as_json = [base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in written]
     validator(name, "payload").validate(as_json)
     (example,) = MESSAGES[name]["examples"]
     read = [base64.b64decode(it) if item["title"] == "content" else it
             for it, item in zip(example["payload"], schema["items"], strict=True)]  # fmt: skip
-    assert isinstance(msgspec.msgpack.decode(rows.encode(read), type=type(row)), type(row))
+    assert isinstance(msgspec.msgpack.decode(open_runs.encode(read), type=type(row)), type(row))
     if "content" in row.__struct_fields__:
-        assert len(rows.unpacked(read[-1])) == read[-2]
+        assert len(open_runs.unpacked(read[-1])) == read[-2]
 
 
 def test_the_record_of_the_passes_is_the_code_s() -> None:

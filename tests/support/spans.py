@@ -12,7 +12,7 @@ from typing import Any
 from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from worker.assemble.rows import packed
+from worker.assemble.open_runs import packed
 from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.runs.otlp.mapping import assembled
 from worker.runs.otlp.rules import Rules, parse_rules

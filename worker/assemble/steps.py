@@ -13,8 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from worker.assemble.open_runs import Effects, OpenRuns
-from worker.assemble.rows import MAX_RUN_BYTES, STREAM, TRACE_ID, Mark, Part, RowError, decode, encode, packed
+from worker.assemble.open_runs import (
+    MAX_RUN_BYTES,
+    STREAM,
+    TRACE_ID,
+    Effects,
+    Mark,
+    OpenRuns,
+    Part,
+    RowError,
+    decode,
+    encode,
+    packed,
+)
 from worker.assemble.traces import Tally, TraceWriter, has_no_span, refusal
 from worker.core.documents import dead_letter
 from worker.core.records import BATCH_OVERHEAD, SPANS, OutputRecord, SourceRecord, encoded_size

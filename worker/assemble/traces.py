@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from worker.assemble.open_runs import ClosedRun
-from worker.assemble.rows import MAX_RUN_BYTES, Part, RowError, unpacked
+from worker.assemble.open_runs import MAX_RUN_BYTES, ClosedRun, Part, RowError, unpacked
 from worker.config import ConfigError, Settings
 from worker.core.documents import dead_letter
 from worker.core.records import ASSEMBLED, OutputRecord, SourceRecord

@@ -13,8 +13,19 @@ from typing import Any
 import pytest
 
 from worker.assemble import open_runs
-from worker.assemble.open_runs import ClosedRun, Effects, HeldBytes, OpenRuns
-from worker.assemble.rows import Mark, Part, Remembered, closed_key, decode_state, encode, open_key
+from worker.assemble.open_runs import (
+    ClosedRun,
+    Effects,
+    HeldBytes,
+    Mark,
+    OpenRuns,
+    Part,
+    Remembered,
+    closed_key,
+    decode_state,
+    encode,
+    open_key,
+)
 
 A, B = ("otlp_spans", 0), ("otlp_spans", 1)
 GRACE, GAP, MEMORY = 60_000, 900_000, 86_400_000

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,15 +14,19 @@ from typing import Any
 import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from prometheus_client import CollectorRegistry
 
 from tests.support import spans
 from worker.assemble import steps as steps_module
 from worker.assemble import traces
-from worker.assemble.open_runs import Effects, HeldBytes, OpenRuns
-from worker.assemble.rows import (
+from worker.assemble.assembler import Shared
+from worker.assemble.open_runs import (
     STREAM,
+    Effects,
     Held,
+    HeldBytes,
     Mark,
+    OpenRuns,
     Part,
     RowError,
     decode,
@@ -36,6 +41,7 @@ from worker.assemble.traces import TraceWriter, UnreadContent, has_root
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS, Fault, OutputRecord, SourceRecord
 from worker.core.trace import Reason, parse_trace
 from worker.kafka.writing.rows import key_partition
+from worker.observe.assemble_metrics import AssembleMetrics
 from worker.runs.otlp.mapping import MAX_UNREAD
 from worker.runs.otlp.spans import InvalidSpans, decoded
 from worker.runs.otlp.tree import root_ended
@@ -147,6 +153,18 @@ def test_a_clock_that_is_too_slow_for_the_records_is_told_once(caplog: pytest.Lo
     assert spread.time_ms is None
     (told,) = caplog.messages
     assert told.startswith("otlp_spans/3: a record is dated more than an hour ahead of this machine's clock")
+
+
+def test_a_clock_that_is_set_after_the_start_counts_and_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was two hours slow, as on a machine that slept, or before NTP answers."""
+    shared, spread = Shared(AssembleMetrics(CollectorRegistry()), 1.0, UnreadContent()), None
+    for clock_ms, now_ms in ((NOW - 7_200_000, NOW - 7_200_000), (NOW, NOW), (NOW - 60_000, NOW)):
+        monkeypatch.setattr(time, "time_ns", lambda clock_ms=clock_ms: clock_ms * 1_000_000)
+        assert shared.now_ms() == now_ms
+        spread = spread or Spread("otlp_spans", 0, None)
+        spread.take(record(spans.as_protobuf(spans.run_spans(1)), 1, NOW), shared.now_ms())
+    assert spread is not None
+    assert spread.time_ms == NOW
 
 
 def test_without_any_time_a_part_counts_as_of_now_and_the_partition_has_none() -> None:
