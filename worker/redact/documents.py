@@ -16,7 +16,7 @@ from worker.redact.own import OwnPattern, replace_own
 from worker.redact.reference import PASSWORD_MARKER, found_by_reference, redact_as_reference
 from worker.redact.strict import find_secrets
 from worker.redact.strict.fold import fold
-from worker.redact.strict.names import is_named_secret, is_secret_after, is_secret_member
+from worker.redact.strict.names import NO, is_secret_after, is_secret_member, named_secret
 
 RULES: Final = ("reference", "strict")
 """The sets of rules: the SDK's, and those plus rules for other secrets in transcripts (strict/)."""
@@ -174,7 +174,7 @@ class _Walk:
 
     def _fill_object(self, source: dict[str, Any], target: dict[str, Any], place: int) -> None:
         read = [self._name(name) for name in source]
-        named = self._strict and is_named_secret(source)
+        named = named_secret(source) if self._strict else NO
         taken = {name for name, (cleaned, _) in zip(source, read, strict=True) if name == cleaned}
         numbers: dict[str, int] = {}
         for (name, value), (cleaned, is_password) in zip(source.items(), read, strict=True):
@@ -182,7 +182,7 @@ class _Walk:
             if place == _TRACE and name == "id":
                 target[unique] = value
             elif (is_password and not (place == _SCHEMA and isinstance(value, dict | list))) or (
-                self._strict and place != _SCHEMA and name not in _FIELDS and is_secret_member(name, value, named=named)
+                self._strict and place != _SCHEMA and name not in _FIELDS and is_secret_member(name, value, named)
             ):
                 target[unique] = self._password(value)
             else:

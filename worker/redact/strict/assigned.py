@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from worker.redact.markers import Found, Rule, most_names, most_secrets, rule
 from worker.redact.strict.names import (
     DATE_OR_NUMBER,
+    IF_MIXED,
     IF_RANDOM,
     NO,
     PASSWORD,
@@ -23,6 +24,7 @@ from worker.redact.strict.names import (
     VALUE_MEMBERS,
     harmless,
     is_clear,
+    is_given,
     is_long_word,
     is_mixed,
     is_random,
@@ -58,6 +60,7 @@ _NAME_CHARACTERS: Final = string.digits + string.ascii_letters + "_.-"
 
 ANY_STEM: Final = (
     "pass|pw|psk|assword|secret|token|key|cred|auth|sig|sess|sid|jwt|otp|pin|psw|cvv|cvc|mnemonic|hmac|recovery"
+    r"|_pat\b|\bpat_|\bpat\b|patfor"
 )
 """Each text with a name contains one of these, ignoring case."""
 
@@ -82,6 +85,7 @@ _NAME: Final = _pattern(
       | jwt | otp
       | pin(?:code|(?![a-z]))           # pin, pincode, but not ping
       | mnemonic | hmac | recovery
+      | pat(?: (?<![a-z]...) (?![a-z]) | (?=for) )    # GH_PAT, patForAzure, but not path
     )
     [a-z0-9_.-]{0,48}+                  # the rest of the name
     (?= [\s"'`\\*\]:=%,;{<>|?+&-] )     # a sign may follow,
@@ -193,6 +197,9 @@ _REST_OF_LINE: Final = re.compile(r"[^\r\n\"'\\]{1,300}")
 _PROSE_LINE: Final = re.compile(PROSE)
 _SHORT_NUMBER: Final = re.compile(r"[0-9.,]{1,12}+(?![^\s,;}\]])")
 
+_TEST: Final = re.compile(r"(?i:test)|\S+ \([0-9.]+ ?m?s\)|\S+::|[\w.-]+/")
+"""After PASS, what a test runner prints: a test, its file, its time."""
+
 _ENV_NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _SPACED: Final = ("api ", "access ", "secret ", "private ", "signing ", "encryption ", "master ", "license ")
 _LOOSE_BEGINS: Final = re.compile(r"(?:\n|[Ee][Nn][Vv] |\| )\Z")
@@ -282,6 +289,8 @@ def _assignment(text: str, start: int, sign: re.Match[str], *, spaced: bool) -> 
         return None  # f(token, "x") in code
     if strength == NO or (strength == TOKEN and _SHORT_NUMBER.match(text, sign.end())):
         return None
+    if name == "PASS" and (text.endswith("--- ", 0, begin) or _TEST.match(text, sign.end())):
+        return None
     return _Assignment(how, sign.group(), name, strength, text[begin - 1 : begin])
 
 
@@ -338,6 +347,10 @@ def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
         if to.how in ("loose", "mentioned"):
             return is_clear(content)
         return to.how in ("assign", "value") and " " not in content and is_random(content)
+    if to.strength == IF_MIXED:
+        if to.how in ("prose", "mentioned"):
+            return is_clear(content)
+        return " " not in content and (is_mixed(content) if to.how == "loose" else looks_secret(content))
     if to.how == "tag":
         sure = to.before in ("<", ":") or to.sign.startswith("</")
         return not harmless(content) if sure else looks_secret(content)
@@ -401,7 +414,7 @@ def _nested(text: str, to: _Assignment, place: int) -> Iterator[Found]:
         place = member.end()
         group = "quoted" if member["quoted"] is not None else "bare"
         value = member[group]
-        sure = group == "quoted" and member["name"].lower() in VALUE_MEMBERS and not harmless(value)
+        sure = group == "quoted" and member["name"].lower() in VALUE_MEMBERS and is_given(value, to.strength)
         if sure or (likely(value, to.strength) and " " not in value):
             yield Found(*member.span(group), "password")
 
@@ -425,7 +438,8 @@ def _values_before_names(text: str, lowered: str) -> Iterator[Found]:
         span = match.span("quoted" if match["quoted"] is not None else "bare")
         strength = strength_of(text[slice(*match.span("name"))])
         value = text[slice(*span)]
-        if strength > IF_RANDOM and (likely(value, strength) if match[0].startswith("text") else not harmless(value)):
+        judge = likely if match[0].startswith("text") else is_given
+        if strength > IF_RANDOM and judge(value, strength):
             yield Found(*span, "password")
 
 
@@ -510,13 +524,13 @@ def _inserts(text: str, lowered: str) -> Iterator[Found]:
     """Yield the values of secret columns: insert into users (name, password) values ('a', 'x')."""
     for match in _INSERT.finditer(lowered):
         columns = [column.strip(" \n\t`\"[]'") for column in text[slice(*match.span("columns"))].split(",")]
-        wanted = {number for number, column in enumerate(columns) if strength_of(column) > IF_RANDOM}
+        wanted = {number: found for number, column in enumerate(columns) if (found := strength_of(column)) > IF_RANDOM}
         place = match.end()
         while wanted and (row := _ROW.match(text, place)) is not None:
             place = row.end()
             for number, item in enumerate(_ITEM.finditer(text, *row.span("row"))):
                 group = "one" if item["one"] is not None else "two"
-                if number in wanted and item[group] and not harmless(item[group]):
+                if number in wanted and item[group] and is_given(item[group], wanted[number]):
                     yield Found(*item.span(group), "password")
 
 

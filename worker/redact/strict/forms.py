@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from worker.redact.markers import Found, Rule, rule
-from worker.redact.strict.names import has_digit, is_random
+from worker.redact.strict.names import has_digit, has_no_words, is_clear, is_random
 
 _BEGINS: Final = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f][0-9A-Fa-f]))"
 """The beginning of a word, also after a URL escape."""
@@ -161,7 +161,11 @@ _AT_WORDS: Final = (
     ("FLWSECK", "FLWSECK(?:_TEST)?-[A-Za-z0-9-]{12,64}+"),  # Flutterwave
     ("AGE-SECRET-KEY-1", "AGE-SECRET-KEY-1[A-Z0-9]{58}"),  # age
     ("HRKU-", "HRKU-[A-Za-z0-9_-]{30,80}+"),  # Heroku
-    ("fm2_", "fm2_[A-Za-z0-9+/=_-]{40,1024}+"),  # Fly
+    ("fm2_", "(?:FlyV1 )?fm2_[A-Za-z0-9+/=_-]{40,1024}+"),  # Fly
+    ("tskey-", "tskey-[a-z]{2,12}-[A-Za-z0-9]{6,32}-[A-Za-z0-9]{20,64}+"),  # Tailscale
+    ("slk_", "slk_[a-f0-9]{64}"),  # Sourcegraph
+    ("fc-", "fc-[a-f0-9]{32}(?![A-Za-z0-9])"),  # Firecrawl
+    ("CLOJARS_", "CLOJARS_[a-f0-9]{60}"),
     ("tgp_v1_", "tgp_v1_[A-Za-z0-9_-]{40,64}+"),  # Together
     ("pnu_", "pnu_[A-Za-z0-9]{36}"),  # Prefect
     ("rdme_", "rdme_[a-z0-9]{40,100}+"),  # ReadMe
@@ -203,9 +207,18 @@ _AT_WORDS: Final = (
 )  # fmt: skip
 """Keys recognised by their prefix at the beginning of a word."""
 
+
+def _is_key(key: str) -> bool:
+    """Return whether what follows the prefix is random, with letters of both cases and digits, but no words."""
+    key = key.rpartition("_")[2]
+    return is_clear(key) and has_no_words(key)
+
+
 KEYS: Final = (
     _keys(_ANYWHERE),
     _keys(_AT_WORDS, _BEGINS),
+    _key("[A-Za-z0-9]_[A-Za-z0-9]{32}",  # any other service: kpat_, vcp_
+         _BEGINS + r"[A-Za-z](?:[A-Za-z0-9]{1,9}_){1,3}[A-Za-z0-9]{32,256}+(?![A-Za-z0-9])", check=_is_key),
     _key("sk-[A-Za-z0-9_-]{12}",  # OpenAI, Anthropic and others
          _BEGINS + "sk-[A-Za-z0-9_-]{20,512}+", check=has_digit),
     _key(r"s\.[A-Za-z0-9]{24}", r"(?<![A-Za-z0-9_.])s\.(?=[A-Za-z]{0,23}[0-9])[A-Za-z0-9]{24}(?![A-Za-z0-9_.(])"),

@@ -39,6 +39,13 @@ _KEYS_OF: Final = words_of(
     "rsa webhook provider project server client integration ingest write read"
 )
 _NO_SECRET_KEYS: Final = words_of("public pub primary foreign partition sort cache object idempotency row")
+_PROPERTIES: Final = words_of(
+    "id ids uuid name names user username email path file files dir folder arn alias version revision hash hashes "
+    "fingerprint digest checksum algorithm alg method type types kind format url uri endpoint host region header "
+    "headers field fields column columns class provider backend prefix issuer audience scope scopes subject label "
+    "policy source hint"
+)
+"""At the end of a name, they say something about a secret: token_url, SECRET_NAME."""
 _ENDINGS: Final = words_of(
     "prod production stage staging dev test old new value plain b64 base64 confirm confirmation again "
     "primary secondary base hex text txt string str current default live sandbox backup key1 key2"
@@ -50,8 +57,9 @@ _OTHER_THINGS: Final = words_of(
 )
 _WORDS: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
-NO, IF_RANDOM, TOKEN, PASSWORD = range(4)
-"""How strongly a name says that its value is a secret."""
+NO, IF_RANDOM, IF_MIXED, TOKEN, PASSWORD = range(5)
+"""How strongly a name says that its value is a secret: not at all, if it `is_random`, if it `looks_secret`, unless it
+is `harmless` (the last two)."""
 
 
 def has_digit(value: str) -> bool:
@@ -61,7 +69,7 @@ def has_digit(value: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def strength_of(name: str) -> int:
-    """Return NO, IF_RANDOM, TOKEN or PASSWORD: how strongly a name says that its value is a secret."""
+    """Return how strongly a name says that its value is a secret. In GITHUB_TOKEN_RO, what is before RO says it."""
     words = [word.lower() for word in _WORDS.findall(name)]
     while len(words) > 1 and (words[-1] in _ENDINGS or words[-1].isdigit()):
         words.pop()
@@ -69,29 +77,37 @@ def strength_of(name: str) -> int:
         words.pop()
     if not words:
         return NO
-    last = words[-1]
+    strength = _strength_of_last(words)
+    if strength == NO and words[-1] not in _PROPERTIES:
+        while words.pop() and words:
+            if _strength_of_last(words) >= IF_MIXED:
+                return IF_MIXED
+    return strength
+
+
+def _strength_of_last(words: list[str]) -> int:
+    """Return how strongly a name says it whose last word is that of a secret."""
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
     if last in ("authorization", "cookie"):
         return TOKEN
-    if len(words) > 1 and words[0] in _OTHER_THINGS:
+    if before and words[0] in _OTHER_THINGS:
         return NO
     if (
         last in _PASSWORD_WORDS
         or (last.endswith(_PASSWORD_STEMS) and last not in _NO_PASSWORDS)
-        or (len(words) > 1 and last == "phrase" and words[-2] in ("pass", "seed", "recovery", "secret"))
+        or (last == "phrase" and before in ("pass", "seed", "recovery", "secret"))
+        or (last == "word" and before == "pass")
     ):
         return PASSWORD
-    if last in _TOKEN_WORDS or last.endswith(_TOKEN_STEMS):
+    if last in _TOKEN_WORDS or last.endswith(_TOKEN_STEMS) or (last == "data" and before == "key"):  # client-key-data
         return TOKEN
-    if words[-2:] == ["key", "data"]:  # client-key-data of a kubeconfig
+    if last == "pat":  # a personal access token
+        return IF_MIXED
+    if last in ("key", "keys") and before in _NO_SECRET_KEYS:
+        return NO
+    if last in ("key", "keys") and before in _KEYS_OF:
         return TOKEN
-    if last in ("key", "keys") and len(words) > 1:
-        if words[-2] in _NO_SECRET_KEYS:
-            return NO
-        if words[-2] in _KEYS_OF:
-            return TOKEN
-    if last == "word" and len(words) > 1 and words[-2] == "pass":
-        return PASSWORD
-    if last in _WEAK_WORDS or (last == "id" and len(words) > 1 and words[-2] in ("session", "sess")):
+    if last in _WEAK_WORDS or (last == "id" and before in ("session", "sess")):
         return IF_RANDOM
     return NO
 
@@ -108,7 +124,7 @@ _WORD_VALUES: Final = words_of(
     "number object array list dict any type text optional required self this cls env new await async "
     "function lambda return not if else and or in is char varchar secretstr void unknown empty default "
     "auto hidden masked missing invalid expired set unset disabled enabled password username same-origin "
-    "include omit"
+    "include omit inherit"
 )
 _CODE: Final = re.compile(
     r"(?:self|this|cls|config|conf|cfg|settings|options|opts|args|kwargs|params|props|state|process|os|env|environ|req"
@@ -169,6 +185,13 @@ _PLAIN_ID: Final = re.compile(
 def is_value(value: str) -> bool:
     """Return whether a value is not `harmless`."""
     return not harmless(value)
+
+
+def is_given(value: str, strength: int) -> bool:
+    """Return whether a value that is clearly given to a name is a secret."""
+    if strength >= TOKEN:
+        return not harmless(value)
+    return " " not in value and (looks_secret(value) if strength == IF_MIXED else is_random(value))
 
 
 def is_random(value: str) -> bool:
@@ -238,12 +261,29 @@ def may_be(value: str, *, quoted: bool) -> bool:
         )
         or must_be(value)
         or (len(value) >= 6 and _WORD_AND_NUMBER.fullmatch(value) is not None)
+        or is_scrambled(value)
     )
 
 
 _WORD_AND_NUMBER: Final = re.compile(
     r"(?!step|user|line|page|file|item|field|option|version|input|form|test)[a-z]{4,}[0-9]{1,6}[!?.]?"
 )
+
+
+def is_scrambled(value: str) -> bool:
+    """Return whether letters of both cases are neither words nor a name such as LastPass."""
+    if not (8 <= len(value) <= 64 and value.isascii() and value.isalpha()) or value[1:].islower() or value.isupper():
+        return False
+    return has_no_words(value)
+
+
+def has_no_words(value: str) -> bool:
+    """Return whether less than half of the characters are in parts that may be words."""
+    words = (part for part in _WORDS.findall(value) if _SPOKEN.fullmatch(part.lower()))
+    return 2 * sum(map(len, words)) < len(value)
+
+
+_SPOKEN: Final = re.compile(r"(?=.*[aeiouy])(?!.*[^aeiouy]{4}).{3,}")
 
 
 def must_be(value: str) -> bool:
@@ -289,40 +329,42 @@ VALUE_MEMBERS: Final = frozenset(("value", "val", "content", "default", "data", 
 # -- members of a document whose whole values are secrets
 
 
-def is_secret_member(name: str, value: Any, *, named: bool) -> bool:
-    """Return whether the whole value of a member is a secret. `named`: `is_named_secret` of its object."""
+def is_secret_member(name: str, value: Any, named: int) -> bool:
+    """Return whether the whole value of a member is a secret. `named`: `named_secret` of its object."""
     strength = strength_of(fold(name).text.strip().strip("-.:"))
     if named and name.lower() in VALUE_MEMBERS:
-        strength = max(strength, TOKEN)
+        strength = max(strength, named)
     if strength == NO:
         return False
     if isinstance(value, str):
-        value = fold(value).text.strip()
-        return is_random(value) and " " not in value if strength == IF_RANDOM else not harmless(value)
+        return is_given(fold(value).text.strip(), strength)
     if isinstance(value, dict | list):
         # only numbers: this is usage (`"tokens": {"prompt": 5}`)
         parts = value.values() if isinstance(value, dict) else value
-        return strength > IF_RANDOM and any(isinstance(part, str | dict | list) for part in parts)
+        return strength >= TOKEN and any(isinstance(part, str | dict | list) for part in parts)
     return strength == PASSWORD and isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_named_secret(source: dict[str, Any]) -> bool:
-    """Return whether an object has a secret's name and value as members: {"name": "DB_PASSWORD", "value": "x"}."""
-    if len(source) > 8:
-        return False
-    return any(
-        isinstance(value, str)
-        and len(value) <= 100
-        and ((name.lower() in _NAME_MEMBERS and strength_of(value) > IF_RANDOM) or labels_secret(name, value))
-        for name, value in source.items()
-    )
+def named_secret(source: dict[str, Any]) -> int:
+    """Return how strongly a member names the secret in another one: {"name": "DB_PASSWORD", "value": "x"}."""
+    strength = NO
+    if len(source) <= 8:
+        for name, value in source.items():
+            if isinstance(value, str) and len(value) <= 100 and (lowered := name.lower()) in _NAMING:
+                if lowered in _NAME_MEMBERS and (of_value := strength_of(value)) > IF_RANDOM:
+                    strength = max(strength, min(of_value, TOKEN))
+                elif labels_secret(name, value):
+                    strength = TOKEN
+    return strength
 
 
 _NAME_MEMBERS: Final = frozenset(("name", "key", "header", "variable", "field", "env", "param", "parameter", "option"))
+_NAMING: Final = _NAME_MEMBERS | _LABELS
 
 
 def is_secret_after(before: str, value: str) -> bool:
     """Return whether an array item is a secret because of the item before it: ["--password", "x"]."""
-    if len(before) > 100 or strength_of(before.strip("-:")) <= IF_RANDOM:
+    strength = strength_of(before.strip("-:")) if len(before) <= 100 else NO
+    if strength <= IF_RANDOM:
         return False
-    return not harmless(value) and not value.startswith("-") if before.startswith("--") else looks_secret(value)
+    return is_given(value, strength) and not value.startswith("-") if before.startswith("--") else looks_secret(value)

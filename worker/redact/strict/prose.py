@@ -16,8 +16,10 @@ from worker.redact.strict.names import (
     PASSWORD,
     VALUE_MEMBERS,
     harmless,
+    is_mixed,
     labels_secret,
     likely,
+    looks_secret,
     may_be,
     must_be,
     words_of,
@@ -32,21 +34,25 @@ _WORDS: Final = (
     "palavra-passe", "palavra passe", "parola d'ordine", "parola", "codice segreto", "chiave segreta", "wachtwoord",
     "toegangscode",
     "lösenord", "adgangskode", "kodeord", "passord", "salasana", "tunnussana", "lykilorð", "hasło", "hasłem", "heslo",
-    "jelszó", "jelszav", "lozinka", "lozinku", "geslo", "парол", "κωδικός πρόσβασης", "κωδικό πρόσβασης",
-    "συνθηματικό", "şifre", "parool", "slaptažodis", "parolă", "parolei", "mật khẩu", "kata sandi",
+    "jelszó", "jelszav", "lozinka", "lozinku", "geslo", "парол", "κωδικό", "συνθηματικό", "şifre", "parool",
+    "slaptažodis", "parolă", "parolei", "mật khẩu", "kata sandi", "kata laluan", "nenosiri",
 )  # fmt: skip
 """Words for a password and the like, in lower case; an ending may follow."""
 _UNSPACED: Final = (
     "كلمة المرور", "كلمة السر", "رمز عبور", "گذرواژه", "סיסמה", "סיסמא", "पासवर्ड", "পাসওয়ার্ড", "รหัสผ่าน", "密码", "密碼",
-    "口令", "パスワード", "暗証番号", "비밀번호", "암호",
+    "口令", "パスワード", "暗証番号", "合言葉", "비밀번호", "암호", "கடவுச்சொல்", "پاس ورڈ",
 )  # fmt: skip
 """Words that a letter may precede, because their languages do not space words, or have prefixes."""
+_TOKENS: Final = ("令牌", "密钥", "密鑰", "シークレットキー", "トークン", "apiキー", "토큰")
+"""Words for a token or a key, which prose about programs has, too: only what `looks_secret` counts."""
 
 _VERBS: Final = words_of(
     "is was are be to as set lautet ist war est sera es será é foi è sarà zijn är blir er var on oli jest "
     "je byl este era \u0435 є це это είναι olarak היא הוא है হল là adalah ialah 是 为 為 は 는 은"
 )
-_CASED: Final = {form for word in (*_ENGLISH, *_WORDS, *_UNSPACED) for form in (word, word.upper(), word.capitalize())}
+_CASED: Final = {
+    form for word in (*_ENGLISH, *_WORDS, *_UNSPACED, *_TOKENS) for form in (word, word.upper(), word.capitalize())
+}
 _HINT: Final = "|".join(re.escape(form) for form in sorted(_CASED))
 
 
@@ -57,18 +63,23 @@ def _pattern(words: Iterable[str]) -> re.Pattern[str]:
         end = r"(?![a-z0-9_(])" if word in _ENGLISH else ""
         firsts.setdefault(word[0], []).append(word[1:] + end)
     spaced = (rf"{first}(?<![^\W_]{first})(?:{'|'.join(rests)})" for first, rests in firsts.items())
-    return re.compile("|".join([*spaced, *_UNSPACED]))
+    return re.compile("|".join([*spaced, *_UNSPACED, *_TOKENS]))
 
 
+_OF_SCRIPTS: Final = frozenset((*_UNSPACED, *_TOKENS))
 _WORD: Final = _pattern((*_ENGLISH, *_WORDS))
 _ASCII_WORD: Final = _pattern(filter(str.isascii, (*_ENGLISH, *_WORDS)))
 _ENDING: Final = re.compile(r"[^\W\d_]{0,8}+(?![a-z0-9_(])")
+_REST: Final = re.compile(r"[^\x00-\x7f\s\u2000-\u206f\u3000-\u303f]{0,20}+")
+"""What follows such a word without a space: 已重置为, は, ใหม่ของฉันคือ. The value may follow at once."""
+_OTHER_SCRIPT: Final = re.compile("[\u0e00-\u1fff\u3000-\uffef]")
+"""It ends a value in ASCII: パスワードはxでした."""
 _NEXT: Final = re.compile(
     r"(?P<gap>(?:[^\w\n\"'`<>$%&*+!?@#\\~^({\[]|->|=>|<-){0,8}(?:\n[ \t]{0,8})?)"
     r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,100})(?P=quote)|(?P<bare>[^\s\"'`<>()\[\]{},;|:=]{1,100}+))"
 )
 _MOST_WORDS: Final = 7
-_CANDIDATE: Final = re.compile("[0-9\"'`]")
+_CANDIDATE: Final = re.compile("[0-9\"'`]|[A-Za-z][A-Z]")
 """Every value has one of these in it or around it."""
 _GAP_END: Final = re.compile(r"[.;\n]")
 _STRONG_GAP: Final = re.compile(r"[:=>\u2192|<]|(?<=[ ])-(?=[ ])")
@@ -85,22 +96,22 @@ def _after_words(text: str, lowered: str) -> Iterator[Found]:
             continue
         end, english = word.end(), word[0] in _ENGLISH
         if not english:
-            ending = _ENDING.match(lowered, end)
+            ending = (_REST if word[0] in _OF_SCRIPTS else _ENDING).match(lowered, end)
             if ending is None:
                 continue
             end = ending.end()
         ending_verb = not english and not text[end - 1].isascii() and end > word.end()
-        found = _value_after(text, end, verb=ending_verb, english=english)
+        found = _value_after(text, end, verb=ending_verb, english=english, word=word[0])
         if found is not None:
             done = found[1]
             yield Found(*found, "password")
 
 
-def _value_after(text: str, place: int, *, verb: bool, english: bool) -> tuple[int, int] | None:
+def _value_after(text: str, place: int, *, verb: bool, english: bool, word: str) -> tuple[int, int] | None:
     """Return the place of the value after a word for a secret, which ends at `place`."""
     if not _CANDIDATE.search(text, place, place + 120):
         return None
-    sign = False
+    sign, script = False, word in _OF_SCRIPTS  # script: all words up to here are in that of the first
     for number in range(_MOST_WORDS):
         match = _NEXT.match(text, place)
         if match is None:
@@ -113,20 +124,23 @@ def _value_after(text: str, place: int, *, verb: bool, english: bool) -> tuple[i
         start, end = match.span(group)
         value = match[group]
         if quoted is None:
-            value = value.rstrip(".")
+            other = None if text.isascii() or not value[0].isascii() else _OTHER_SCRIPT.search(value)
+            value = value[: other.start() if other else None].rstrip(".")
             end = start + len(value)
             if text[end : end + 1] in ("(", "[", "{"):
                 return None
         near = verb or (sign and not (english and ":" in gap and number == 0))
-        near = near or (quoted is not None and not english and not gap.strip(" :=,"))
-        if near and may_be(value, quoted=quoted is not None):
+        near = near or script or (not english and (number == 0 or (quoted is not None and not gap.strip(" :=,"))))
+        near = near and (value.isascii() or word not in _OF_SCRIPTS)
+        if near and (looks_secret(value) if word in _TOKENS else may_be(value, quoted=quoted is not None)):
             return start, end
         if must_be(value) and not (number and _NAME_AND_YEAR.fullmatch(value)):
             return start, end
         if english and number == 0 and value.lower() in _OTHER_THINGS:
             return None
-        word = text[start:end].lower()
-        verb = word in _VERBS or (verb and word in _FILLERS)
+        passed = text[start:end].lower()
+        verb = passed in _VERBS or (verb and passed in _FILLERS)
+        script = script and not text[start].isascii()
         if _NO_WORD.search(value):
             return None
         place = match.end()
@@ -217,6 +231,31 @@ def _seeds(text: str, lowered: str) -> Iterator[Found]:
             place = found.start() + words.end()
 
 
+_NUMBERS: Final = "密码|密碼|口令|パスワード|暗証番号|验证码|驗證碼|비밀번호"
+"""Words for a secret that is often a number, where the number follows at once."""
+
+_LABEL: Final = (
+    r"(?:passw(?:or)?d|passphrase|passcode|passwort|kennwort|mot de passe|contrase\S{1,2}a|senha|secret(?:[ _-]key)?"
+    r"|(?:api|access|private)[ _-]?key|(?:access|auth|api|bearer|refresh)[ _-]token|token:"
+    r"|密码|密碼|パスワード|비밀번호)[ \t\"*`_)]{0,4}:?[*_ \t]{0,4}\r?\n"
+)
+"""The name of a secret at the end of a line."""
+_LABEL_HINT: Final = _LABEL.replace(r"\S", ".")
+_BELOW: Final = re.compile(
+    rf"(?i:{_LABEL})(?P<between>"
+    r"(?:[ \t]*(?:[-=~_*]{3,20}|`{3,8}\w{0,12}|\[REDACTED:password\])?[ \t]*\r?\n){0,2})"
+    r"[ \t]{0,20}(?:[-*>$][ ])?[\"'`]?(?P<secret>[^\s\"'`<>|(){}]{6,300}+)[\"'`]?[ \t]*(?=\r?\n|\Z)"
+)
+
+
+def _below_labels(text: str, _lowered: str) -> Iterator[Found]:
+    """Yield the values that stand alone in a line below the name of a secret, also below a blank line or a rule."""
+    for match in _BELOW.finditer(text):
+        # the reference takes a rule for the value
+        if is_mixed(match["secret"]) or ("[" not in match["between"] and may_be(match["secret"], quoted=False)):
+            yield Found(*match.span("secret"), "password")
+
+
 IN_PROSE: Final = (
     Rule(_HINT, _after_words),
     Rule("password|passphrase|passcode|verification code|pin", _before_words),
@@ -224,7 +263,9 @@ IN_PROSE: Final = (
         "|senord|has(?:ł|Ł)o|heslo"
         "|secret key|арол|密码|密碼|パスワード|비밀번호|ifre", _fields),
     Rule("seed|mnemonic|recovery|backup phrase|wallet|secret phrase|(?:12|24)[ -]word", _seeds),
-    rule("password", "pin",
-        r"\b(?:PIN|Pin)(?:[ -](?:code|number|Code))?[ ]?(?:[:=]|is|was|ist|est|es)[ ]{0,3}"
-        r"(?P<secret>[0-9]{4,8})(?![0-9.,:/-])"),
+    rule("password", f"pin|{_NUMBERS}",
+        r"(?=[P密口パ暗验驗비])(?:\b(?:PIN|Pin)(?:[ -](?:code|number|Code))?[ ]?(?:[:=]|is|was|ist|est|es)[ ]{0,3}"
+        rf"|(?:{_NUMBERS})[是为為はが:는은]?[ ]?)"
+        r"(?P<secret>[0-9]{4,12})(?![0-9A-Za-z年位个個文桁字자]|[.,:/-][0-9])"),
+    Rule(_LABEL_HINT, _below_labels),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from worker.redact.strict.names import (
     PLACEHOLDER,
     harmless,
     has_digit,
+    is_given,
     is_random,
     is_typed,
     looks_secret,
@@ -88,7 +89,8 @@ _PART: Final = re.compile(
 
 def _parts(text: str, _lowered: str) -> Iterator[Found]:
     for match in _PART.finditer(text):
-        if strength_of(match["name"]) > IF_RANDOM and not harmless(match["secret"]):
+        strength = strength_of(match["name"])
+        if strength > IF_RANDOM and is_given(match["secret"], strength):
             yield Found(*match.span("secret"), "password")
 
 
