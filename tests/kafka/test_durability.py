@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -30,9 +31,10 @@ from tests.support.proxy import Proxy
 from tests.support.stage import LINES, Stage, Workers, documents, origin
 from worker.core.changelog import SLACK, decode, encode, slot_key, text_hash
 from worker.core.passes import MARKER_KEY
+from worker.core.restore import Log
 from worker.core.trace import embedding_text, parse_trace
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
-from worker.kafka.restore import read_logs
+from worker.kafka.restore import AT_ONCE, read_logs
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()
@@ -290,8 +292,29 @@ async def test_a_restore_from_a_broker_that_falls_silent_ends(kafka: EmbeddedKaf
 
     with Proxy(kafka.bootstrap_servers, silent) as proxy:
         try:
+            reading = read_logs({"bootstrap_servers": proxy.address}, name, [0], 1.0, 1 << 20, lambda *read: read)
             with pytest.raises(TimeoutError, match=f"nothing arrived from {name} for 1 s"):
-                await asyncio.wait_for(read_logs({"bootstrap_servers": proxy.address}, name, [0], 1.0, 1 << 20), 30)
+                await asyncio.wait_for(reading, 30)
         finally:
             spoken.set()
     assert asked.is_set()
+
+
+async def test_logs_are_read_a_few_at_a_time_however_many_partitions_there_are(kafka: EmbeddedKafka) -> None:
+    """So memory does not grow with their number. A use may take longer than the brokers may be silent."""
+    name = unique("logs")
+    await create_topics_async(kafka.bootstrap_servers, {name: 16})
+    rows = [(b"%d" % i, b"%d" % i if i % 7 else None, (), n) for n in range(15) for i in range(n)]
+    await produce_async(kafka.bootstrap_servers, name, [*rows, (b"1", b"again", (), 14)])
+    most = 0
+
+    def use(number: int, log: Log) -> list[tuple[bytes, bytes]]:
+        nonlocal most
+        most = max(most, sum(type(it) is Log and it.end > 0 for it in gc.get_objects()))
+        time.sleep(3.5 if number == 5 else 0)
+        return list(log.live())
+
+    read = await read_logs({"bootstrap_servers": kafka.bootstrap_servers}, name, range(16), 3.0, 1 << 20, use)
+    assert 1 <= most <= AT_ONCE + 1, "a thread may just let go of the one before"
+    assert read.pop(14)[-1] == (b"1", b"again")
+    assert read == {n: [(b"%d" % i, b"%d" % i) for i in range(n) if i % 7] for n in range(14)} | {15: []}

@@ -208,7 +208,7 @@ def install() -> None:
     factory: Any = worker.stream.partition_factory
     transaction: Any = worker.kafka.writing.transaction
     factory.Producer = SteppedProducer
-    factory.restore = _slowly(factory.restore)
+    factory.read_logs = _slowly(factory.read_logs)
     transaction.find_refused_rows = _stepped(transaction.find_refused_rows)
     if metadata_ms := os.environ.get("TEST_METADATA_MS"):
         client: Any = worker.kafka.cluster.client
@@ -254,14 +254,14 @@ def _stepped(find_refused_rows: Callable[..., Awaitable[Any]]) -> Callable[..., 
     return stepped
 
 
-def _slowly(restore: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def slow_restore(*args: Any) -> Any:
-        result = await restore(*args)
+def _slowly(read_logs: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def slow_read(*args: Any) -> Any:
+        result = await read_logs(*args)
         PLAN.passing("restored")
         await asyncio.sleep(float(os.environ.get("TEST_RESTORE_MS") or 0) / 1000)
         return result
 
-    return slow_restore
+    return slow_read
 
 
 def load(settings: config.Settings) -> Embedder | None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tests.support.builders import TOPIC_ID, TextEmbedder
-from worker.core.changelog import Log, Restored
-from worker.core.passes import MARKER_KEY, Found, committed_from
+from worker.core.changelog import Kind, kind_of
+from worker.core.passes import Found, committed_from
 from worker.core.records import OutputRecord
-from worker.core.track_record import RECORD_PREFIX
+from worker.core.restore import Log, ModelCache, Restored, restore
 from worker.kafka.writing.publisher import Commit
 
 DIMENSIONS = 6
@@ -77,11 +77,7 @@ class Topics:
 
     def entries(self) -> Mapping[bytes, bytes]:
         """Return the live entries of the cache."""
-        return {
-            key: value
-            for _, key, value in self.compacted()
-            if value is not None and key != MARKER_KEY and not key.startswith(RECORD_PREFIX)
-        }
+        return {key: value for _, key, value in self.compacted() if value is not None and kind_of(key) is Kind.ENTRY}
 
     def restored(self, capacity: int) -> Restored:
         """Read the changelog as worker/kafka/restore.py does; whether compaction has run makes no difference."""
@@ -91,8 +87,9 @@ class Topics:
             committed, self.offset = None, 0
         found = Found(self.offset, self.metadata is not None, committed, self.topic_id, recreated)
         whole, compact = (_read(records, found, capacity) for records in (self.log, self.compacted()))
-        assert (whole.entries, whole.replay, whole.current) == (compact.entries, compact.replay, compact.current)
-        assert not whole.skipped["corrupt"]
+        assert (whole.entries, whole.replay) == (compact.entries, compact.replay)
+        assert whole.report.current == compact.report.current
+        assert not whole.report.skipped["corrupt"]
         return whole
 
 
@@ -100,4 +97,4 @@ def _read(records: Sequence[Record], found: Found, capacity: int) -> Restored:
     log = Log()
     for position, key, value in records:
         log.apply(key, value, position)
-    return log.restore(found, IDENTITY.key(), DIMENSIONS, capacity)
+    return restore(log, found, ModelCache(IDENTITY.key(), DIMENSIONS, capacity))

@@ -23,6 +23,7 @@ from worker.assemble.traces import TraceWriter, UnreadContent, has_root, rules_f
 from worker.config import ConfigError, Settings
 from worker.core.passes import Pass
 from worker.core.records import ASSEMBLED, BATCH_OVERHEAD, RECORD_OVERHEAD, SPANS, SourceRecord
+from worker.core.restore import Log
 from worker.core.terminal import clean, number_of
 from worker.kafka.aiokafka_private import count_partitions
 from worker.kafka.cluster.client import prepare_clients
@@ -276,37 +277,34 @@ class Assembler:
         )  # fmt: skip
 
     async def _restored(self, partitions: Sequence[int]) -> dict[int, OpenRuns]:
-        if not partitions:
-            return {}
+        settings = self._settings
+        return await read_logs(
+            self._client, self._topics.state.name, partitions, settings.transaction_timeout_seconds,
+            settings.max_batch_bytes, self._open_runs,
+        )  # fmt: skip
+
+    def _open_runs(self, number: int, read: Log) -> OpenRuns:
         settings, topics = self._settings, self._topics
-        state = topics.state.name
-        logs = await read_logs(
-            self._client, state, partitions, settings.transaction_timeout_seconds, settings.max_batch_bytes
-        )
-        result = {}
-        for number in partitions:
-            read = logs.pop(number)
-            tp = TopicPartition(topics.reads, number)
-            sources: list[Place] = [(tp.topic, number)] if settings.spans_keyed else [STREAM]
-            if self._leads(tp):
-                sources = [(topic, each) for topic, count in topics.sources.items() for each in range(count)]
-            runs = OpenRuns(
-                sources=sources, has_root=has_root, grace_ms=round(settings.assemble_grace_seconds * 1000),
-                gap_ms=round(settings.assemble_gap_seconds * 1000),
-                memory_ms=round(settings.assemble_memory_seconds * 1000), held=self._held,
+        tp, state = TopicPartition(topics.reads, number), topics.state.name
+        sources: list[Place] = [(tp.topic, number)] if settings.spans_keyed else [STREAM]
+        if self._leads(tp):
+            sources = [(topic, each) for topic, count in topics.sources.items() for each in range(count)]
+        runs = OpenRuns(
+            sources=sources, has_root=has_root, grace_ms=round(settings.assemble_grace_seconds * 1000),
+            gap_ms=round(settings.assemble_gap_seconds * 1000),
+            memory_ms=round(settings.assemble_memory_seconds * 1000), held=self._held,
+        )  # fmt: skip
+        problems = [*read.faults, *runs.restore(read.live())]
+        if problems:
+            log.warning(
+                "%s/%d: skipped %s; the first: %s", state, number, number_of(len(problems), "record"), problems[0]
+            )
+        if runs.remembered or len(runs):
+            log.info(
+                "%s/%d: restored %s, remembered %s", state, number, number_of(len(runs), "open run"),
+                number_of(len(runs.remembered), "closed run"),
             )  # fmt: skip
-            problems = [*read.faults(), *await asyncio.to_thread(runs.restore, read.live())]
-            if problems:
-                log.warning(
-                    "%s/%d: skipped %s; the first: %s", state, number, number_of(len(problems), "record"), problems[0]
-                )
-            if runs.remembered or len(runs):
-                log.info(
-                    "%s/%d: restored %s, remembered %s", state, number, number_of(len(runs), "open run"),
-                    number_of(len(runs.remembered), "closed run"),
-                )  # fmt: skip
-            result[number] = runs
-        return result
+        return runs
 
     def problem(self, works: Collection[Partition]) -> str | None:
         """Return None: nothing but the brokers can stop this work."""

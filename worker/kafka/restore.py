@@ -1,4 +1,4 @@
-"""Restoring a newly assigned partition: its committed offset, and its cache from the changelog topic."""
+"""Reading what a newly assigned partition restores: its committed offset, and its log on a compacted topic."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.core.changelog import Log, Probes, Restored
 from worker.core.passes import Committed, Found, committed_from
 from worker.core.records import Fault, SourceRecord
+from worker.core.restore import Log, Report
 from worker.core.terminal import number_of
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import send_request
@@ -28,6 +29,7 @@ from worker.kafka.writing.protocol import FetchOffsets, UnstableOffsetError, fet
 
 log = logging.getLogger(__name__)
 
+AT_ONCE: Final = 4  # partitions that are read at once
 FETCH_BYTES: Final = 4 << 20  # bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one
 PROGRESS_SECONDS: Final = 2.0  # a longer restore logs its progress at this interval
 RETRY_SECONDS: Final = 0.2  # pause before the group's coordinator is asked again while it moves or loads its data
@@ -40,6 +42,8 @@ SHOWN_MODELS: Final = 3  # other models that a warning names: whoever may write 
 
 LOOKUP_BACKOFF_MS: Final = 20
 """aiokafka's first look-up of a topic's offsets always fails, as it knows no leaders yet: so the pause is short."""
+
+Result = TypeVar("Result")
 
 
 class OffsetsError(Exception):
@@ -164,76 +168,66 @@ async def _ask_committed(
     return fetched_offsets(await send_request(admin, FetchOffsets(group, tps, stable=stable), coordinator))
 
 
-async def restore(
+async def read_logs(
     client: Mapping[str, Any],
-    changelog: str,
-    positions: Mapping[int, Position],
-    model: str,
-    dimensions: int,
-    capacity: int,
+    topic: str,
+    partitions: Sequence[int],
     timeout_seconds: float,
     max_batch_bytes: int,
-    probes: Probes | None = None,
-) -> dict[int, Restored]:
-    """Read the changelog of source partitions to its end, and decide which pass continues (changelog.Log).
+    use: Callable[[int, Log], Result],
+) -> dict[int, Result]:
+    """Read partitions of a compacted topic to their ends at the time of the call; return what `use` makes of each log.
 
-    Call it after the partition's producer has started, which ends any open transaction, with the offsets committed
-    then. Entries of another model, and damaged records, are skipped and counted, with one warning each. Raises
-    KafkaError, TimeoutError as read_logs does, and OtherModelError where other `probes` are kept.
+    `use` is called in a thread, for one partition after the other, and must not keep the log: so memory does not grow
+    with the number of partitions. Raises what it raises, KafkaError, and TimeoutError if nothing arrives for
+    `timeout_seconds`: aiokafka may wait without end.
     """
-    logs = await read_logs(client, changelog, list(positions), timeout_seconds, max_batch_bytes)
-    result = {}
-    for partition in list(logs):
-        read = logs.pop(partition)  # its values are not needed any more: they need as much memory as the entries
-        # In a thread: 100,000 entries take about a second, and meanwhile this member's heartbeats must go out.
-        restored = await asyncio.to_thread(
-            read.restore, positions[partition].found(), model, dimensions, capacity, probes
-        )
-        result[partition] = restored
-    report_skipped(changelog, result, model)
-    report_passes(result)
-    return result
-
-
-async def read_logs(
-    client: Mapping[str, Any], changelog: str, partitions: Sequence[int], timeout_seconds: float, max_batch_bytes: int
-) -> dict[int, Log]:
-    """Read partitions of the changelog from the beginning to their ends at the time of the call.
-
-    Raises KafkaError, and TimeoutError if nothing arrives for `timeout_seconds`: aiokafka may wait without end.
-    """
-    logs = {partition: Log() for partition in partitions}
-    tps = [TopicPartition(changelog, partition) for partition in partitions]
+    if not partitions:
+        return {}
+    logs = {TopicPartition(topic, partition): Log() for partition in sorted(partitions)}
+    results: dict[int, Result] = {}
     reading = Reading(max_batch_bytes, tolerant=True)
-    reader = committed_reader(client, reading, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
+    fetch_max_bytes = AT_ONCE * FETCH_BYTES
+    reader = committed_reader(client, reading, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=fetch_max_bytes)
+    clock = asyncio.get_running_loop().time
     try:
         async with asyncio.timeout(timeout_seconds) as limit, running(reader) as consumer:
-            consumer.assign(tps)
-            await consumer.seek_to_beginning(*tps)
-            ends = await consumer.end_offsets(tps)
-            positions: dict[TopicPartition, int] = {}
-            told = time.monotonic()
-            while left := {tp: at for tp in tps if (at := await consumer.position(tp)) < ends[tp]}:
-                if left != positions:
-                    positions = left
-                    limit.reschedule(asyncio.get_running_loop().time() + timeout_seconds)
-                if time.monotonic() - told > PROGRESS_SECONDS:
-                    offsets = sum(ends[tp] - at for tp, at in left.items())
+            consumer.assign([*logs])
+            consumer.pause(*logs)
+            await consumer.seek_to_beginning(*logs)
+            ends = await consumer.end_offsets([*logs])
+            reached: dict[TopicPartition, int] = {}
+            reported = time.monotonic()
+            while logs:
+                former, reached = reached, {tp: await consumer.position(tp) for tp in islice(logs, AT_ONCE)}
+                if reached != former:
+                    limit.reschedule(clock() + timeout_seconds)
+                if time.monotonic() - reported > PROGRESS_SECONDS:
+                    offsets = sum([ends[tp] - await consumer.position(tp) for tp in logs])
                     log.info(
                         "restoring from %s: %d of %d partitions left, %d offsets",
-                        changelog, len(left), len(tps), offsets,
+                        topic, len(logs), len(partitions), offsets,
                     )  # fmt: skip
-                    told = time.monotonic()
-                for tp, records in (await consumer.getmany(*left, timeout_ms=500)).items():
+                    reported = time.monotonic()
+                complete = {tp: logs.pop(tp) for tp, at in reached.items() if at >= ends[tp]}
+                consumer.pause(*complete)
+                consumer.resume(*islice(logs, AT_ONCE))  # the next ones are fetched while the complete ones are used
+                if complete:
+                    limit.reschedule(None)
+                    for tp in list(complete):
+                        results[tp.partition] = await asyncio.to_thread(use, tp.partition, complete.pop(tp))
+                    limit.reschedule(clock() + timeout_seconds)
+                    continue
+                for tp, records in (await consumer.getmany(*reached, timeout_ms=500)).items():
                     for record in records:
                         fault = fault_of(record)
                         if fault is None:
-                            logs[tp.partition].apply(record.key, record.value, record.offset)
+                            logs[tp].apply(record.key, record.value, record.offset)
                         else:
-                            logs[tp.partition].skip(fault, record.offset)
+                            logs[tp].skip(fault, record.offset)
     except TimeoutError:
-        raise TimeoutError(f"nothing arrived from {changelog} for {timeout_seconds:g} s") from None
-    return logs
+        raise TimeoutError(f"nothing arrived from {topic} for {timeout_seconds:g} s") from None
+    return results
 
 
 def fault_of(record: SourceRecord) -> Fault | None:
@@ -242,22 +236,28 @@ def fault_of(record: SourceRecord) -> Fault | None:
     return fault if fault is not None and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE) else None
 
 
-def report_skipped(changelog: str, restored: Mapping[int, Restored], model: str) -> None:
+def report(changelog: str, reports: Mapping[int, Report], model: str) -> None:
+    """Log what restores skipped, and where a new pass begins."""
+    report_skipped(changelog, reports, model)
+    report_passes(reports)
+
+
+def report_skipped(changelog: str, reports: Mapping[int, Report], model: str) -> None:
     """Log which entries were skipped: the first damaged one of each partition, and those of another model at once."""
-    for partition, each in restored.items():
+    for partition, each in reports.items():
         if each.problem:
             log.warning(
                 "changelog %s/%d %s; the entry is skipped (%d damaged in all)",
                 changelog, partition, each.problem, each.skipped["corrupt"],
             )  # fmt: skip
-    older = {partition: each for partition, each in restored.items() if each.skipped["older"]}
+    older = {partition: each for partition, each in reports.items() if each.skipped["older"]}
     if older:
         skipped_records = sum(each.skipped["older"] for each in older.values())
         log.warning(
             "%s: skipped %s of an earlier version, which the next commit deletes",
             _named(sorted(older)), number_of(skipped_records, "changelog record"),
         )  # fmt: skip
-    foreign = {partition: each for partition, each in restored.items() if each.skipped["other_model"]}
+    foreign = {partition: each for partition, each in reports.items() if each.skipped["other_model"]}
     if foreign:
         skipped = sum((each.skipped for each in foreign.values()), Counter())
         others = sorted(name.removeprefix("model ") for name in skipped if name.startswith("model "))
@@ -274,19 +274,19 @@ def _named(partitions: Sequence[int]) -> str:
     return f"partition {partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions {partitions}"
 
 
-def report_passes(restored: Mapping[int, Restored]) -> None:
+def report_passes(reports: Mapping[int, Report]) -> None:
     """Log in which partitions a new pass begins, and why: one line for those with the same pass and reason."""
     alike: dict[tuple[int | None, str], list[int]] = {}
-    for partition, each in restored.items():
+    for partition, each in reports.items():
         if each.begins is not None:
             alike.setdefault((each.current.number, each.begins), []).append(partition)
     for (number, why), partitions in alike.items():
-        those = [restored[partition] for partition in partitions]
+        those = [reports[partition] for partition in partitions]
         starts = sorted({each.current.start for each in those})
         where = f"offset {starts[0]}" if len(starts) == 1 else f"offsets from {starts[0]} to {starts[-1]}"
         log.info(
             "%s: pass %d over the source begins at %s (%s), with %s; %s of other passes skipped",
             _named(partitions), number, where, why,
-            number_of(sum(len(each.entries) for each in those), "earlier cache entry", "earlier cache entries"),
+            number_of(sum(each.entries for each in those), "earlier cache entry", "earlier cache entries"),
             number_of(sum(each.overridden for each in those), "entry", "entries"),
         )  # fmt: skip

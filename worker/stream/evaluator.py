@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker.core.changelog import text_hash
+from worker.core.changelog import Kind, kind_of, text_hash
 from worker.core.documents import dead_letter, embedding_failed, evaluation_failed
 from worker.core.novelty import Vector
 from worker.core.records import SourceRecord
@@ -30,7 +30,7 @@ from worker.core.changelog import Entry, Housekeeping
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import Row
 from worker.core.scorer import PartitionScorer
-from worker.core.track_record import RECORD_PREFIX, Change, encode_row
+from worker.core.track_record import Change, encode_row
 from worker.kafka.writing.publisher import Commit
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class PartitionState:
 
 def _encoded(rows: Sequence[Row | Change]) -> list[Row]:
     """Return the rows without track records that a later row of the batch replaces: these need no encoding."""
-    last = {key: place for place, (key, _) in enumerate(rows) if key.startswith(RECORD_PREFIX)}
+    last = {key: place for place, (key, _) in enumerate(rows) if kind_of(key) is Kind.TRACK_RECORD}
     return [encode_row(row) for place, row in enumerate(rows) if last.get(row[0], place) == place]
 
 

@@ -15,19 +15,17 @@ from aiokafka import TopicPartition
 from worker.config import Settings
 from worker.config.keys import judge_keys
 from worker.config.redaction_rules import evaluation_config, output_rules
-from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
-from worker.core.passes import without_embedder
 from worker.core.records import EmbedderIdentity
+from worker.core.restore import Log, ModelCache, Report, restore
 from worker.core.terminal import number_of
-from worker.core.track_record import TrackRecord
 from worker.embed.embedder import ServedEmbedder
 from worker.embed.load import new_scorer
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.cluster.topics import Layout, prepare_topics
-from worker.kafka.restore import Position, read_logs, restore
+from worker.kafka.restore import Position, read_logs, report
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 from worker.observe.metrics import Metrics
@@ -154,60 +152,41 @@ class PartitionFactory:
             )  # fmt: skip
 
     async def _states(self, positions: Mapping[int, Position]) -> dict[int, PartitionState]:
-        restored = await self._restore(positions)
-        return {partition: await self._state(positions[partition], restored[partition]) for partition in positions}
-
-    async def _restore(self, positions: Mapping[int, Position]) -> dict[int, Restored]:
-        if self._pool is None:  # the entries of an embedder must not change
-            return await self._restore_records(positions)
-        started = time.perf_counter()
-        identity = self._pool.identity
-        restored = await restore(
-            self._client,
-            self._settings.changelog,
-            positions,
-            identity.key(),
-            identity.dimensions,
-            self._settings.cache_max_elements,
-            self._settings.transaction_timeout_seconds,
-            self._settings.max_batch_bytes,
-            None if self._service is None else self._service.probes,
-        )
-        for result in restored.values():
-            self._metrics.restored_entries.inc(len(result.entries))
-            for cause in ("corrupt", "other_model"):
-                self._metrics.skipped_entries.labels(cause).inc(result.skipped[cause])
-        self._metrics.restore.observe(time.perf_counter() - started)
-        return restored
-
-    async def _restore_records(self, positions: Mapping[int, Position]) -> dict[int, Restored]:
-        settings = self._settings
-        result = {
-            partition: Restored(current=without_embedder(position.found())) for partition, position in positions.items()
-        }
-        if settings.verdict_key_file is not None:
-            logs = await read_logs(
+        settings, cache, started = self._settings, self._cache(), time.perf_counter()
+        use = partial(self._restored, positions, cache)
+        if cache is None and settings.verdict_key_file is None:  # nothing on the changelog matters
+            restored = {number: use(number, Log()) for number in positions}
+        else:
+            restored = await read_logs(
                 self._client, settings.changelog, list(positions), settings.transaction_timeout_seconds,
-                settings.max_batch_bytes,
+                settings.max_batch_bytes, use,
             )  # fmt: skip
-            for partition, restored in result.items():
-                read = logs.pop(partition)
-                await asyncio.to_thread(read.restore_records, restored)
-                if restored.problem:
-                    log.warning("changelog %s/%d: %s is skipped", settings.changelog, partition, restored.problem)
-                self._metrics.skipped_entries.labels("corrupt").inc(restored.skipped["corrupt"])
-        return result
+            self._metrics.restore.observe(time.perf_counter() - started)
+        reports = {number: each for number, (_, each) in restored.items()}
+        report(settings.changelog, reports, "" if cache is None else cache.model)
+        for each in reports.values():
+            self._metrics.restored_entries.inc(each.entries)
+            for cause in ("corrupt", "other_model"):
+                self._metrics.skipped_entries.labels(cause).inc(each.skipped[cause])
+        return {number: state for number, (state, _) in restored.items()}
 
-    async def _state(self, position: Position, restored: Restored) -> PartitionState:
-        identity = None if self._pool is None else self._pool.identity
-        scorer = new_scorer(self._settings, identity)
-        scorer.record = TrackRecord(position.topic_id or "")
-        # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
-        rows = await asyncio.to_thread(scorer.record.restore, restored.records, position.offset)
-        restored.housekeeping.first(rows)
-        await asyncio.to_thread(lambda: scorer.restore(restored.cache(), position.stream_time_ms))
-        restored.entries.clear()  # the cache has copies; with many large partitions they need much memory
-        return PartitionState(scorer, position.offset, restored.replay, restored.current, restored.housekeeping)
+    def _cache(self) -> ModelCache | None:
+        if self._pool is None:
+            return None
+        identity, probes = self._pool.identity, None if self._service is None else self._service.probes
+        return ModelCache(identity.key(), identity.dimensions, self._settings.cache_max_elements, probes)
+
+    def _restored(
+        self, positions: Mapping[int, Position], cache: ModelCache | None, number: int, log: Log
+    ) -> tuple[PartitionState, Report]:
+        """Restore one partition. Called in a thread: 100,000 entries take a second, and heartbeats must go out."""
+        position = positions[number]
+        restored = restore(log, position.found(), cache)
+        scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
+        scorer.record = restored.track_record
+        scorer.restore(restored.cache(), position.stream_time_ms)
+        current, housekeeping = restored.report.current, restored.housekeeping
+        return PartitionState(scorer, position.offset, restored.replay, current, housekeeping), restored.report
 
 
 def _return_memory() -> None:

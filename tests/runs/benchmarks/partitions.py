@@ -145,7 +145,9 @@ def _goals(bench: Bench) -> None:
     r = bench.results
     rows = _row(MANY), _row(FEW)
     r.goal("j", f"{MANY} partitions / {FEW}, traces/s", r.ratio("j", "traces_s", *rows), 0.95, "min")
-    few, most = (r.values["j"][f"{n} partitions with full caches, idle"] for n in (FEW, MOST))
+    few, many, most = (r.values["j"][f"{n} partitions with full caches, idle"] for n in (FEW, MANY, MOST))
+    memory = [(a - b) / (MANY - FEW) for a, b in zip(many["RSS_MiB"], few["RSS_MiB"], strict=True)]
+    r.goal("j", "RSS of a partition with a full cache, MiB", memory, 2.4, "max")  # docs/capacity.md
     costs = [
         f"{(fmean(most[name]) - fmean(few[name])) / (MOST - FEW):.3g} {unit}"
         for name, unit in (

@@ -11,11 +11,12 @@ import pytest
 from tests.support.builders import T0, make_trace
 from tests.support.damaged import bad_entries, entry_fields, mutated, packed, some_key
 from worker.commands.doctor import traces
-from worker.commands.doctor.caches import _entries, _sizes, _standings
+from worker.commands.doctor.caches import _memory, _sizes, _standings
 from worker.config import Settings, load
-from worker.core.changelog import Entry, Log, decode_all, encode, slot_key
+from worker.core.changelog import Entry, decode_all, encode, slot_key
 from worker.core.novelty import unit
 from worker.core.passes import Committed
+from worker.core.restore import Log
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Standing
 from worker.kafka.restore import Position
@@ -53,7 +54,7 @@ class Written:
         offset = self.offset if committed is None else committed
         metadata = Committed(self.scorer.stream_time_ms, TOPIC_ID, 1, 0)
         position = Position(offset, metadata.stream_time_ms, 0, offset, metadata, TOPIC_ID)
-        return _entries(self.settings, self.log, position)
+        return _memory(self.settings, self.log, position).entries
 
 
 def test_the_entries_are_those_of_the_scorer(seed: int) -> None:

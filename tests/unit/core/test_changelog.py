@@ -15,18 +15,17 @@ from worker.core.changelog import (
     SLACK,
     CorruptEntry,
     Entry,
-    Log,
     OtherModelError,
     Probes,
     decode,
     encode,
-    one_pass,
     probe_distance,
     slot_key,
     text_hash,
 )
 from worker.core.novelty import unit
 from worker.core.passes import MARKER_KEY, Committed, Found
+from worker.core.restore import _ENTRY_KEY, Log, ModelCache, one_pass, restore
 from worker.core.trace import EARLIEST_MS, LATEST_MS
 
 VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
@@ -235,9 +234,9 @@ def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(co
     for position, key in enumerate((slot_key(0, 7, number), slot_key(0, 5, 8), slot_key(1, 5, number))):
         log.apply(key, b"broken", position)
     log.apply(slot_key(0, 5, number), encoded(sequence=0, source_offset=0, stream_time_ms=0, pass_number=number), 3)
-    restored = log.restore(Found(60, True, committed), "m:1", 4, 5)
+    restored = restore(log, Found(60, True, committed), ModelCache("m:1", 4, 5))
     assert [it.sequence for it in restored.entries] == [0]
-    assert restored.skipped["corrupt"] == 3
+    assert restored.report.skipped["corrupt"] == 3
     before = restored.housekeeping.rows([(b"x", b"x")], slots - 1, 60)
     assert not [key for key, _ in before if key.endswith((b":0", b":1"))]
     due = [(slot_key(0, 5, 8), None), (slot_key(0, 7, number), None)]
@@ -250,9 +249,9 @@ def test_records_of_earlier_versions_are_skipped_and_deleted_by_the_first_commit
     log.apply(b"forgotten:0:5", b"any value", 0)
     log.apply(b"7", msgspec.msgpack.encode([1, 7, 0, 0, "kp:trace:1", "m:1", VECTOR.tobytes()]), 1)
     log.apply(slot_key(0, 5, 1), encoded(sequence=0, source_offset=1, pass_number=1), 2)
-    restored = log.restore(Found(6, True, Committed(7, None, 1, 0)), "m:1", 4, 5)
+    restored = restore(log, Found(6, True, Committed(7, None, 1, 0)), ModelCache("m:1", 4, 5))
     assert [it.sequence for it in restored.entries] == [0]
-    assert (restored.skipped["corrupt"], restored.skipped["older"]) == (0, 2)
+    assert (restored.report.skipped["corrupt"], restored.report.skipped["older"]) == (0, 2)
     assert restored.housekeeping.rows([], None, 6)[:2] == [(b"forgotten:0:5", None), (b"7", None)]
 
 
@@ -276,46 +275,46 @@ def log_with(rows: list[tuple[bytes, bytes | None]]) -> Log:
 
 def kept(given: Probes) -> list[tuple[bytes, bytes | None]]:
     """Return the rows that the first commit of a partition writes for the probes."""
-    return Log().restore(FOUND, given.model, 3, 5, given).housekeeping.rows([], None, 3)
+    return restore(Log(), FOUND, ModelCache(given.model, 3, 5, given)).housekeeping.rows([], None, 3)
 
 
 def test_the_first_commit_keeps_the_probes_and_later_ones_do_not() -> None:
     rows = kept(probes(NORTH, EAST))
     assert [key for key, _ in rows if key.startswith(b"probe:")] == probes(NORTH, EAST).keys()
-    again = log_with(rows).restore(FOUND, "a/model::3:256:unknown", 3, 5, probes(NORTH, EAST))
+    again = restore(log_with(rows), FOUND, ModelCache("a/model::3:256:unknown", 3, 5, probes(NORTH, EAST)))
     assert again.housekeeping.rows([], None, 4) == []
     assert not again.entries
-    assert not again.skipped
+    assert not again.report.skipped
 
 
 def test_a_moved_probe_is_another_model_however_long_its_vector() -> None:
     log = log_with(kept(probes(NORTH, EAST)))
     near = NORTH + np.array([0.9 * PROBE_DISTANCE, 0.0, 0.0])
-    assert log.restore(FOUND, "m", 3, 5, probes(near, EAST)).housekeeping.rows([], None, 3) == []
+    assert restore(log, FOUND, ModelCache("m", 3, 5, probes(near, EAST))).housekeeping.rows([], None, 3) == []
     for moved in (NORTH + np.array([1.1 * PROBE_DISTANCE, 0.0, 0.0]), EAST):
         with pytest.raises(OtherModelError, match=r"a/model.*has moved by .*KP_MODEL"):
-            log.restore(FOUND, "m", 3, 5, probes(moved, EAST))
+            restore(log, FOUND, ModelCache("m", 3, 5, probes(moved, EAST)))
     with pytest.raises(OtherModelError, match="had 3 dimensions, and has 4"):
-        log.restore(FOUND, "m", 4, 5, probes(np.append(NORTH, 0.0), np.append(EAST, 0.0)))
+        restore(log, FOUND, ModelCache("m", 4, 5, probes(np.append(NORTH, 0.0), np.append(EAST, 0.0))))
 
 
 def test_probes_are_kept_for_each_name_of_a_model() -> None:
     rows = kept(probes(NORTH))
     other = probes(EAST, name="b/model", model="b/model::3:256:unknown")
     log = log_with(rows)
-    added = log.restore(FOUND, other.model, 3, 5, other).housekeeping.rows([], None, 3)
+    added = restore(log, FOUND, ModelCache(other.model, 3, 5, other)).housekeeping.rows([], None, 3)
     assert [key for key, _ in added] == other.keys()
     log = log_with([*rows, *added])
     for each in (other, probes(NORTH)):
-        assert log.restore(FOUND, each.model, 3, 5, each).housekeeping.rows([], None, 3) == []
+        assert restore(log, FOUND, ModelCache(each.model, 3, 5, each)).housekeeping.rows([], None, 3) == []
 
 
 def test_a_damaged_probe_is_reported_and_written_again() -> None:
     rows = kept(probes(NORTH, EAST))
     broken = [(key, b"rubbish" if key == probes(NORTH).keys()[0] else value) for key, value in rows]
-    found = log_with(broken).restore(FOUND, "m", 3, 5, probes(NORTH, EAST))
-    assert found.skipped["corrupt"] == 1
-    assert "not a changelog entry" in found.problem
+    found = restore(log_with(broken), FOUND, ModelCache("m", 3, 5, probes(NORTH, EAST)))
+    assert found.report.skipped["corrupt"] == 1
+    assert "not a changelog entry" in found.report.problem
     assert found.housekeeping.rows([], None, 3) == [probes(NORTH, EAST).row(probes(NORTH).keys()[0], unit(NORTH, 3))]
 
 
@@ -324,7 +323,7 @@ def test_workers_that_know_no_probes_pass_over_them() -> None:
     for key, value in kept(probes(NORTH)):
         if key.startswith(b"probe:"):
             assert decode(value).array() == pytest.approx(NORTH)
-            assert changelog._KEY.fullmatch(key) is None
+            assert _ENTRY_KEY.fullmatch(key) is None
     assert log_with(kept(probes(NORTH))).latest(2**62) is None
 
 
@@ -352,7 +351,7 @@ def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> Non
     values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", b"", value(5), value(7, "other")]
     for number, raw in enumerate(values):
         log.apply(slot_key(number, 1000, 1), raw, number)
-    found = log.restore(Found(5, committed=Committed(T0, None, 1)), "text", 6, 1000)
+    found = restore(log, Found(5, committed=Committed(T0, None, 1)), ModelCache("text", 6, 1000))
     assert [entry.sequence for entry in found.entries] == [0]
     assert list(found.replay) == [5]
-    assert (found.skipped["other_model"], found.skipped["corrupt"]) == (3, 2)
+    assert (found.report.skipped["other_model"], found.report.skipped["corrupt"]) == (3, 2)

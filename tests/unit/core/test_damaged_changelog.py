@@ -23,7 +23,7 @@ from tests.support.damaged import (
     packed,
     some_key,
 )
-from worker.core.changelog import Log, Restored, encode, slot_key
+from worker.core.changelog import encode, slot_key
 from worker.core.novelty import Vector, unit
 from worker.core.passes import (
     MARKER_KEY,
@@ -37,6 +37,7 @@ from worker.core.passes import (
     encode_marker,
 )
 from worker.core.records import Fault
+from worker.core.restore import Log, ModelCache, Restored, restore
 from worker.core.scorer import PartitionScorer
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import Reason
@@ -83,7 +84,7 @@ class Changelog:
         return Found(self.offset, True, committed_from(self.metadata), TOPIC)
 
     def restored(self) -> Restored:
-        return self.log.restore(self.found(), MODEL, DIMENSIONS, CAPACITY)
+        return restore(self.log, self.found(), ModelCache(MODEL, DIMENSIONS, CAPACITY))
 
 
 def good() -> Changelog:
@@ -103,7 +104,7 @@ def scored(scorer: PartitionScorer) -> list[ScoredTrace]:
 
 def scores_of(restored: Restored) -> list[Any]:
     """Return what a worker that restores this says of the queries."""
-    committed = committed_from(restored.current.metadata(T0 + GOOD - 1))
+    committed = committed_from(restored.report.current.metadata(T0 + GOOD - 1))
     assert committed is not None
     own = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
     own.restore(restored.cache(), committed.stream_time_ms)
@@ -127,8 +128,8 @@ def test_damaged_entries_are_skipped_and_counted_and_no_score_changes() -> None:
     for number in range(3):
         changelog.log.skip(Fault(Reason.UNREADABLE, "broken", changelog.log.end), changelog.log.end + number)
     restored = changelog.restored()
-    assert restored.skipped["corrupt"] == len(damaged) + 3
-    assert restored.problem
+    assert restored.report.skipped["corrupt"] == len(damaged) + 3
+    assert restored.report.problem
     assert scores_of(restored) == expected
 
 
@@ -154,7 +155,7 @@ def test_each_kind_of_damage_is_found_by_itself() -> None:
     for what, value in bad():
         changelog = good()
         changelog.append(b"1:%d:500" % (CAPACITY + 1024), value)
-        assert changelog.restored().skipped["corrupt"] == 1, what
+        assert changelog.restored().report.skipped["corrupt"] == 1, what
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_a_damaged_record_of_the_passes_changes_no_score_where_the_committed_off
         changelog = good()
         changelog.append(MARKER_KEY, value)
         restored = changelog.restored()
-        assert restored.skipped["corrupt"] == 1
+        assert restored.report.skipped["corrupt"] == 1
         assert scores_of(restored) == expected
 
 
@@ -175,9 +176,9 @@ def test_metadata_of_others_begins_a_pass_that_inherits_all_entries() -> None:
         changelog = good()
         changelog.metadata = metadata
         restored = changelog.restored()
-        assert committed_from(restored.current.metadata(T0)) is not None, metadata
+        assert committed_from(restored.report.current.metadata(T0)) is not None, metadata
         if committed_from(metadata) is None:
-            assert restored.begins
+            assert restored.report.begins
             assert len(restored.entries) == GOOD
         live(changelog)
 
@@ -185,7 +186,7 @@ def test_metadata_of_others_begins_a_pass_that_inherits_all_entries() -> None:
 def live(changelog: Changelog) -> None:
     """Live one life of a worker: restore, score, write; the next restore reads all that it wrote."""
     restored = changelog.restored()
-    number = restored.current.number
+    number = restored.report.current.number
     assert number is not None
     committed = committed_from(changelog.metadata)
     scorer = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
@@ -205,9 +206,9 @@ def live(changelog: Changelog) -> None:
         changelog.offset += 1
     for key, row in restored.housekeeping.rows(rows, newest, changelog.offset):
         changelog.append(key, row)
-    changelog.metadata = restored.current.metadata(scorer.stream_time_ms)
+    changelog.metadata = restored.report.current.metadata(scorer.stream_time_ms)
     again = changelog.restored()
-    assert again.begins is None, again.begins
+    assert again.report.begins is None, again.report.begins
     assert [it.source_offset for it in again.entries[-len(rows) :]] == list(
         range(changelog.offset - len(rows), changelog.offset)
     )
@@ -229,7 +230,7 @@ def test_whatever_is_on_the_changelog_nothing_fails(metadata: bool, seed: int, l
             changelog.append(some_key(rng, used), rng.choice([None, *[mutated(rng, values)] * 9]))
             written += 1
         restored = changelog.restored()
-        corrupt += restored.skipped["corrupt"]
+        corrupt += restored.report.skipped["corrupt"]
         scores_of(restored)
         live(changelog)
         live(changelog)

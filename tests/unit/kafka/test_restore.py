@@ -10,8 +10,8 @@ from aiokafka import TopicPartition
 from aiokafka.errors import GroupLoadInProgressError
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.core.changelog import Restored
 from worker.core.passes import Committed, Pass
+from worker.core.restore import Report
 from worker.kafka import restore
 from worker.kafka.restore import Position, _position, report_passes, report_skipped
 from worker.kafka.writing.protocol import UnstableOffsetError
@@ -63,14 +63,14 @@ async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_
     assert asked == [True] * (loading + 4)
 
 
-def told(caplog: pytest.LogCaptureFixture, restored: dict[int, Restored]) -> list[str]:
+def told(caplog: pytest.LogCaptureFixture, restored: dict[int, Report]) -> list[str]:
     with caplog.at_level(logging.INFO):
         report_passes(restored)
     return [record.getMessage() for record in caplog.records]
 
 
-def begun(number: int, start: int, why: str | None, overridden: int = 0) -> Restored:
-    return Restored(current=Pass(number=number, start=start), begins=why, overridden=overridden)
+def begun(number: int, start: int, why: str | None, overridden: int = 0) -> Report:
+    return Report(current=Pass(number=number, start=start), begins=why, overridden=overridden)
 
 
 def test_a_first_start_is_one_line_for_all_partitions(caplog: pytest.LogCaptureFixture) -> None:

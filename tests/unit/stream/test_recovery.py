@@ -33,12 +33,11 @@ from tests.support.simulated_log import DIMENSIONS, IDENTITY, NO_TIME, Topics
 from worker import InvalidTrace, PartitionScorer, make_verdict, sign_verdict
 from worker.commands.shared.placed_verdicts import Standings, in_order, judged_verdict
 from worker.core import changelog, track_record
-from worker.core.changelog import Restored
-from worker.core.passes import MARKER_KEY, committed_from
+from worker.core.passes import committed_from
 from worker.core.records import SourceRecord
+from worker.core.restore import Restored
 from worker.core.scorer import EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, Limits
-from worker.core.track_record import RECORD_PREFIX, TrackRecord
 from worker.embed.embedder import Embedding
 from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import Metrics
@@ -202,7 +201,7 @@ def entries_of(batch: Commit) -> list[Remembered]:
     entries = [
         changelog.decode(value)
         for key, value in batch.entries
-        if value is not None and key != MARKER_KEY and not key.startswith(RECORD_PREFIX)
+        if value is not None and changelog.kind_of(key) is changelog.Kind.ENTRY
     ]
     return [Remembered(it.source_offset, it.sequence, it.trace_id, it.vector) for it in entries]
 
@@ -245,9 +244,8 @@ class Life:
         committed = committed_from(topics.metadata or "")
         scorer.restore(found.cache(), None if committed is None else committed.stream_time_ms)
         if setup.judges:
-            scorer.record = TrackRecord(topics.topic_id)
-            found.housekeeping.first(scorer.record.restore(found.records, topics.offset))
-        state = PartitionState(scorer, topics.offset, found.replay, found.current, found.housekeeping)
+            scorer.record = found.track_record
+        state = PartitionState(scorer, topics.offset, found.replay, found.report.current, found.housekeeping)
         evaluation = EvaluationConfig(setup.limits, judges=judges)
         self.task = new_partition(0, state, publisher, self.failures, pool=pool, metrics=METRICS, evaluation=evaluation)
 

@@ -13,28 +13,24 @@ from worker.commands.doctor.traces import read_within
 from worker.commands.shared.session import Session
 from worker.commands.shared.shown import shown_name
 from worker.config import Settings
-from worker.core.changelog import Log, Restored
+from worker.core.restore import Log, ModelCache, restore
 from worker.core.scorer import PartitionScorer
-from worker.core.track_record import Standing, TrackRecord
+from worker.core.track_record import Standing
 from worker.kafka.cluster.describe import describe_topics
 from worker.kafka.restore import OffsetsError, Position, read_logs, read_positions
 
 READ_SECONDS: Final = 20.0
 """Time limit for reading the changelog."""
 
-ENTRIES_AT_ONCE: Final = 100_000
-"""Most entries of the full caches that are read at once: reading takes memory."""
-
-
 NAMED: Final = 10
 """Partitions and track records that are named; the others are counted."""
 
 
 class Memory(NamedTuple):
-    """What a worker would restore."""
+    """What a worker would restore of a partition."""
 
-    entries: dict[int, int]  # of the cache, by partition
-    records: list[tuple[str, str, Standing]]  # agent, domain, and standing in one partition
+    entries: int  # live ones of the cache
+    records: list[tuple[str, str, Standing]]  # agent, domain, and standing
 
 
 async def check_caches(settings: Settings) -> list[Finding]:
@@ -44,56 +40,45 @@ async def check_caches(settings: Settings) -> list[Finding]:
     if isinstance(read, Finding):
         return [read]
     findings = []
-    if read.entries and settings.embedder != "none":
-        findings.append(ok("cache entries", _sizes(read.entries)))
-    if read.records:
-        findings.append(ok("track records", _standings(read.records)))
+    if read and settings.embedder != "none":
+        findings.append(ok("cache entries", _sizes({number: each.entries for number, each in read.items()})))
+    if records := [record for each in read.values() for record in each.records]:
+        findings.append(ok("track records", _standings(records)))
     return findings
 
 
-async def _read(session: Session) -> Memory:
+async def _read(session: Session) -> dict[int, Memory]:
     """Restore each partition as a worker that takes it over, but without a producer, so that nobody is fenced."""
-    settings, memory = session.settings, Memory({}, [])
+    settings = session.settings
     async with session.admin() as admin:
         topics = await session.topics(admin, settings.source_topic, settings.changelog)
         groups = (await describe_topics(admin, [GROUPS]))[GROUPS]
     if len(topics) < 2 or groups.error is UnknownTopicOrPartitionError:
-        return memory
+        return {}
     numbers = range(min(topic.partitions for topic in topics.values()))
     try:
         positions = await read_positions(
             session.client, settings.group_id, settings.source_topic, numbers, READ_SECONDS
         )
     except OffsetsError:  # reported by the check of the lag
-        return memory
-    together = max(1, ENTRIES_AT_ONCE // settings.cache_max_elements)
-    for first in range(0, len(numbers), together):
-        some = numbers[first : first + together]
-        logs = await read_logs(session.client, settings.changelog, some, READ_SECONDS, settings.max_batch_bytes)
-        for number, log in logs.items():
-            if positions[number].committed_offset is not None:
-                memory.entries[number] = _entries(settings, log, positions[number])
-                memory.records.extend(_records(log, positions[number]))
-    return memory
+        return {}
+    committed = {number: each for number, each in positions.items() if each.committed_offset is not None}
+    return await read_logs(
+        session.client, settings.changelog, list(committed), READ_SECONDS, settings.max_batch_bytes,
+        lambda number, log: _memory(settings, log, committed[number]),
+    )  # fmt: skip
 
 
-def _entries(settings: Settings, log: Log, position: Position) -> int:
-    """Return the number of live entries of the model that wrote the last one."""
+def _memory(settings: Settings, log: Log, position: Position) -> Memory:
+    """Count the live entries of the model that wrote the last one, and list the track records."""
     latest = log.latest(position.offset)
-    if latest is None:
-        return 0
-    capacity, dimensions = settings.cache_max_elements, len(latest.vector) // 4
-    restored = log.restore(position.found(), latest.model, dimensions, capacity)
+    capacity = settings.cache_max_elements
+    cache = None if latest is None else ModelCache(latest.model, len(latest.vector) // 4, capacity)
+    restored = restore(log, position.found(), cache)
+    dimensions = 1 if cache is None else cache.dimensions
     scorer = PartitionScorer(capacity, settings.cache_ttl_ms, dimensions, max_step_ms=settings.stream_time_max_step_ms)
     scorer.restore(restored.cache(), position.stream_time_ms)
-    return len(scorer.cache)
-
-
-def _records(log: Log, position: Position) -> list[tuple[str, str, Standing]]:
-    restored, record = Restored(), TrackRecord(position.topic_id or "")
-    log.restore_records(restored)
-    record.restore(restored.records, position.offset)
-    return list(record.listed())
+    return Memory(len(scorer.cache), list(restored.track_record.listed()))
 
 
 def _sizes(entries: dict[int, int]) -> str:

@@ -19,7 +19,7 @@ from worker.commands.shared.session import Session, SessionError, read_topics
 from worker.commands.shared.shown import shown_name, shown_score
 from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
-from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, decode
+from worker.core.changelog import CorruptEntry, Entry, Kind, decode, kind_of
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scored_document import ScoringDecision
@@ -86,9 +86,9 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
     if topic is None:
         return found
     async for record in session.newest(topic, LAST_ENTRIES):
-        if record.key is not None and record.key.startswith(PROBE_PREFIX):
+        if kind_of(record.key) is not Kind.ENTRY:
             continue
-        with suppress(CorruptEntry):  # or a tombstone, or the record of the passes
+        with suppress(CorruptEntry):  # or a tombstone
             entry = decode(record.value)
             found[record.partition].append(entry)  # a partition without a readable entry is omitted
     return {partition: _latest(entries) for partition, entries in found.items()}
