@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from worker.cli import cli
 from worker.embed import reference_texts
-from worker.embed.embedder import OFFICIAL_SHA256, ModelError, file_sha256
+from worker.embed.embedder import OFFICIAL_SHA256, Embedding, ModelError, file_sha256
 from worker.embed.model_dir import read_manifest
 from worker.embed.openvino_embedder import OpenVinoEmbedder, runs_here
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
@@ -101,7 +101,27 @@ def test_truncated_from_the_first_token_over_the_limit(fp32: OpenVinoEmbedder, w
 
 
 def test_only_what_is_under_the_limit_counts(fp32: OpenVinoEmbedder) -> None:
-    assert np.array_equal(fp32.embed("word " * 254).vector, fp32.embed("word " * 254 + "other end").vector)
+    whole, longer, longest = (fp32.read("word " * 254 + end) for end in ("", "other end", "another end"))
+    assert np.array_equal(fp32.infer(whole).vector, fp32.infer(longer).vector)
+    assert longer.key == longest.key
+    assert len({whole.key, longer.key, fp32.read("word " * 253).key}) == 3, "the first is not truncated, the last other"
+
+
+def test_readings_with_equal_keys_have_equal_embeddings(exported: Path) -> None:
+    fp32 = OpenVinoEmbedder(exported, 256, 0, "fp32", "objective")
+    readings = [
+        fp32.read(text + end, objective)
+        for text in TEXTS
+        for end in ("", " ", "\n", " end", " of " * 300)
+        for objective in (False, True)
+    ]
+    embeddings: dict[bytes, Embedding] = {}
+    for reading in readings:
+        embedding = fp32.infer(reading)
+        first = embeddings.setdefault(reading.key, embedding)
+        assert np.array_equal(first.vector, embedding.vector)
+        assert first[1:] == embedding[1:]
+    assert len(embeddings) < len(readings)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -66,8 +66,8 @@ def figures(file: Path, view: str) -> Row:
     """Return the figures at 64 tokens."""
     traces, labels = read_labelled(file, "x_task")
     [(settings, shown)] = choices([f"embed_text={view}", "max_tokens=64"], [])
-    made, cut = Vectors().of(traces, settings)
-    return Row(file.name, shown, cut, measured(made, labels, 1)[0])
+    made, cut, equal = Vectors().of(traces, settings)
+    return Row(file.name, shown, cut, equal, measured(made, labels, 1)[0])
 
 
 def test_the_objective_apart_tells_repeats_where_the_transcripts_are_alike(file: Path) -> None:
@@ -116,9 +116,10 @@ def test_a_goal_at_the_end_of_a_long_objective_is_read_whatever_the_token_limit(
     file = tmp_path / "long.jsonl"
     file.write_text("".join(json.dumps(document) + "\n" for document in documents))
     # Cut at 64 tokens, all objectives are equal, and the AUC is about .5.
-    warm = figures(file, "objective").figures.auc_warm
-    assert warm is not None
-    assert warm.value > 0.95
+    whole, objective = figures(file, "whole"), figures(file, "objective")
+    assert objective.figures.auc_warm is not None
+    assert objective.figures.auc_warm.value > 0.95
+    assert (whole.equal, objective.equal) == (2 * len(TASKS) - 1, len(TASKS)), "objectives apart are read whole"
 
 
 def test_an_objective_beyond_the_model_s_own_limit_is_cut_and_said(tmp_path: Path) -> None:

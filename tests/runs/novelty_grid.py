@@ -8,7 +8,8 @@ counting half (Mann-Whitney); 0.5 is chance, 1 is perfect:
 - in order: in the file's order, without its very first trace;
 - pairs: similarity of two traces with the same label against other pairs.
 
-`nearest` is the share of repeats whose nearest earlier trace has the same label, `cut` the number of truncated traces.
+`nearest` is the share of repeats whose nearest earlier trace has the same label, `cut` the number of truncated traces,
+`equal` the number of those that the model reads like an earlier one.
 A file is one partition without TTL and capacity: the figures show what text and model can tell, whatever the cache.
 Intervals are 95 % bootstrap intervals over the labels. Two settings are compared by the interval of their paired
 difference: their own intervals may overlap although one is better in nearly every draw.
@@ -37,7 +38,7 @@ from worker.commands.shared.json_lines import value_at
 from worker.config import ConfigError, Settings, read
 from worker.config.loading import parse_assignments
 from worker.core.trace import ReasoningTrace, embedded_texts, is_objective, parse_trace
-from worker.embed.embedder import Embedder, Embedding, embed_or_diagnose
+from worker.embed.embedder import Embedder, Embedding
 from worker.embed.load import load_configured
 from worker.embed.pool import mean_of_parts
 
@@ -73,6 +74,7 @@ class Row(Struct, frozen=True):
     file: str
     settings: dict[str, object]
     cut: int  # traces that were truncated
+    equal: int  # traces that the model reads like an earlier one
     figures: Figures
     behind: Interval | None = None
     """Distance of the warm AUC from the highest one of the file, with the interval of the paired difference (same draws
@@ -223,13 +225,13 @@ def named(settings: Mapping[str, object]) -> str:
 
 
 class Vectors:
-    """Vectors of traces with several settings; a text is embedded once for each model, precision and limit."""
+    """Vectors of traces with several settings; an input is embedded once for each model, precision and limit."""
 
     def __init__(self) -> None:
-        self._embedders: dict[tuple[object, ...], tuple[Embedder, dict[tuple[str, bool], Embedding]]] = {}
+        self._embedders: dict[tuple[object, ...], tuple[Embedder, dict[bytes, Embedding]]] = {}
 
-    def of(self, traces: Sequence[ReasoningTrace], settings: Settings) -> tuple[Floats, int]:
-        """Return the vectors, shape (n, dimensions), and the number of truncated traces."""
+    def of(self, traces: Sequence[ReasoningTrace], settings: Settings) -> tuple[Floats, int, int]:
+        """Return the vectors, shape (n, dimensions), and the numbers of truncated and of equal traces (see `Row`)."""
         key = (settings.embedder, settings.model, settings.precision, settings.max_tokens)
         if key not in self._embedders:
             embedder = load_configured(settings)
@@ -237,18 +239,19 @@ class Vectors:
                 sys.exit("KP_EMBEDDER=none makes no vectors; choose another embedder")
             self._embedders[key] = embedder, {}
         embedder, known = self._embedders[key]
-        found = []
+        embeddings, inputs = [], set()
         for trace in traces:
-            texts = [
-                (text, is_objective(index, settings.embed_text))
+            readings = [
+                embedder.read(text, is_objective(index, settings.embed_text))
                 for index, text in enumerate(embedded_texts(trace, settings.embed_text))
             ]
-            for text in texts:
-                if text not in known:
-                    known[text] = embed_or_diagnose(embedder, *text)
-            found.append(mean_of_parts([known[text] for text in texts]))
-        cut = sum(embedding.truncated or embedding.objective_truncated for embedding in found)
-        return np.array([embedding.vector for embedding in found]), cut
+            for reading in readings:
+                if reading.key not in known:
+                    known[reading.key] = embedder.infer(reading)
+            embeddings.append(mean_of_parts([known[reading.key] for reading in readings]))
+            inputs.add(tuple(reading.key for reading in readings))
+        cut = sum(embedding.truncated or embedding.objective_truncated for embedding in embeddings)
+        return np.array([embedding.vector for embedding in embeddings]), cut, len(traces) - len(inputs)
 
 
 def choices(grid: Sequence[str], assignments: Sequence[str]) -> list[tuple[Settings, dict[str, object]]]:
@@ -300,9 +303,9 @@ def main() -> None:
         traces, labels = read_labelled(path, given.label)
         rows = []
         for settings, shown in points:
-            made, cut = vectors.of(traces, settings)
+            made, cut, equal = vectors.of(traces, settings)
             figures, warm = measured(made, labels, given.seed)
-            rows.append((Row(path.name, shown, cut, figures), warm))
+            rows.append((Row(path.name, shown, cut, equal, figures), warm))
         found = behind_the_highest(rows)
         if given.json:
             sys.stdout.writelines(msgspec.json.encode(row).decode() + "\n" for row in found)
@@ -315,12 +318,12 @@ def show(rows: Sequence[Row]) -> None:
     width = max(len(named(row.settings)) for row in rows)
     first = rows[0].figures
     print(f"{rows[0].file}: {first.traces} traces, {first.labels} labels, {first.repeats} repeats")
-    print(f"  {'':{width}}  {'AUC warm':18}  {'AUC in order':18}  nearest  pairs  first  repeat   cut")
+    print(f"  {'':{width}}  {'AUC warm':18}  {'AUC in order':18}  nearest  pairs  first  repeat   cut  equal")
     for row in rows:
         it = row.figures
         cells = [_cell(it.auc_warm, 18), _cell(it.auc_in_order, 18), _short(it.nearest_is_same, 7),
                  _short(it.auc_pairs, 5), _short(it.median_first, 5), _short(it.median_repeat, 6)]  # fmt: skip
-        print(f"  {named(row.settings):{width}}  {'  '.join(cells)}  {row.cut:4}")
+        print(f"  {named(row.settings):{width}}  {'  '.join(cells)}  {row.cut:4}  {row.equal:5}")
     for sentence in verdict(rows):
         print(f"  {sentence}")
     print()

@@ -12,7 +12,7 @@ from tests.support.surroundings import DATA
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity, SourceRecord, memory_size
 from worker.core.trace import CONTEXT, ReasoningTrace, parse_trace
-from worker.embed.embedder import Embedding
+from worker.embed.embedder import Embedder, Embedding, Reading
 
 T0 = 1_776_153_600_000
 
@@ -114,17 +114,16 @@ def random_trace_bytes(rng: random.Random, number: int, created_at: int) -> byte
     )
 
 
-class TextEmbedder:
+class TextEmbedder(Embedder):
     """A stand-in for a model: the same text gives the same vector, other texts other ones; "poison" in it fails."""
-
-    at_once = 1
 
     def __init__(self, dimensions: int = 8, *, broken: bool = False) -> None:
         self.identity = EmbedderIdentity("text", "0" * 64, dimensions, 256, "test", "fp32")
         self.broken = broken
         self.texts: list[str] = []
 
-    def embed(self, text: str, objective: bool = False) -> Embedding:
+    def infer(self, reading: Reading) -> Embedding:
+        text, objective = reading.content, reading.objective
         self.texts.append(text)
         if self.broken or "poison" in text:
             raise RuntimeError("this text breaks the model")

@@ -37,7 +37,7 @@ from worker import config
 from worker.commands.run.service import run_service
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
-from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding
+from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding, Reading
 from worker.embed.load import load_configured
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.protocol import Offsets
@@ -127,10 +127,9 @@ def _spread(seed: bytes) -> Any:
     return np.frombuffer(raw, dtype="<i2").astype(np.float64)
 
 
-class HashEmbedder:
+class HashEmbedder(Embedder):
     """An embedder without a model: the same vector for the same text, whatever came before."""
 
-    at_once = 1
     identity = EmbedderIdentity("test-hash", "0" * 64, DIMENSIONS, 256, "test", "fp32")
 
     def __init__(self, embed_text: str = "whole") -> None:
@@ -138,12 +137,12 @@ class HashEmbedder:
         self.identity = msgspec.structs.replace(self.identity, embed_text=embed_text, objective_tokens=apart)
         self._seconds = float(os.environ.get("TEST_EMBED_MS") or 0) / 1000
 
-    def embed(self, text: str, objective: bool = False) -> Embedding:
+    def infer(self, reading: Reading) -> Embedding:
         """Embed one text."""
         PLAN.passing("embed")
         if self._seconds:
             time.sleep(self._seconds)
-        return Embedding(hash_vector(text), False)
+        return Embedding(hash_vector(reading.content), False)
 
 
 class SteppedProducer(Producer):

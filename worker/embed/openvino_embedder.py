@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import math
 import mmap
@@ -15,12 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import (
+    KEY_BYTES,
+    Embedder,
     Embedding,
     ModelError,
+    Reading,
     available_cores,
     embedding_of,
     finite,
@@ -44,13 +49,15 @@ BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16"})
 """bf16 is supported if the CPU has one of these flags. OpenVINO's own report is ignored: it claims BF16 even if it only
 emulates it, more than ten times slower than fp32."""
 
+Ids = npt.NDArray[np.int64]  # shape (1, tokens)
+
 _WORD: Final = "word "  # at least one token in any vocabulary
 
 INSTALL_HINT: Final = f"{install_extra('fast')}, or set KP_EMBEDDER=sentence-transformers"
 
 
-class OpenVinoEmbedder:
-    """An exported model on CPU. `embed` may be called from `at_once` threads at a time.
+class OpenVinoEmbedder(Embedder):
+    """An exported model on CPU.
 
     `threads` 0: one for each core. A text gets all threads if it is the only one, otherwise an equal share; the vectors
     are the same, bit for bit. `at_once` becomes 1 if a text of `max_tokens` would use up `budget_seconds` on a share.
@@ -106,34 +113,38 @@ class OpenVinoEmbedder:
                 self.at_once, self._shares = 1, []
         _unmap_pages(paths)
 
-    def embed(self, text: str, objective: bool = False) -> Embedding:
-        """Embed one text, alone and unpadded. Raises ValueError if the model returns non-finite values."""
+    def read(self, text: str, objective: bool = False) -> Reading:
+        """Tokenise a text up to the limit; 1 ms for 256 tokens."""
         limit = self._objective_tokens if objective else self._max_tokens
         tokens, left_over = read_beginning(text, limit, self._tokens, len)
         truncated = left_over or len(tokens) + self._special_tokens > limit
         ids = self._cut(tokens, limit)
-        return embedding_of(self._infer(ids), truncated, objective)
+        kind = bytes([truncated, objective])
+        return Reading(
+            hashlib.blake2b(ids.data, digest_size=KEY_BYTES, person=kind).digest(), ids, truncated, objective
+        )
 
-    def _infer(self, ids: list[int]) -> Vector:
+    def infer(self, reading: Reading) -> Embedding:
+        """Embed one text, alone and unpadded. Raises ValueError if the model returns non-finite values."""
         with self._lock:
             self._running += 1
             share = self._shares.pop() if self._running > 1 else None
         try:
-            return _infer(self._alone if share is None else share, ids)
+            vector = _infer(self._alone if share is None else share, reading.content)
         finally:
             with self._lock:
                 self._running -= 1
                 if share is not None:
                     self._shares.append(share)
+        return embedding_of(vector, reading.truncated, reading.objective)
 
     def _tokens(self, text: str) -> Any:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _cut(self, tokens: Any, limit: int) -> list[int]:
+    def _cut(self, tokens: Any, limit: int) -> Ids:
         """Return the ids of the first tokens, at most `limit`, special ones included."""
         tokens.truncate(limit - self._special_tokens)
-        ids: list[int] = self._tokenizer.post_process(tokens).ids
-        return ids
+        return np.array([self._tokenizer.post_process(tokens).ids], dtype=np.int64)
 
 
 def _unmap_pages(files: Sequence[Path]) -> None:
@@ -151,7 +162,7 @@ def _unmap_pages(files: Sequence[Path]) -> None:
                 log.debug("madvise: %s", os.strerror(ctypes.get_errno()))
 
 
-def _try_out(directory: Path, request: Any, ids: list[int]) -> None:
+def _try_out(directory: Path, request: Any, ids: Ids) -> None:
     """Raise ModelError if the graph does not work here: without AVX, OpenVINO fails or returns arbitrary numbers."""
     try:
         if not embedding_of(_infer(request, ids)).vector.any():
@@ -163,7 +174,7 @@ def _try_out(directory: Path, request: Any, ids: list[int]) -> None:
         ) from error
 
 
-def _cpu_seconds(request: Any, ids: list[int]) -> float:
+def _cpu_seconds(request: Any, ids: Ids) -> float:
     """Return the CPU of a text, s. Unlike its time, it does not depend on what else the machine does."""
     seconds = []
     for _ in range(3):
@@ -173,8 +184,8 @@ def _cpu_seconds(request: Any, ids: list[int]) -> float:
     return min(seconds)
 
 
-def _infer(request: Any, ids: list[int]) -> Vector:
-    request.infer([np.array([ids], dtype=np.int64)])
+def _infer(request: Any, ids: Ids) -> Vector:
+    request.infer([ids])
     # Copy: the next text overwrites the runtime's output.
     return finite(np.array(request.get_output_tensor(0).data[0], dtype=np.float32))
 

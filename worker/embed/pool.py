@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 from worker.core.novelty import unit_mean
 from worker.core.records import EmbedderIdentity
 from worker.core.trace import is_objective
-from worker.embed.embedder import Embedder, Embedding, ServedEmbedder, embed_or_diagnose
-
-_OBJECTIVE: Final = b"objective"
-"""Separates the hash of an objective from the hash of an equal text, which may be truncated earlier."""
+from worker.embed.embedder import Embedder, Embedding, Reading, ServedEmbedder, embed_or_diagnose
 
 
 class EmbeddingPool:
-    """Embeds off the event loop, in the order of submission; equal texts once.
+    """Embeds off the event loop, in the order of submission; equal inputs of the model once.
 
     A model on this machine has a thread for each text that it embeds at once; a ServedEmbedder needs none. As many
-    texts are admitted. Fleets resend and retry, so the last `remembered` texts are found by their hash, with the same
-    bits.
+    texts are admitted. Fleets retry, and repeat tasks whose traces begin alike: so the embeddings of the last
+    `remembered` readings are kept.
     """
 
     def __init__(self, embedder: Embedder, remembered: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +34,7 @@ class EmbeddingPool:
         self._started: dict[int, float] = {}  # start times of the running embeddings, by thread
         self._texts = 0  # submitted and not done
         self._freed = asyncio.Event()
-        self.hits = 0  # remembered texts, since the start
+        self.hits = 0  # remembered readings, since the start
 
     @property
     def identity(self) -> EmbedderIdentity:
@@ -58,7 +53,7 @@ class EmbeddingPool:
     def embed(self, *texts: str) -> asyncio.Future[Embedding] | Embedding:
         """Return the embedding of a trace: the unit mean of its `embedded_texts`. Call this on the event loop.
 
-        If all texts are remembered, it returns the embedding; otherwise a future, which fails with the embedder's
+        If all inputs are remembered, it returns the embedding; otherwise a future, which fails with the embedder's
         exception, or with ModelError if the model is broken.
         """
         view = self.identity.embed_text
@@ -69,25 +64,28 @@ class EmbeddingPool:
         return mean_of_parts(embedded) if len(embedded) == len(parts) else _together(parts)
 
     def _find_or_submit(self, text: str, objective: bool) -> asyncio.Future[Embedding] | Embedding:
-        if not self._remembered:
-            return self._submit(text, objective)
-        key = hashlib.blake2b(text.encode(), digest_size=16, person=_OBJECTIVE if objective else b"").digest()
-        future = self._known.get(key)
+        try:
+            reading = self._embedder.read(text, objective)
+        except Exception:
+            return self._submit(text, objective, None)  # it fails again there, and the cause is found
+        future = self._known.get(reading.key)
         if future is not None and not future.cancelled() and not (future.done() and future.exception() is not None):
-            self._known.move_to_end(key)
+            self._known.move_to_end(reading.key)
             self.hits += 1
             return future.result() if future.done() else future
-        future = self._known[key] = self._submit(text, objective)
-        if len(self._known) > self._remembered:
-            self._known.popitem(last=False)
+        future = self._submit(text, objective, reading)
+        if self._remembered:
+            self._known[reading.key] = future
+            if len(self._known) > self._remembered:
+                self._known.popitem(last=False)
         return future
 
-    def _submit(self, text: str, objective: bool) -> asyncio.Future[Embedding]:
+    def _submit(self, text: str, objective: bool, reading: Reading | None) -> asyncio.Future[Embedding]:
         self._texts += 1
-        if self._served is not None:
-            future = asyncio.wrap_future(self._served.submit(text, objective))
+        if self._served is not None and reading is not None:
+            future = asyncio.wrap_future(self._served.submit(reading))
         else:
-            future = asyncio.get_running_loop().run_in_executor(self._executor, self._embed, text, objective)
+            future = asyncio.get_running_loop().run_in_executor(self._executor, self._embed, text, objective, reading)
         future.add_done_callback(self._release)
         return future
 
@@ -95,11 +93,11 @@ class EmbeddingPool:
         self._texts -= 1
         self._freed.set()
 
-    def _embed(self, text: str, objective: bool) -> Embedding:
+    def _embed(self, text: str, objective: bool, reading: Reading | None) -> Embedding:
         thread = threading.get_ident()
         self._started[thread] = self._clock()
         try:
-            return embed_or_diagnose(self._embedder, text, objective)
+            return embed_or_diagnose(self._embedder, text, objective, reading)
         finally:
             del self._started[thread]
 

@@ -11,8 +11,10 @@ from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import (
     PROBE_TEXT,
+    Embedder,
     Embedding,
     ModelError,
+    Reading,
     available_cores,
     check_weights,
     embed_or_diagnose,
@@ -45,10 +47,8 @@ def _token_limit(model: SentenceTransformer, otherwise: int) -> int:
     return int(positions) - (0 if padding is None else int(padding) + 1)
 
 
-class SentenceTransformersEmbedder:
+class SentenceTransformersEmbedder(Embedder):
     """Any sentence-transformers model, on CPU or GPU, in fp32; the arguments are OpenVinoEmbedder's."""
-
-    at_once = 1
 
     def __init__(self, model: str | None, max_tokens: int, threads: int, embed_text: str = "whole") -> None:
         found = find_model(model)
@@ -84,8 +84,9 @@ class SentenceTransformersEmbedder:
         )  # fmt: skip
         embed_or_diagnose(self, PROBE_TEXT)
 
-    def embed(self, text: str, objective: bool = False) -> Embedding:
+    def infer(self, reading: Reading) -> Embedding:
         """Embed one text. Raises ValueError if the model returns non-finite values."""
+        text, objective = reading.content, reading.objective
         limit = self._model.max_seq_length = self._objective_tokens if objective else self._limit
         if len(text.encode()) <= limit - 2:  # a token has at least one byte; two tokens are special
             return embedding_of(self._encode(text))

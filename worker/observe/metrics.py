@@ -212,7 +212,10 @@ class Metrics:
             "kp_truncated_objectives_total",
             "Objectives whose end the model does not read (KP_EMBED_TEXT=objective).",
         )
-        self.remembered = counter("kp_embedding_hits_total", "Texts whose embedding was reused.")
+        self.remembered = counter(
+            "kp_embedding_hits_total",
+            "Texts that the model would have read like a recent one: its embedding was reused.",
+        )
         self.service_requests = counter(
             "kp_embedder_requests_total",
             "Requests to the embedding service (KP_EMBEDDER=http).",

@@ -17,20 +17,19 @@ from tests.runs.benchmarks.job import TABLE, table_vector
 from worker import config
 from worker.commands.run.service import run_service
 from worker.core.records import EmbedderIdentity
-from worker.embed.embedder import Embedder, Embedding
+from worker.embed.embedder import Embedder, Embedding, Reading
 from worker.embed.pool import EmbeddingPool
 from worker.stream.worker import WorkerProcess
 
 
-class TableEmbedder:
+class TableEmbedder(Embedder):
     """Vectors as tests/runs/benchmarks/job.py gives them to all peers."""
 
     identity: EmbedderIdentity = TABLE
-    at_once: int = 1
 
-    def embed(self, text: str, objective: bool = False) -> Embedding:
+    def infer(self, reading: Reading) -> Embedding:
         """Look a vector up."""
-        return Embedding(table_vector(text), False)
+        return Embedding(table_vector(reading.content), False)
 
 
 class InlinePool(EmbeddingPool):

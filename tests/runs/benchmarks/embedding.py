@@ -66,6 +66,39 @@ def alone(path: Path) -> dict[str, float]:
     }
 
 
+def remembered(path: Path) -> str:
+    """Return a row of docs/benchmarks.md: what it saves to embed equal inputs of a file once."""
+    from worker import config
+    from worker.core.trace import embedded_texts, parse_trace
+    from worker.embed.embedder import Embedder, Embedding
+    from worker.embed.load import load_for_worker
+    from worker.embed.pool import EmbeddingPool
+
+    settings = config.load()
+    traces = [parse_trace(line) for line in path.read_bytes().splitlines() if line]
+
+    async def embed_all(embedder: Embedder, size: int) -> tuple[float, int, list[bytes]]:
+        pool = EmbeddingPool(embedder, size)
+        began = time.process_time()
+        embeddings = []
+        for trace in traces:
+            await pool.admission()
+            embeddings.append(pool.embed(*embedded_texts(trace, settings.embed_text)))
+        vectors = [each if isinstance(each, Embedding) else await each for each in embeddings]
+        milliseconds = (time.process_time() - began) / len(traces) * 1000
+        pool.close()
+        return milliseconds, pool.hits, [each.vector.tobytes() for each in vectors]
+
+    embedder = load_for_worker(settings)
+    if embedder is None:
+        raise BenchmarkError("no embedder is configured")
+    without, _, expected = asyncio.run(embed_all(embedder, 0))
+    once, hits, vectors = asyncio.run(embed_all(embedder, settings.embed_remembered))
+    if vectors != expected:
+        raise BenchmarkError(f"{path}: the vectors are other ones")
+    return f"| {path.stem} | {len(traces)} | {hits / len(traces):.1%} | {without:.1f} | {once:.1f} |"
+
+
 def run(bench: Bench) -> None:
     """Part a."""
     count = max(40, round(bench.seconds * RATE))
@@ -204,4 +237,7 @@ def _goals(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(alone(Path(sys.argv[1]))))
+    if sys.argv[1] == "--remembered":
+        print(*map(remembered, map(Path, sys.argv[2:])), sep="\n")
+    else:
+        print(json.dumps(alone(Path(sys.argv[1]))))

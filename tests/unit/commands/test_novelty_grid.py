@@ -78,7 +78,7 @@ def rows_of(*noises: float, seed: int, labels: int = 40) -> list[Row]:
     for number, size in enumerate(noises):
         made = centres + size * noise
         found, warm = measured(made / np.linalg.norm(made, axis=1, keepdims=True), tasks, 1)
-        rows.append((Row("a", {"max_tokens": number}, 0, found), warm))
+        rows.append((Row("a", {"max_tokens": number}, 0, 0, found), warm))
     return behind_the_highest(rows)
 
 

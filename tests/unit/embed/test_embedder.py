@@ -19,6 +19,7 @@ from worker.embed.embedder import (
     PROBE_TEXT,
     Embedding,
     ModelError,
+    Reading,
     available_cores,
     check_weights,
     embed_or_diagnose,
@@ -82,8 +83,8 @@ def test_a_text_that_works_is_embedded_once() -> None:
 
 def test_without_memory_nothing_is_tried_again() -> None:
     class Full(TextEmbedder):
-        def embed(self, text: str, objective: bool = False) -> Embedding:
-            self.texts.append(text)
+        def infer(self, reading: Reading) -> Embedding:
+            self.texts.append(reading.content)
             raise MemoryError
 
     embedder = Full()

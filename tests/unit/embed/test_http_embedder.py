@@ -88,7 +88,7 @@ def test_texts_that_wait_go_together_and_results_belong_to_their_texts(service: 
     embedder = opened(embed_in_flight=3)
     service.seconds = 0.05
     texts = [f"text {number}" for number in range(300)]
-    assert results([embedder.submit(text) for text in texts]) == [vector(text) for text in texts]
+    assert results([embedder.submit(embedder.read(text)) for text in texts]) == [vector(text) for text in texts]
     sizes = [len(texts) for texts in service.asked]
     assert sorted(service.texts()) == sorted(texts)
     assert max(sizes) == MOST_TEXTS
@@ -101,7 +101,7 @@ def test_a_text_does_not_wait_for_others_while_a_request_is_free(service: Embedd
     service.seconds = 0.2
     futures = []
     for number in range(4):
-        futures.append(embedder.submit(f"text {number}"))
+        futures.append(embedder.submit(embedder.read(f"text {number}")))
         if number < 2:
             wait_for(lambda number=number: len(service.asked) > number)  # type: ignore[misc]
     results(futures)
@@ -131,7 +131,7 @@ def test_a_text_that_fails_alone_fails_alone(service: EmbeddingService, opened: 
     service.fault = failing("bad", "worse", status=status)
     texts = [f"text {number}" for number in range(60)]
     texts[7], texts[44] = "bad", "worse"
-    found = results([embedder.submit(text) for text in texts])
+    found = results([embedder.submit(embedder.read(text)) for text in texts])
     assert [it for it in found if isinstance(it, Exception)] == [found[7], found[44]]
     assert isinstance(found[7], ServiceError)
     assert "what a text" not in str(found[7])
@@ -149,7 +149,7 @@ def test_a_text_waits_while_the_service_fails_on_all(
     service: EmbeddingService, embedder: HttpEmbedder, status: int
 ) -> None:
     service.fault = lambda texts: (status, b"not now", {})
-    futures = [embedder.submit(f"text {number}") for number in range(5)]
+    futures = [embedder.submit(embedder.read(f"text {number}")) for number in range(5)]
     wait_for(lambda: sum(map(is_check, service.asked)) > TRIES)
     assert embedder.problem() is not None
     assert service.url in str(embedder.problem())
@@ -171,7 +171,7 @@ def test_texts_wait_while_only_probes_are_answered(
 ) -> None:
     service.fault = only_probes(status)
     texts = [f"text {number}" for number in range(20)]
-    futures = [embedder.submit(text) for text in texts]
+    futures = [embedder.submit(embedder.read(text)) for text in texts]
     wait_for(lambda: embedder.problem() is not None)
     asked = len(service.asked)
     wait_for(lambda: len(service.asked) > asked + 5)  # the check is tried again and again
@@ -189,13 +189,13 @@ def test_of_many_failing_texts_the_first_fail_alone(
     """What refuses them may let other texts pass. As soon as one is embedded, those before it are to blame."""
     bad = [f"text {number}" for number in range(8)]
     service.fault = failing(*bad, status=status)
-    futures = [embedder.submit(text) for text in bad]
+    futures = [embedder.submit(embedder.read(text)) for text in bad]
     wait_for(lambda: f"Waiting texts: {len(bad) - MOST_REFUSED}" in (embedder.problem() or ""))
     assert sum(future.done() for future in futures) == MOST_REFUSED
     asked = len(service.asked)
     wait_for(lambda: len(service.asked) > asked + 2)  # one of the others is tried again and again
     assert sum(future.done() for future in futures) == MOST_REFUSED
-    assert results([embedder.submit("good")]) == [vector("good")]
+    assert results([embedder.submit(embedder.read("good"))]) == [vector("good")]
     assert all(isinstance(result, ServiceError) for result in results(futures))
     wait_for(lambda: embedder.problem() is None)
 
@@ -204,7 +204,7 @@ def test_a_text_that_fails_alone_does_so_also_if_no_other_follows(
     service: EmbeddingService, embedder: HttpEmbedder
 ) -> None:
     service.fault = failing("bad", status=400)
-    assert isinstance(results([embedder.submit("bad")])[0], ServiceError)
+    assert isinstance(results([embedder.submit(embedder.read("bad"))])[0], ServiceError)
 
 
 def test_held_texts_that_nobody_waits_for_any_more_are_forgotten(
@@ -212,7 +212,7 @@ def test_held_texts_that_nobody_waits_for_any_more_are_forgotten(
 ) -> None:
     bad = [f"text {number}" for number in range(MOST_REFUSED + 3)]
     service.fault = failing(*bad, status=400)
-    futures = [embedder.submit(text) for text in bad]
+    futures = [embedder.submit(embedder.read(text)) for text in bad]
     wait_for(lambda: "Waiting texts: 3" in (embedder.problem() or ""))
     assert sum(future.cancel() for future in futures) == 3
     wait_for(lambda: embedder.problem() is None)
@@ -221,7 +221,7 @@ def test_held_texts_that_nobody_waits_for_any_more_are_forgotten(
 def test_held_texts_are_embedded_once_nothing_refuses_them(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     bad = [f"text {number}" for number in range(MOST_REFUSED + 3)]
     service.fault = failing(*bad, status=400)
-    futures = [embedder.submit(text) for text in bad]
+    futures = [embedder.submit(embedder.read(text)) for text in bad]
     wait_for(lambda: "Waiting texts: 3" in (embedder.problem() or ""))
     service.fault = lambda texts: None
     found = results(futures)
@@ -245,7 +245,7 @@ def test_an_outage_in_the_middle_of_a_refusal_is_not_the_texts_fault(
     """All texts are refused, then the probes are embedded again: what was refused before is asked again."""
     answers = iter([True] * 6)
     service.fault = lambda texts: (400, b"no such model", {}) if next(answers, False) else None
-    assert results([embedder.submit("text")]) == [vector("text")]
+    assert results([embedder.submit(embedder.read("text"))]) == [vector("text")]
 
 
 def test_random_faults_lose_and_swap_nothing(service: EmbeddingService, opened: Open, seed: int) -> None:
@@ -266,7 +266,7 @@ def test_random_faults_lose_and_swap_nothing(service: EmbeddingService, opened: 
 
     service.fault = fault
     texts = [f"text {number}" for number in range(200)]
-    assert results([embedder.submit(text) for text in texts]) == [vector(text) for text in texts]
+    assert results([embedder.submit(embedder.read(text)) for text in texts]) == [vector(text) for text in texts]
 
 
 def test_a_service_that_takes_fewer_texts_embeds_all(service: EmbeddingService, opened: Open) -> None:
@@ -274,13 +274,13 @@ def test_a_service_that_takes_fewer_texts_embeds_all(service: EmbeddingService, 
     service.seconds = 0.01
     service.fault = lambda texts: (413, b"batch size 32 > 10", {}) if len(texts) > 10 else None
     texts = [f"text {number}" for number in range(200)]
-    assert results([embedder.submit(text) for text in texts]) == [vector(text) for text in texts]
+    assert results([embedder.submit(embedder.read(text)) for text in texts]) == [vector(text) for text in texts]
 
 
 def test_a_request_has_a_time_limit(service: EmbeddingService, opened: Open) -> None:
     embedder = opened(stuck_seconds=0.3)
     service.seconds = 5.0
-    future = embedder.submit("text")
+    future = embedder.submit(embedder.read("text"))
     wait_for(lambda: ["text"] in service.asked)
     service.seconds = 0.0
     assert results([future]) == [vector("text")]
@@ -290,25 +290,25 @@ def test_retry_after_is_kept(service: EmbeddingService, embedder: HttpEmbedder) 
     once = iter([(429, b"", {"Retry-After": "1"})])
     service.fault = lambda texts: next(once, None)
     started = time.monotonic()
-    assert results([embedder.submit("text")]) == [vector("text")]
+    assert results([embedder.submit(embedder.read("text"))]) == [vector("text")]
     assert time.monotonic() - started >= 1
 
 
 def test_another_model_after_an_outage_ends_everything(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     service.stop()
-    future = embedder.submit("text")
+    future = embedder.submit(embedder.read("text"))
     wait_for(lambda: embedder.problem() is not None)
     service.salt = "another model"
     service.start()
     assert isinstance(future.exception(SOON), ModelError)
-    assert isinstance(embedder.submit("later").exception(SOON), ModelError)
+    assert isinstance(embedder.submit(embedder.read("later")).exception(SOON), ModelError)
     assert "later" not in service.texts()
 
 
 def test_closing_in_an_outage_ends_at_once(service: EmbeddingService, opened: Open) -> None:
     embedder = opened(embed_in_flight=1)
     service.stop()
-    futures = [embedder.submit(f"text {number}") for number in range(100)]
+    futures = [embedder.submit(embedder.read(f"text {number}")) for number in range(100)]
     wait_for(lambda: embedder.problem() is not None)
     started = time.monotonic()
     embedder.close()
@@ -350,7 +350,7 @@ def test_the_token_of_a_file_that_changes(opened: Open, tmp_path: Path, caplog: 
         path.write_text("second-token")
         embedder = opened(embedder_url=service.url, embedder_token_file=path)
         path.write_text("wrong")
-        future = embedder.submit("text")
+        future = embedder.submit(embedder.read("text"))
         wait_for(lambda: "denies the token" in (embedder.problem() or ""))
         path.write_text("second-token\n")
         assert results([future]) == [vector("text")]

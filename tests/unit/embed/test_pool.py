@@ -11,12 +11,12 @@ import pytest
 from tests.support.builders import TextEmbedder
 from tests.support.clock import HandClock, until
 from worker.core.novelty import unit_mean
-from worker.embed.embedder import Embedding
+from worker.embed.embedder import Embedding, Reading
 from worker.embed.pool import EmbeddingPool
 
 
 class SlowEmbedder(TextEmbedder):
-    """Waits in `embed` until the test lets it go on."""
+    """Waits in `infer` until the test lets it go on."""
 
     def __init__(self, at_once: int = 1) -> None:
         super().__init__()
@@ -24,10 +24,10 @@ class SlowEmbedder(TextEmbedder):
         self.entered = threading.Event()
         self.go_on = threading.Event()
 
-    def embed(self, text: str, objective: bool = False) -> Embedding:
+    def infer(self, reading: Reading) -> Embedding:
         self.entered.set()
         assert self.go_on.wait(10)
-        return super().embed(text, objective)
+        return super().infer(reading)
 
 
 def submitted(pool: EmbeddingPool, *texts: str) -> asyncio.Future[Embedding]:
@@ -129,9 +129,9 @@ class SlowPair(TextEmbedder):
         super().__init__()
         self.go_on = {"objective": threading.Event(), "steps": threading.Event()}
 
-    def embed(self, text: str, objective: bool = False) -> Embedding:
-        assert self.go_on[text].wait(10)
-        return super().embed(text, objective)
+    def infer(self, reading: Reading) -> Embedding:
+        assert self.go_on[reading.content].wait(10)
+        return super().infer(reading)
 
 
 async def test_a_trace_of_two_texts_takes_the_place_of_two() -> None:
@@ -162,11 +162,11 @@ async def test_equal_texts_are_embedded_once_and_a_failure_is_not_remembered() -
     class Counting(TextEmbedder):
         calls: ClassVar[list[str]] = []
 
-        def embed(self, text: str, objective: bool = False) -> Embedding:
-            self.calls.append(text)
-            if text == "bad" and self.calls.count("bad") == 1:
+        def infer(self, reading: Reading) -> Embedding:
+            self.calls.append(reading.content)
+            if reading.content == "bad" and self.calls.count("bad") == 1:
                 raise ValueError("once")
-            return super().embed(text, objective)
+            return super().infer(reading)
 
     pool = EmbeddingPool(Counting(), remembered=2)
 
@@ -183,6 +183,36 @@ async def test_equal_texts_are_embedded_once_and_a_failure_is_not_remembered() -
     await embedded("a")
     assert pool.hits == 1
     assert [text for text in Counting.calls if text == "a"] == ["a", "a"]
+
+
+class ReadsFour(TextEmbedder):
+    """Reads four characters of a text, and fails to read "!"."""
+
+    def read(self, text: str, objective: bool = False) -> Reading:
+        if text == "!":
+            raise ValueError("unreadable")
+        return super().read(text[:4], objective)
+
+
+async def test_texts_that_the_model_reads_alike_are_embedded_once() -> None:
+    embedder = ReadsFour()
+    pool = EmbeddingPool(embedder, remembered=8)
+    first = submitted(pool, "task: one end")
+    assert pool.embed("task of others") is first  # while it is still being embedded
+    vector = (await first).vector
+    again = pool.embed("task")
+    assert isinstance(again, Embedding)
+    assert again.vector is vector
+    assert (embedder.texts, pool.hits) == (["task"], 2)
+
+
+async def test_a_text_that_cannot_be_read_fails_alone() -> None:
+    pool = EmbeddingPool(ReadsFour(), remembered=8)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="unreadable"):
+            await submitted(pool, "!")
+        await asyncio.wait_for(pool.admission(), 5)
+    assert pool.hits == 0
 
 
 async def test_a_trace_of_several_texts_is_their_mean_and_each_text_is_remembered() -> None:
