@@ -163,4 +163,4 @@ def test_the_commands_within_the_sentences_of_the_runbooks_run(stage: Stage, too
     for line in forms.values():
         command = line.replace("$GROUP-assemble", "$GROUP")
         tools.command(head + "\n" + re.sub(r"(?<!--topic )\btraces\b", stage.name, command))
-    assert len(forms) == 7
+    assert len(forms) == 8

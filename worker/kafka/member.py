@@ -290,8 +290,9 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
 
     def _update_gauges(self) -> None:
         for tp, each in self._assignment.owned.items() if self._opened else ():
-            work, end = each.work, None if self._watch.unreachable else self._consumer.last_stable_offset(tp)
-            lag = None if end is None else 0 if work.idle else max(0, end - work.next_offset)
+            work, end = each.work, None if self._watch.unreachable else self._consumer.end_of(tp)
+            lag = None if end is None else 0 if work.idle else max(0, end.stable - work.next_offset)
+            self._watch.open_transaction(tp, end)
             self._job.measure(tp, work, lag)
         self._set_ready(self.not_ready() is None)
 

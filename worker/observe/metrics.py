@@ -282,6 +282,16 @@ class Metrics:
             "Age of the oldest uncommitted source record by its timestamp; 0: none.",
             ["partition"],
         )
+        self.open_transaction_offsets = gauge(
+            "kp_open_transaction_offsets",
+            "Source offsets that wait for the end of a producer's transaction: high watermark - last stable offset.",
+            ["partition"],
+        )
+        self.open_transaction_seconds = gauge(
+            "kp_open_transaction_seconds",
+            "Time for which one transaction has kept them from being read, as this worker saw it; 0: none.",
+            ["partition"],
+        )
         self.committed_offset = gauge(
             "kp_committed_offset", "Offset of the next source record to commit.", ["partition"]
         )
@@ -368,7 +378,7 @@ class Metrics:
         """Drop the gauges of a partition that is no longer assigned."""
         gauges = (
             self.cache_entries, self.cache_reach, self.track_records, self.stream_time, self.lag, self.lag_seconds,
-            self.committed_offset,
+            self.committed_offset, self.open_transaction_offsets, self.open_transaction_seconds,
         )  # fmt: skip
         drop(gauges, str(partition))
 

@@ -42,7 +42,7 @@ from worker.core.records import SourceRecord
 from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
 from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.reading.budget import Budget, Lease, NoRoom
-from worker.kafka.reading.fetches import Consumer, Reading
+from worker.kafka.reading.fetches import Consumer, End, Reading
 from worker.stream.fetch_buffer import FetchBuffer
 
 faust_log = logging.getLogger("faust")
@@ -183,19 +183,10 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             rejoin_group(consumer)
         return unheld
 
-    def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
-        """Return the records between a committed offset and the last stable one; None before the first fetch.
-
-        `idle`: no fetched record waits, so what was read past the committed offset is markers or aborted records, no
-        lag.
-        """
-        consumer = self._ensure_consumer()
-        if tp not in consumer.assignment():
-            return None
-        end = consumer.last_stable_offset(tp)
-        if idle:
-            committed = max(committed, self.read_to.get(tp, committed))
-        return None if end is None or end < 0 else max(0, end - committed)
+    def end_of(self, tp: TopicPartition) -> End | None:
+        """Return where a partition ended by the last answer to a fetch; None: not known."""
+        end: End | None = self._ensure_consumer().end_of(tp)
+        return end
 
 
 class KpConsumer(driver.Consumer):
@@ -336,9 +327,13 @@ class KpConsumer(driver.Consumer):
         """Commit one offset (at least once). Raises what aiokafka raises, for example after a rebalance."""
         await self._thread.call_thread(self._thread.commit_offset, tp, offset, metadata)
 
-    def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
-        """Return how many records of a partition are not committed; None if that is not known yet."""
-        return self._thread.lag(tp, committed, idle)
+    def end_of(self, tp: TopicPartition) -> End | None:
+        """Return where a partition ended by the last answer to a fetch; None: not known."""
+        return self._thread.end_of(tp)
+
+    def read_to(self, tp: TopicPartition) -> int:
+        """Return where the last empty fetch of a partition ended."""
+        return self._thread.read_to.get(tp, 0)
 
 
 class _App(faust.App):

@@ -138,12 +138,18 @@ class Gauges:
         metrics, label = self._metrics, str(partition.number)
         oldest = partition.oldest() or self._buffer.oldest(partition.number)
         source = TopicPartition(self._source_topic, partition.number)
+        consumer = self._membership.consumer
+        end = None if self._topics.unreachable else consumer.end_of(source)
+        waiting, seconds = self._topics.open_transaction(source, end) or (None, None)
+        set_or_drop(metrics.open_transaction_offsets, waiting, label)
+        set_or_drop(metrics.open_transaction_seconds, seconds, label)
         lag = age = None
-        if not self._topics.unreachable:
-            lag = self._membership.consumer.lag(source, partition.committed, idle=oldest is None)
-        set_or_drop(metrics.lag, lag, label)
-        if lag is not None:
+        if end is not None:
+            # If no fetched record waits, what was read past the committed offset is markers or aborted records, no lag.
+            read_to = consumer.read_to(source) if oldest is None else 0
+            lag = max(0, end.stable - max(partition.committed, read_to))
             age = lag_seconds(lag, None if oldest is None else oldest.timestamp_ms, time.time())
+        set_or_drop(metrics.lag, lag, label)
         if age is not None or lag is None:
             set_or_drop(metrics.lag_seconds, age, label)
         metrics.committed_offset.labels(label).set(partition.committed)

@@ -41,7 +41,7 @@ def test_a_partition_s_gauges_end_with_its_assignment() -> None:
     for gauge in vars(metrics).values():
         if getattr(gauge, "_labelnames", ()) == ("partition",):
             gauge.labels("3").set(1)
-    assert len(gauges()) == 7
+    assert len(gauges()) == 9
     metrics.forget_partition(3)
     metrics.forget_partition(3)  # nothing is left
     assert gauges() == set()

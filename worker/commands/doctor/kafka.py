@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     KafkaError,
@@ -54,6 +54,9 @@ COUNTED: Final = 1000
 
 READ_SECONDS: Final = 5.0
 """Time limit for reading them."""
+
+OPEN_SECONDS: Final = 3.0
+"""A transaction of a producer that is open for longer is named: most take milliseconds."""
 
 Answer = TypeVar("Answer")
 
@@ -277,10 +280,37 @@ async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -
             )
         ]
     starts = {TopicPartition(topic, number): position.offset for number, position in positions.items()}
+    behind = await _open_transactions(settings, client, list(starts))
     waiting, exact = await _backlog(settings, client, starts)
     bound = "" if exact else "at most "
     told = f"{bound}{number_of(waiting, 'record waits', 'records wait')} in {number_of(partitions, 'partition')}"
-    return [ok("lag", told)]
+    return [ok("lag", told), *behind]
+
+
+async def _open_transactions(
+    settings: Settings, client: Mapping[str, Any], tps: Sequence[TopicPartition]
+) -> list[Finding]:
+    """Return a warning for each partition with a transaction that stays open. Raises KafkaError, ConfigError."""
+    high = AIOKafkaConsumer(**client, enable_auto_commit=False, isolation_level="read_uncommitted")
+    stable = committed_reader(client, Reading())
+    async with connected(settings, client, stable), connected(settings, client, high):
+        before = await stable.end_offsets(tps)
+        behind = {tp: end - before[tp] for tp, end in (await high.end_offsets(tps)).items() if end > before[tp]}
+        if not behind:
+            return []
+        await asyncio.sleep(OPEN_SECONDS)
+        after = await stable.end_offsets(list(behind))
+    return [
+        warn(
+            f"topic {tp.topic}",
+            f"partition {tp.partition}: {number_of(number, 'offset')} from {after[tp]} on cannot be read, because a "
+            f"producer's transaction has been open there for at least {OPEN_SECONDS:g} s",
+            f"if it does not end: kafka-transactions.sh --bootstrap-server {settings.bootstrap_servers} find-hanging "
+            f"--topic {tp.topic} --partition {tp.partition} (docs/runbooks.md)",
+        )
+        for tp, number in behind.items()
+        if after[tp] == before[tp]
+    ]
 
 
 async def _backlog(

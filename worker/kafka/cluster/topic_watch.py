@@ -1,7 +1,7 @@
-"""Watch whether brokers answer a running worker, and whether its topics are still the ones that it started with.
+"""Watch what Kafka's clients do not report to a running worker.
 
-Clients report neither: a consumer waits for brokers without end and shows what it knew last, a producer waits for a
-missing topic until its timeout, and continues with a new one of the same name.
+A consumer waits for brokers, and for a producer's open transaction, without end, and shows what it knew last. A
+producer waits for a missing topic until its timeout, and continues with a new one of the same name.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from worker.config import Settings
+from worker.core.terminal import number_of
 from worker.kafka.cluster.connections import CONNECT_SECONDS, connected_admin
 from worker.kafka.cluster.describe import TopicDescription, describe_topics
 from worker.kafka.cluster.errors import chain, error_text
+from worker.kafka.reading.fetches import End
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,13 @@ MISSING_TIMES: Final = 3
 
 class TopicLostError(Exception):
     """A topic was deleted or recreated; the message names it and says what to do."""
+
+
+@dataclass(slots=True)
+class _OpenTransaction:
+    offset: int  # its first
+    since_ms: int  # when a fetch first saw it
+    logged: bool = False
 
 
 class TopicWatch:
@@ -61,6 +72,8 @@ class TopicWatch:
         self._variables = {name: variable for variable, name in topics.items()}
         self._state = state
         self._cache = cache
+        self._patience_seconds = settings.transaction_timeout_seconds  # for a transaction of a producer
+        self._open: dict[TopicPartition, _OpenTransaction] = {}
         self._first: dict[str, TopicDescription] = {}
         self._missing: Counter[str] = Counter()
         self._stack = AsyncExitStack()
@@ -93,6 +106,33 @@ class TopicWatch:
         if not missing or not any(isinstance(cause, KafkaError | TimeoutError) for cause in chain(error)):
             return error
         return TopicLostError(f"{missing}; {error_text(error)}")
+
+    def open_transaction(self, tp: TopicPartition, end: End | None) -> tuple[int, float] | None:
+        """Return how many offsets wait for the end of a producer's transaction, and for how long; None: not known.
+
+        Logged once it is open for longer than a worker's own may be, and when it has ended.
+        """
+        if end is None:
+            return None
+        waiting, former = end.high - end.stable, self._open.get(tp)
+        if former is not None and (not waiting or former.offset != end.stable):
+            if former.logged:
+                log.warning("the transaction at offset %d of %s/%d has ended", former.offset, *tp)
+            del self._open[tp]
+            former = None
+        if not waiting:
+            return 0, 0.0
+        if former is None:
+            former = self._open[tp] = _OpenTransaction(end.stable, end.read_ms)
+        seconds = max(0.0, (end.read_ms - former.since_ms) / 1000)
+        if not former.logged and seconds > self._patience_seconds:
+            former.logged = True
+            log.warning(
+                "%s/%d: %s from %d on cannot be read: a producer's transaction has been open there for %.0f s; if it "
+                "does not end, kafka-transactions.sh find-hanging --topic %s --partition %d finds it",
+                *tp, number_of(waiting, "offset"), end.stable, seconds, *tp,
+            )  # fmt: skip
+        return waiting, seconds
 
     async def _watch(self, admin: AIOKafkaAdminClient, fail: Callable[[BaseException], None]) -> None:
         try:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
@@ -79,6 +79,14 @@ class Reading:
         return False
 
 
+class End(NamedTuple):
+    """The end of a partition, as a fetch saw it."""
+
+    stable: int  # the last stable offset: committed records before it can be read
+    high: int  # the high watermark; offsets in between wait for the end of a producer's transaction
+    read_ms: int  # when, ms since 1970
+
+
 class Consumer(private.Consumer):
     """aiokafka's consumer with the reader of this module: it gives SourceRecords."""
 
@@ -90,6 +98,13 @@ class Consumer(private.Consumer):
         }
         super().__init__(*topics, names=names, **arguments)
         self.reading = reading
+
+    def end_of(self, tp: TopicPartition) -> End | None:
+        """Return where a partition ended by the last answer to a fetch; None: not known."""
+        if tp not in self.assignment():
+            return None
+        stable, high, read_ms = self.last_stable_offset(tp), self.highwater(tp), self.last_poll_timestamp(tp)
+        return None if stable is None or stable < 0 else End(stable, high, read_ms)
 
 
 class FetchedBatch:
