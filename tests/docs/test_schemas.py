@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 from tests.support.builders import read_lines
 from tests.support.schemas import ALL, NAMES, VALIDATORS, load
+from tests.support.surroundings import ROOT, SCHEMAS
 from worker.core import scoring
 from worker.core.scored_document import (
     ReadScoring,
@@ -43,8 +44,14 @@ def test_examples_are_valid(name: str) -> None:
 
 
 def test_examples_pass_the_code() -> None:
-    for name in ("reasoning-trace", "scored-trace"):
+    for name in ("reasoning-trace", "minimal-trace", "scored-trace"):
         parse_trace(json.dumps(load(f"examples/{name}.json")))
+
+
+def test_the_readme_shows_the_minimal_example() -> None:
+    VALIDATORS["reasoning-trace"].validate(load("examples/minimal-trace.json"))
+    example = (SCHEMAS / "examples/minimal-trace.json").read_text("utf-8")
+    assert f"```json\n{example}```" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_scored_example_is_the_trace_s_true_score() -> None:

@@ -29,7 +29,9 @@ async def test_the_aiokafka_example_publishes_traces(kafka: EmbeddedKafka, monke
     monkeypatch.setenv("KP_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
     monkeypatch.setenv("KP_SOURCE_TOPIC", topic)
     traces = [trace for trace in read_jsonl("traces.jsonl") if "agent_id" in trace["metadata"]][:20]
-    places = await publish(traces, "00-1-2-01")
+    async with names["new_producer"]() as producer:
+        places = await publish(producer, traces[:10], "00-1-2-01")
+        places += await publish(producer, traces[10:], "00-1-2-01")
     records = {
         (record.partition, record.offset): record for record in await consume_all_async(kafka.bootstrap_servers, topic)
     }

@@ -209,6 +209,24 @@ def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, 
     assert verdict(stage, [LINE], KP_VERDICT_KEY_FILE="").exit_code == 2
 
 
+def test_an_id_is_enough_where_it_names_one_scored_trace(
+    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
+) -> None:
+    stage = stage_of(kafka, tmp_path / "keys")
+    workers(stage.env).wait_ready()
+    stage.produce([(None, value, (), 0) for value in (trace(0, "ada"), trace(1, "ada"), trace(1, "bob"))])
+    stage.wait_committed(3)
+    lines = [{"trace_id": f"kp:trace:{number}", "success": 0, "judge": "ci"} for number in (0, 1, 2)]
+    result = verdict(stage, lines)
+    assert result.exit_code == 1
+    assert "kp:trace:1 is the id of the records " in result.stderr
+    assert "kp:trace:2 is the id of no scored trace" in result.stderr
+    wait_until(lambda: len(judged(stage)) == 1)
+    (counted,) = judged(stage)
+    assert (counted["trace_id"], counted["agent_id"], counted["verdict"]["offset"]) == ("kp:trace:0", "ada", 0)
+    assert counted["counts"]
+
+
 def test_a_verdict_is_written_as_soon_as_its_line_is_there(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     stage = stage_of(kafka, tmp_path / "keys")
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
     from aiokafka import AIOKafkaProducer
 
     from worker.commands.shared.console import BadLines
-    from worker.commands.shared.json_lines import Line
     from worker.commands.shared.session import Session
+    from worker.config import Settings
     from worker.core.control import Judges
+    from worker.core.scored_document import RecordPlace
     from worker.core.verdicts import SignedVerdict
 
 IN_FLIGHT: Final = 500
@@ -35,8 +38,9 @@ def verdict(file: str) -> None:
 
     A line is a scored document with success (true, false or 0 to 1) and judge beside its fields, or {"trace_id",
     "agent_id", "task_domain", "partition", "offset", "success", "judge"}, where partition and offset are those of the
-    trace on the source topic. KP_VERDICT_KEY_FILE has the judges' keys; the workers need the same file. FILE may be -
-    for standard input. Exit code 1: a line is wrong, or not all could be written.
+    trace on the source topic. With {"trace_id", "success", "judge"} alone, the trace is looked up on the accepted and
+    rejected topics when FILE ends. KP_VERDICT_KEY_FILE has the judges' keys; the workers need the same file. FILE may
+    be - for standard input. Exit code 1: a line is wrong, or not all could be written.
     """
     settings = read_settings()
     from worker.commands.shared.console import (
@@ -85,6 +89,8 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
 
     Raises ConfigError, SessionError.
     """
+    import msgspec
+
     from worker.commands.shared.json_lines import lines_as_they_come
     from worker.kafka.cluster.connections import idempotent_producer, while_sending
 
@@ -97,18 +103,40 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
 
     async def send_all(producer: AIOKafkaProducer) -> None:
         waiting: deque[asyncio.Future[object]] = deque()
-        async for line in lines_as_they_come(source, most):
-            if line.problem is None and not line.data.strip():
-                continue
+
+        async def send(number: int, judged: Mapping[str, Any]) -> None:
             try:
-                it = _signed(line, target.partitions, judges, topic, identity)
+                it = _signed(judged, target.partitions, judges, topic, identity)
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-                wrong.name(f"{line.number}: {error}")
-                continue
+                wrong.name(f"{number}: {error}")
+                return
             waiting.append(await producer.send(it.topic, it.value, it.key, it.partition, headers=it.headers))
             waiting[-1].add_done_callback(count)
             while len(waiting) == IN_FLIGHT or (waiting and waiting[0].done()):
                 await waiting.popleft()
+
+        by_id: list[tuple[int, dict[str, Any]]] = []
+        async for line in lines_as_they_come(source, most):
+            if line.problem is not None:
+                wrong.name(f"{line.number}: {line.problem}")
+            elif line.data.strip():
+                try:
+                    judged = msgspec.json.decode(line.data, type=dict[str, Any])
+                except (ValueError, RecursionError) as error:
+                    wrong.name(f"{line.number}: {error}")
+                    continue
+                if judged.keys() == {"trace_id", "success", "judge"}:
+                    by_id.append((line.number, judged))
+                else:
+                    await send(line.number, judged)
+        documents = await _scored(session.settings, {str(judged["trace_id"]) for _, judged in by_id})
+        for number, judged in by_id:
+            of_id = documents[str(judged["trace_id"])]
+            if len(of_id) == 1:
+                await send(number, next(iter(of_id.values())) | judged)
+            else:
+                there = f"the records {', '.join(map(str, of_id))}: give one's fields" if of_id else "no scored trace"
+                wrong.name(f"{number}: {judged['trace_id']} is the id of {there}")
         for each in waiting:
             await each
 
@@ -117,15 +145,30 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
         await while_sending(producer, send_all(producer))
 
 
-def _signed(line: Line, partitions: int, judges: Judges, topic: str, topic_id: str) -> SignedVerdict:
-    """Return the signed verdict of a line. Raises ValueError, RecursionError."""
+async def _scored(settings: Settings, ids: Collection[str]) -> Mapping[str, dict[RecordPlace, dict[str, Any]]]:
+    """Return the scored documents of traces by id and source record. Raises ConfigError."""
     import msgspec
 
+    from worker.commands.shared.session import read_topics
+    from worker.core.scored_document import ScoredId
+
+    documents: dict[str, dict[RecordPlace, dict[str, Any]]] = defaultdict(dict)
+
+    def take(value: bytes | None, _where: str, _record_ms: int) -> None:
+        with suppress(ValueError, RecursionError):  # not the worker's
+            head = msgspec.json.decode(value or b"", type=ScoredId)
+            if head.id in ids:
+                documents[head.id][head.scoring.source] = msgspec.json.decode(value or b"")
+
+    if ids:
+        await read_topics(settings, (settings.accepted_topic, settings.rejected_topic), take)
+    return documents
+
+
+def _signed(judged: Mapping[str, Any], partitions: int, judges: Judges, topic: str, topic_id: str) -> SignedVerdict:
+    """Return the signed verdict of a line. Raises ValueError, RecursionError."""
     from worker.core.verdicts import make_verdict, sign_verdict
 
-    if line.problem is not None:
-        raise ValueError(line.problem)
-    judged = msgspec.json.decode(line.data, type=dict[str, Any])
     verdict = make_verdict(judged, topic=topic, topic_id=topic_id, issued_at=datetime.now(UTC))
     if verdict.partition >= partitions:
         raise ValueError(f"partition {verdict.partition}: topic {topic} has only 0 to {partitions - 1}")

@@ -103,6 +103,13 @@ class ScoringSource(Struct, frozen=True):
     source: RecordPlace
 
 
+class ScoredId(Struct):
+    """A document's id and its source record."""
+
+    id: str
+    scoring: ScoringSource
+
+
 class PartitionPlace(Struct, frozen=True):
     """A place on a topic that is known."""
 

@@ -134,15 +134,15 @@ def test_a_model_that_fails_on_everything_ends_the_run() -> None:
 
 def test_dead_letters_need_no_file() -> None:
     output = io.BytesIO()
-    summary = score_lines(io.BytesIO(b"{\n"), output, None, Settings(), None)
+    summary = score_lines(io.BytesIO(b"{]\n"), output, None, Settings(), None)
     assert summary.dead_letters == {"not_json": 1}
     assert output.getvalue() == b""
 
 
 def test_progress_is_told_in_bytes() -> None:
     sizes: list[int] = []
-    score_lines(io.BytesIO(b"{\n\n[]"), io.BytesIO(), None, Settings(), None, sizes.append)
-    assert sizes == [2, 1, 2]
+    score_lines(io.BytesIO(b"{]\n\n[]"), io.BytesIO(), None, Settings(), None, sizes.append)
+    assert sizes == [3, 1, 2]
 
 
 # -- the command
@@ -188,7 +188,7 @@ def test_the_command_writes_to_standard_output_where_no_file_is_named(run: Run) 
 
 
 def test_a_file_over_several_lines_is_recognised(run: Run, tmp_path: Path) -> None:
-    result = run(json.dumps(json.loads(GOOD), indent=2).encode())
+    result = run(2 * json.dumps(json.loads(GOOD), indent=2).encode())
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
         f"Error: {tmp_path}/in.jsonl holds JSON over several lines; one trace per line is expected: "
@@ -240,6 +240,20 @@ def test_a_full_disk_and_a_reader_that_leaves_are_no_traceback(redirection: str,
     name = "/dev/full" if redirection.startswith("-o") else "standard output"
     assert done.stderr == (f"Error: {name}: No space left on device\n" if fails else "")
     assert (done.returncode != 0) is fails
+
+
+def test_one_trace_may_have_several_lines(run: Run) -> None:
+    pretty = json.dumps(json.loads(GOOD), indent=2).encode()
+    done = run(pretty)
+    assert done.exit_code == 0
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["kp:trace:good"]
+    for several in (pretty + b"\n" + pretty, b"[\n" + pretty + b"\n]", pretty[:-1]):
+        assert "holds JSON over several lines" in run(several).stderr
+
+
+def test_samples_are_the_traces_of_the_demo(run: Run) -> None:
+    done = run("samples")
+    assert (done.exit_code, done.stderr[:10]) == (0, "74 traces:")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: s
 
 
 @click.command(cls=Command)
-@click.argument("file", type=InputFile())
+@click.argument("file", type=InputFile(samples=True))
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, as JSON Lines [stdout].")
 @click.option("--dead-letters", type=click.File("wb"), help="Invalid lines with the reason, as JSON Lines.")
 @click.option("--verdicts", type=InputFile(), metavar="FILE", help="Verdicts to count, as kp-worker verdict takes "
@@ -33,9 +33,10 @@ def score(
 ) -> None:  # fmt: skip
     """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
 
-    Takes the settings of `kp-worker run`. --verdicts needs KP_CONFIDENCE=record. The summary on standard error counts
-    dead letters, and with --redact what was replaced, with an example of each type: each letter of a secret appears as
-    a or A, each digit as 9. Exit code 1: no line was a valid trace, or the model or a file failed.
+    FILE may have one trace over several lines, or be the word samples for the demo's traces. Takes the settings of
+    `kp-worker run`. --verdicts needs KP_CONFIDENCE=record. The summary on standard error counts dead letters, and with
+    --redact what was replaced, with an example of each type: each letter of a secret appears as a or A, each digit as
+    9. Exit code 1: no line was a valid trace, or the model or a file failed.
     """
     settings = read_settings(embedder=embedder, model=model, redact=redact)
     if verdicts is not None:

@@ -29,7 +29,7 @@ from worker.commands.shared.console import (
     say,
     size_of,
 )
-from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
+from worker.commands.shared.json_lines import SeveralLinesError, one_document, pretty_printed_hint, read_lines
 from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
 from worker.commands.shared.shown import shown_score, shown_threshold
 from worker.config import ConfigError, Settings
@@ -51,11 +51,6 @@ def run_score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, verdicts: BinaryIO | None, settings: Settings
 ) -> None:
     """Score a file and report the counts. Raises CommandError, also if no line was valid."""
-
-    def check_first(line: bytes) -> None:
-        if is_pretty_printed(line):
-            raise CommandError(pretty_printed_hint(file.name, line))
-
     console = Console(stderr=True)
     scored, bad = json_output(output), dead_letters and json_output(dead_letters)
     try:
@@ -65,12 +60,14 @@ def run_score(
         with console.status("loading the model"):
             embedder = load_configured(settings)
         with _progress(console, size_of(file)) as on_line:
-            counts = score_lines(file, scored, bad, settings, embedder, on_line, check_first, judged)
+            counts = score_lines(file, scored, bad, settings, embedder, on_line, judged)
         for written in (scored, bad):
             if written is not None:
                 written.flush()  # so that a full disk is reported here, not in a traceback at the end
     except ConfigError as error:
         raise SettingsError(str(error)) from None
+    except SeveralLinesError as error:
+        raise CommandError(pretty_printed_hint(file.name, error.args[0])) from None
     except ModelError as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
@@ -154,13 +151,12 @@ def score_lines(
     settings: Settings,
     embedder: Embedder | None,
     on_line: Callable[[int], None] = lambda size: None,
-    on_first: Callable[[bytes], None] = lambda line: None,
     verdicts: Iterable[PlacedVerdict] = (),
 ) -> Summary:
     """Score every line of `source` and write what the worker would publish.
 
-    `on_line` gets each line's size, bytes; `on_first` gets the first line. `verdicts`: sorted by place. An invalid line
-    is written to `dead_letters` as one JSON object with its reason. Raises OSError.
+    `on_line` gets each line's size, bytes. `verdicts`: sorted by place. An invalid line is written to `dead_letters` as
+    one JSON object with its reason. Raises OSError, and SeveralLinesError.
     """
     identity = None if embedder is None else embedder.identity
     config = evaluation_config(settings, output_rules(settings))
@@ -168,10 +164,9 @@ def score_lines(
     evaluation = Evaluation(scorer, identity, config)
     waiting = deque(enumerate(verdicts))
     summary = Summary()
-    for number, line, size, problem in read_lines(source, settings.max_message_bytes):
+    lines = one_document(read_lines(source, settings.max_message_bytes), settings.max_message_bytes)
+    for number, line, size, problem in lines:
         on_line(size)
-        if number == 1:
-            on_first(line)
         if problem is None and not line.strip():
             continue
         while waiting and waiting[0][1].after < number:

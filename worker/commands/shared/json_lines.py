@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from io import BufferedReader
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
+import msgspec
+
 from worker.commands.shared.console import naming
 from worker.core.trace import document_decoder
 
@@ -105,6 +107,34 @@ async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterato
             yield line
     for line in lines.feed(b""):
         yield line
+
+
+def one_document(lines: Iterator[Line], most: int) -> Iterator[Line]:
+    """Yield a file's lines; one JSON document over several lines (at most `most` bytes) becomes one line."""
+    first = next(lines, None)
+    if first is None:
+        return
+    if first.problem is None and is_pretty_printed(first.data):
+        size, parts = first.size, [first.data]
+        for line in lines:
+            size += line.size
+            parts.append(line.data)
+            if size > most or line.problem is not None:
+                raise SeveralLinesError(first.data)
+        try:
+            document = msgspec.json.format(b"\n".join(parts), indent=-1)
+        except ValueError:  # msgspec's errors are ValueErrors: several documents
+            raise SeveralLinesError(first.data) from None
+        if not document.startswith(b"{"):
+            raise SeveralLinesError(first.data)
+        yield Line(1, document, size)
+        return
+    yield first
+    yield from lines
+
+
+class SeveralLinesError(Exception):
+    """A file has JSON over several lines that is not one document; `args[0]` is its first line."""
 
 
 def line_limit(largest_trace: int) -> int:

@@ -119,13 +119,19 @@ json_option = click.option(
 
 
 class InputFile(click.File):
-    """The argument of a command that reads a file; - is standard input. Rejects devices."""
+    """The argument of a command that reads a file; - is standard input. Rejects devices.
 
-    def __init__(self) -> None:
+    `samples`: the word samples, if no file has this name, is the file of the demo's traces.
+    """
+
+    def __init__(self, *, samples: bool = False) -> None:
         super().__init__("rb")
+        self._samples = samples
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Open the file. Raises BadParameter."""
+        if self._samples and value == "samples" and not Path(value).exists():
+            value = str(Path(__file__).parents[2] / "data" / "demo_traces.jsonl")
         file = super().convert(value, param, ctx)
         if is_device(file):
             if value != "-":
