@@ -11,7 +11,7 @@ from tests.support.builders import read_lines
 from tests.support.schemas import ALL, NAMES, VALIDATORS, load
 from tests.support.surroundings import ROOT, SCHEMAS
 from worker.core import scoring
-from worker.core.scored_document import (
+from worker.core.documents import (
     ReadScoring,
     Scoring,
     ScoringDecision,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from worker.commands.shared.session import Session
     from worker.config import Settings
     from worker.core.control import Judges
-    from worker.core.scored_document import RecordPlace
+    from worker.core.documents import RecordPlace
     from worker.core.verdicts import SignedVerdict
 
 IN_FLIGHT: Final = 500
@@ -150,7 +150,7 @@ async def _scored(settings: Settings, ids: Collection[str]) -> Mapping[str, dict
     import msgspec
 
     from worker.commands.shared.session import read_topics
-    from worker.core.scored_document import ScoredId
+    from worker.core.documents import ScoredId
 
     documents: dict[str, dict[RecordPlace, dict[str, Any]]] = defaultdict(dict)
 

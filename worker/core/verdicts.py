@@ -23,9 +23,9 @@ from worker.core.control import (
     control_headers,
     control_kind,
 )
+from worker.core.documents import RecordOffset, ScoringVerdict
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import JUDGED, OutputRecord, SourceRecord
-from worker.core.scored_document import RecordOffset, ScoringVerdict
 from worker.core.trace import EARLIEST_MS, LATEST_MS
 from worker.version import __version__
 

@@ -31,8 +31,7 @@ from worker.commands.shared.console import Command, CommandError
 from worker.commands.shared.explanation import explain_trace, explanation_text
 from worker.commands.shared.options import given_options, settings_options
 from worker.config import load
-from worker.core.documents import scored_record
-from worker.core.scored_document import RecordPlace
+from worker.core.documents import RecordPlace, scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.scoring import score_trace
 from worker.core.trace import parse_trace

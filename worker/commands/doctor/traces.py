@@ -20,9 +20,9 @@ from worker.commands.shared.shown import shown_name, shown_score
 from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.changelog import CorruptEntry, Entry, Kind, decode, kind_of
+from worker.core.documents import ScoringDecision
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED
-from worker.core.scored_document import ScoringDecision
 from worker.core.scoring import accepts_too_few, unused_profiles, without_profile
 from worker.core.terminal import number_of
 from worker.kafka.cluster.errors import error_text

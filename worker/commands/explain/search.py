@@ -25,9 +25,8 @@ from worker.commands.shared.explanation import Explanation, explain_trace, named
 from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
 from worker.commands.shared.shown import Pasted
 from worker.config import Settings
-from worker.core.documents import rfc3339
+from worker.core.documents import RecordPlace, ScoringSource, rfc3339
 from worker.core.records import SourceRecord
-from worker.core.scored_document import RecordPlace, ScoringSource
 from worker.core.terminal import clean, clean_json, number_of
 from worker.core.trace import InvalidTrace
 from worker.kafka.reading.dead_letters import NO_VALUE, DeadLetter, read_dead_letter

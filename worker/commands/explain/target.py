@@ -10,7 +10,7 @@ from typing import BinaryIO, Final
 from worker.commands.shared.console import ArgumentError, CommandError, open_file
 from worker.commands.shared.json_lines import read_lines
 from worker.config import Settings
-from worker.core.scored_document import RecordPlace
+from worker.core.documents import RecordPlace
 from worker.core.trace import InvalidTrace, Reason, document_decoder
 
 ID_PREFIX: Final = "kp:trace:"

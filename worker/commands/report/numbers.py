@@ -37,10 +37,9 @@ from worker.commands.shared.thresholds import (
     too_few,
 )
 from worker.config import Settings
-from worker.core.documents import rfc3339
+from worker.core.documents import ReadScoring, ScoredDocument, rfc3339
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED, EmbedderIdentity
-from worker.core.scored_document import ReadScoring, ScoredDocument
 from worker.core.scoring import (
     DEFAULT_PROFILE,
     NEUTRAL_NOVELTY,

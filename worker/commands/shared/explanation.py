@@ -11,8 +11,7 @@ from rich.text import Text
 
 from worker.commands.shared.shown import Pasted, PlainTable, columns, fixed, shown_score, shown_threshold
 from worker.config import Settings
-from worker.core.documents import rfc3339
-from worker.core.scored_document import Nearest, ReadScoring, RecordPlace
+from worker.core.documents import Nearest, ReadScoring, RecordPlace, rfc3339
 from worker.core.scoring import (
     COMPLEXITY,
     DEFAULT_PROFILE,

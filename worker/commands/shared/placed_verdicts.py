@@ -18,8 +18,8 @@ from worker.commands.shared.console import BadLines, CommandError
 from worker.commands.shared.json_lines import read_lines
 from worker.commands.shared.thresholds import ShareThreshold, share_threshold
 from worker.config import Settings
+from worker.core.documents import PartitionPlace, ScoredDocument
 from worker.core.novelty import CACHED_ID_LENGTH
-from worker.core.scored_document import PartitionPlace, ScoredDocument
 from worker.core.scoring import score_trace
 from worker.core.track_record import NOTHING, Standing, Tally, TrackRecord, standing
 from worker.core.verdicts import Verdict, issued_ms, unsigned_verdict
