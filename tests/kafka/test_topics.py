@@ -206,13 +206,43 @@ def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -
     assert (
         f"accepts records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties" in text
     )
+    assert (
+        f"topic {accepted} has cleanup.policy=compact,delete: Kafka deletes all but the newest record of each" in text
+    )
     lines = text.splitlines()
-    assert len(lines) == len(set(lines)) == 6, "the sixth: large outputs do not fit"
+    assert len(lines) == len(set(lines)) == 7, "the seventh: large outputs do not fit"
 
     stage.env |= {"KP_EMBEDDER": "none"}
     found = problems_of(stage)
     assert not found["fail"], "nothing is written to the changelog"
     assert "KP_CACHE_TTL_SECONDS" not in "\n".join(found["warn"])
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"cleanup.policy": "compact"},
+            "cleanup.policy=compact: Kafka deletes all but the newest record of each key, ",
+        ),
+        ({"cleanup.policy": "delete,compact"}, "cleanup.policy=delete,compact: Kafka deletes all but the newest"),
+        ({"retention.ms": "60000"}, "retention.ms=60000: Kafka deletes records that are not {} within 1 min; set"),
+        ({"retention.ms": "43200000"}, "retention.ms=43200000: Kafka deletes records that are not {} within 720 min"),
+        ({"retention.bytes": "1000000"}, "retention.bytes=1000000: Kafka deletes the oldest records of a larger"),
+        ({"retention.ms": "86400000", "retention.bytes": "100000000"}, None),
+        ({"cleanup.policy": "compact", "retention.ms": "60000"}, "cleanup.policy=compact: Kafka deletes all but"),
+        ({"retention.ms": "-1"}, None),
+    ],
+)
+def test_what_kafka_deletes_before_it_is_read(kafka: EmbeddedKafka, config: dict[str, str], said: str | None) -> None:
+    stage = untouched(kafka)
+    source, accepted, *_ = stage.settings().topics.values()
+    create_topics(kafka.bootstrap_servers, {source: (1, config), accepted: (1, config)})
+    for name, done in ((source, "scored"), (accepted, "read")):
+        found = [words for words in problems_of(stage)["warn"] if words.startswith(f"topic {name} has ")]
+        deleted = [words for words in found if "Kafka deletes" in words]
+        assert len(deleted) == (said is not None)
+        assert not deleted or deleted[0].startswith(f"topic {name} has {(said or '').format(done)}")
 
 
 def test_an_entry_with_a_long_id_needs_a_little_more(kafka: EmbeddedKafka) -> None:

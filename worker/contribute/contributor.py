@@ -24,7 +24,14 @@ from worker.core.terminal import number_of
 from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import prepare_patiently
 from worker.kafka.cluster.describe import current_limit
-from worker.kafka.cluster.topic_plan import DEAD_LETTER_OVERHEAD, MissingTopicsError, Observed, TopicPlan, look_at
+from worker.kafka.cluster.topic_plan import (
+    DEAD_LETTER_OVERHEAD,
+    MissingTopicsError,
+    Observed,
+    TopicPlan,
+    deleted_early,
+    look_at,
+)
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
 from worker.kafka.member import Claim, Member
@@ -106,6 +113,8 @@ def _checked(settings: Settings, found: Observed) -> dict[str, OutputTopic]:
         if compacted != ("compact" in policy):
             wanted = "compact" if compacted else "delete"
             log.warning("topic %s has cleanup.policy=%s; set cleanup.policy=%s", name, policy, wanted)
+    for problem in deleted_early(found, settings.accepted_topic, "posted"):
+        log.warning("%s", problem)
     kinds = {CONTRIBUTED: settings.contributed, DEAD_LETTER: settings.refused}
     return {kind: found.output(name) for kind, name in kinds.items()}
 

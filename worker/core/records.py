@@ -34,6 +34,8 @@ class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
 
 ACCEPTED: Final = "accepted"
 REJECTED: Final = "rejected"
+REDRIVE_COUNT: Final = "kp-redrive-count"  # the header of a record that `redrive` sent again: how often
+
 DEAD_LETTER: Final = "dead_letter"
 JUDGED: Final = "judged"
 ASSEMBLED: Final = "assembled"

@@ -311,8 +311,8 @@ async def test_a_raised_limit_is_found_before_an_output_is_replaced(way: str, mo
         "dead_letter": OutputTopic("traces.dead-letter", 1, 2000),
     }
 
-    async def publish() -> tuple[list[str], list[int]]:
-        """Return why outputs were replaced, and the lengths of all dead letters."""
+    async def publish(*headers: tuple[str, bytes]) -> tuple[list[str], list[int]]:
+        """Return why outputs were replaced, and the lengths of all dead letters. `headers`: of the records."""
         cluster = FailingCluster(2)
         if way == "exactly_once":
             producer = Producer({}, "group-5", 30.0, cluster=cluster)
@@ -322,7 +322,8 @@ async def test_a_raised_limit_is_found_before_an_output_is_replaced(way: str, mo
             publisher = AtLeastOncePublisher(producer, SOURCE, topics, CACHE, commit, 30.0, limit_of)
         await publisher.start()
         outputs = [output("accepted", b"x" * 5000), output("dead_letter", b"x" * 5000), output("accepted")]
-        replaced = await publisher.publish(Commit(outputs, [], 1, "", records_of(outputs)))
+        records = [record._replace(headers=headers) for record in records_of(outputs)]
+        replaced = await publisher.publish(Commit(outputs, [], 1, "", records))
         letters = cluster.visible().get("traces.dead-letter-0", [])
         return [str(error.reason) for error in replaced.values()], [len(value) for _, value, _ in letters]
 
@@ -334,6 +335,13 @@ async def test_a_raised_limit_is_found_before_an_output_is_replaced(way: str, mo
     limits |= {"traces.accepted": 100_000, "traces.dead-letter": 100_000}
     assert (await publish())[0] == ["too_large"], "a minute has not passed"
     assert len(asked) == 2
+    assert await publish(("kp-redrive-count", b"1")) == ([], [5000]), "a redriven record does not wait for it"
+    assert sorted(asked[2:]) == sorted(limits)
+    topics["accepted"].learn(1000)
+    topics["dead_letter"].learn(2000)
+    for topic in topics.values():
+        topic.lowered = False
+    del asked[2:]
     monkeypatch.setattr(transaction_module, "LOOK_AGAIN_SECONDS", 0.0)
     assert await publish() == ([], [5000])
     assert len(asked) == 4

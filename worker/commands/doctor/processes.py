@@ -34,6 +34,7 @@ from worker.contribute.registry import (
 from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import connected_admin
 from worker.kafka.cluster.errors import error_text
+from worker.kafka.cluster.topic_plan import deleted_early
 from worker.observe.contribute_metrics import ContributeMetrics
 
 ANSWER_SECONDS: Final = 10.0
@@ -124,6 +125,8 @@ async def check_assemble(settings: Settings) -> AsyncIterator[Finding]:
     missing, problems = missing_topics(settings, found), assemble_problems(settings, found)
     for problem in problems:
         yield fail("assemble", problem, ASSEMBLE_REMEDY)
+    for each in (problem for name in settings.span_topics for problem in deleted_early(found, name, "assembled")):
+        yield warn("assemble", each.message, each.remedy)
     for small, remedy in small_topics(settings, found):
         yield warn("assemble", small, f"{remedy} (docs/opentelemetry.md)")
     if missing and not settings.create_topics:

@@ -42,12 +42,11 @@ from worker.commands.shared.marks import (
 )
 from worker.commands.shared.session import Session, SessionError, Topic, read_to
 from worker.config import ConfigError, Settings
-from worker.core.records import SourceRecord, exact_size
+from worker.core.records import REDRIVE_COUNT, SourceRecord, exact_size
 from worker.core.trace import Reason
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.reading.dead_letters import (
     NO_VALUE,
-    REDRIVE_COUNT,
     REDRIVEN_FROM,
     DeadLetter,
     as_json,

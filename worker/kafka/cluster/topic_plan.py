@@ -159,6 +159,10 @@ def limit_text(milliseconds: float) -> str:
     return str(NO_LIMIT if milliseconds == math.inf else int(milliseconds))
 
 
+SHORT_RETENTION_MS: Final = 86_400_000
+SHORT_RETENTION_BYTES: Final = 100_000_000
+"""Less than a day, or 100 MB of a partition (some 20,000 traces), is less than a worker may be away."""
+
 HARMLESS_SHARE: Final = 0.1  # the share of KP_CACHE_TTL_SECONDS that one record may expire without a warning
 
 ENTRY_BYTES: Final = 2048
@@ -202,8 +206,38 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
         *_unreadable_settings(found),
         *_small_outputs(settings, found, extra_bytes),
         *_refused_outputs(settings, found),
+        *deleted_early(found, settings.source_topic, "scored"),
+        *deleted_early(found, settings.accepted_topic, "read"),
         *_stream_time_problems(settings, found),
     ]
+
+
+def deleted_early(found: Observed, name: str, done: str) -> Iterator[Problem]:
+    """Yield the settings by which Kafka deletes records of a topic that its reader has not `done` yet."""
+    policy = found.config(name, "cleanup.policy", "delete")
+    if "compact" in policy:
+        yield Problem(
+            "warn",
+            f"topic {name} has cleanup.policy={policy}: Kafka deletes all but the newest record of each key, {done} or "
+            "not, and nothing counts them",
+            f"set cleanup.policy=delete on {name}",
+        )
+    kept = found.milliseconds(name, "retention.ms")
+    if "delete" in policy and kept is not None and kept < SHORT_RETENTION_MS:
+        yield Problem(
+            "warn",
+            f"topic {name} has retention.ms={kept:.0f}: Kafka deletes records that are not {done} within "
+            f"{kept / 60_000:.3g} min",
+            f"set retention.ms={SHORT_RETENTION_MS} or more on {name}, longer than an outage may last",
+        )
+    size = int(found.config(name, "retention.bytes", "-1"))
+    if "delete" in policy and 0 <= size < SHORT_RETENTION_BYTES:
+        yield Problem(
+            "warn",
+            f"topic {name} has retention.bytes={size}: Kafka deletes the oldest records of a larger partition, {done} "
+            "or not",
+            f"set retention.bytes=-1 on {name}, or as much as comes while an outage lasts",
+        )
 
 
 def _denied_topics(settings: Settings, found: Observed) -> Iterator[Problem]:

@@ -10,11 +10,10 @@ from typing import Any, Final
 import msgspec
 
 from worker.core.documents import DROPPED_HEADER, FIRST_OFFSET, SOURCE_KEY_HEADER, TRUNCATED_HEADER, split
-from worker.core.records import SourceRecord
+from worker.core.records import REDRIVE_COUNT, SourceRecord
 from worker.core.trace import Reason
 
 REDRIVEN_FROM: Final = "kp-redriven-from"
-REDRIVE_COUNT: Final = "kp-redrive-count"
 WORKERS_OWN: Final = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_FROM, REDRIVE_COUNT)
 """Prefixes of the headers that a redriven record does not copy from its dead letter."""
 

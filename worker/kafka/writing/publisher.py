@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from worker.core.records import (
     BATCH_OVERHEAD,
     DEAD_LETTER,
     JUDGED,
+    REDRIVE_COUNT,
     SPANS,
     OutputRecord,
     SourceRecord,
@@ -98,12 +100,18 @@ class CommitContents:
         self._hopeless: set[int] = set()  # positions of dead letters that only have the last resort left
 
     def small_topics(self) -> list[OutputTopic]:
-        """Return the topics that have become too small for an output, a dead letter, or batches of the usual size."""
+        """Return the topics that have become too small for an output, a dead letter, or batches of the usual size.
+
+        What is known of a limit is forgotten where a redriven record does not fit: somebody has probably raised it.
+        """
         small = {}
         for position, output in enumerate(self._outputs):
             topic = self._topics[output.kind]
             if topic.lowered or not self._fits(position, output, topic):
                 small[topic.name] = topic
+                records = self.commit.records
+                if records and any(name == REDRIVE_COUNT for name, _ in records[position].headers):
+                    topic.looked_at = -math.inf
         if self._changelog is not None and self.commit.entries and self._changelog.lowered:
             small[self._changelog.name] = self._changelog
         return list(small.values())
