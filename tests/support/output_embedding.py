@@ -26,5 +26,5 @@ def decode(document: dict[str, Any]) -> Vector:
 
 def score_file(lines: list[bytes], embedder: Embedder | None, **settings: Any) -> list[dict[str, Any]]:
     output = io.BytesIO()
-    score_lines(io.BytesIO(b"\n".join(lines)), output, None, config.load(**settings), embedder)
+    score_lines([io.BytesIO(b"\n".join(lines))], output, None, config.load(**settings), embedder)
     return [json.loads(line) for line in output.getvalue().splitlines()]

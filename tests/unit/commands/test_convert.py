@@ -64,7 +64,7 @@ def test_each_part_of_200_runs_is_in_one_step_and_in_order(seed: int, tmp_path: 
         assert trace["outcome"]["result_summary"] == [part[1] for part in parts if part[0] == "text"][-1]
         assert trace["metadata"]["success"] == (run["reward"] == 1)
         assert trace["x_task"] == run["task"]
-    summary = score_lines(io.BytesIO(results[0].stdout_bytes), io.BytesIO(), None, Settings(), None)
+    summary = score_lines([io.BytesIO(results[0].stdout_bytes)], io.BytesIO(), None, Settings(), None)
     assert (len(summary.scores), summary.dead_letters) == (200, {})
 
 

@@ -79,9 +79,36 @@ def test_a_file_that_is_no_session_is_named(tmp_path: Path) -> None:
     journal = written(tmp_path / "journal.jsonl", [{"type": "started", "key": "v2:1a", "agentId": "a2fc"}])
     other = written(tmp_path / "notes.jsonl", [{"note": "x"}])
     result = convert(written(tmp_path / "s.jsonl", SESSION), journal, other)
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert f"{journal}: 0 runs read" in result.stderr
+    assert f"{other}: missing_option: Missing: --success" in result.stderr
     assert f"{other} is neither OTLP nor a session." in result.stderr
+    assert len(traces(result)) == 2
+    alone = convert(other)
+    assert alone.exit_code == 2
+    assert f"{other} is neither OTLP nor a session." in alone.stderr
+
+
+def test_a_folder_is_read_as_follow_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "notes.json").write_text("{}")
+    path = written(tmp_path / "deep" / "s.jsonl", SESSION)
+    result = convert(str(tmp_path))
+    assert result.exit_code == 0
+    assert traces(result) == traces(convert(path))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused = convert(str(empty))
+    assert refused.exit_code == 1
+    assert f"{empty}: no session file (*.jsonl) is below this folder" in refused.stderr
+
+
+def test_a_trace_is_already_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(convert(written(tmp_path / "s.jsonl", SESSION)).stdout_bytes)
+    result = convert(str(path))
+    assert result.exit_code == 1
+    assert f"{path}:1: already_a_trace: it is already a trace: give it to score or publish" in result.stderr
 
 
 def test_the_long_texts_of_a_request_that_is_too_large_are_cut(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -22,8 +23,7 @@ from worker.commands.shared.json_lines import (
     LINE_FACTOR,
     Line,
     LineSplitter,
-    is_pretty_printed,
-    pretty_printed_hint,
+    not_traces,
     read_lines,
     too_long,
 )
@@ -127,7 +127,7 @@ def test_a_line_that_is_too_long_is_named_and_not_read(command: str, tmp_path: P
     _, output, peak = run_measured(*arguments)
     problem = too_long(LONGEST)
     expected = {
-        "score": f"{path}: line 2: {problem}",
+        "score": f"{path}:2: too_large: {problem}",
         "convert": f"{path}:2: too_large: {problem}",
         "convert one run": f"{path}: too_large: {problem}",
         "report": f"  line 2: {problem}",
@@ -154,8 +154,8 @@ def test_the_limit_follows_the_largest_trace(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "2 dead letters" in result.stderr
-    assert f"line 2: longer than {LINE_FACTOR * 1024} bytes, 32 times KP_MAX_MESSAGE_BYTES" in result.stderr
-    assert "line 3" not in result.stderr
+    assert f":2: too_large: longer than {LINE_FACTOR * 1024} bytes, 32 times KP_MAX_MESSAGE_BYTES" in result.stderr
+    assert ":3: too_large: 32768 bytes, the limit is 1024" in result.stderr
     second, third = map(json.loads, (tmp_path / "dead").read_bytes().splitlines())
     assert ("value" in second, len(third["value"])) == (False, LINE_FACTOR * 1024)
 
@@ -206,30 +206,58 @@ def test_a_fifo_a_pipe_and_the_null_device_are_read(tmp_path: Path) -> None:
     assert "0 traces" in CliRunner().invoke(cli, ["score", "/dev/null"], env=NO_MODEL).stderr
 
 
-# -- one document over several lines
+# -- what is no JSON Lines of traces
+
+SPANS = b'{"resourceSpans": []}'
 
 
 @pytest.mark.parametrize(
-    ("first_line", "pretty", "change"),
+    ("content", "what", "change"),
     [
-        (b"{", True, "jq -c . "),
-        (b"{ \r", True, "jq -c . "),
-        (b"\xef\xbb\xbf{", True, "jq -c . "),
-        (b"[", True, "jq -c '.[]' "),
-        (b"  [", True, "jq -c '.[]' "),
-        (b"[{", True, "jq -c '.[]' "),
-        (b'[{"id": "a, [b"},', True, "jq -c '.[]' "),
-        (b"[]", False, ""),
-        (b'[{"id": 1}]', False, ""),
-        (b"{}", False, ""),
-        (b'{"id": "kp:tra', False, ""),  # a line that was cut: the next ones are traces
-        (b"", False, ""),
+        (b'[{"id": "a, [b"},\n', "holds JSON over several lines", "jq -c '.[]'"),
+        (b'[{"id": 1}]\n', "holds JSON over several lines", "jq -c '.[]'"),
+        (b'{\n"id": 1}\n{\n"id": 2}', "holds JSON over several lines", "jq -c ."),
+        (b"[\n{}\n]\n[\n]", "holds JSON over several lines", "jq -c '.[]'"),
+        (gzip.compress(b"{}"), "is compressed by gzip", "gunzip -c"),
+        (b"\x28\xb5\x2f\xfd\x00", "is compressed by zstd", "zstd -dc"),
+        ("{}".encode("utf-16"), "is in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+        (b'[{"role": "user", "content": "hi"}]', "looks like chat messages", ""),
+        (b'{"messages": [{"role": "user", "content": "hi"}]}', "looks like chat messages", ""),
+        (b'{\n "messages": [{"role": "user", "content": "hi"}]\n}\n', "looks like chat messages", ""),
+        (SPANS, "looks like OpenTelemetry spans", ""),
+        (b'{"type": "session_meta", "payload": {}}', "looks like a coding agent's session", ""),
+        (b'{"schema_version": "ATIF-v1.6"}', "looks like a trajectory", ""),
+        *((other, None, "") for other in (b"[]", b"{}", b'{"id": "kp:tra', b"", b"7", b"null")),
     ],
 )
-def test_a_file_of_one_document_is_known_by_its_first_line(first_line: bytes, pretty: bool, change: str) -> None:
-    assert is_pretty_printed(first_line) == pretty
-    if pretty:
-        assert pretty_printed_hint("a b.json", first_line).endswith(f"expected: {change}'a b.json'")
-        for piped in ("-", "<stdin>"):
-            assert pretty_printed_hint(piped, first_line).startswith("standard input holds JSON over several lines")
-            assert pretty_printed_hint(piped, first_line).endswith(f"pipe it through {change.strip()}")
+def test_a_file_that_holds_no_traces_is_known_by_its_first_line(content: bytes, what: str | None, change: str) -> None:
+    first = next(read_lines(io.BytesIO(content), 1000), Line(1, b"", 0)).data
+    if what is None:
+        assert not_traces("a b.json", first) is None
+        return
+    for name, shown, remedy in (
+        ("a b.json", "a b.json", f"{change} 'a b.json'"), *((piped, "standard input", f"pipe it through {change}")
+                                                           for piped in ("-", "<stdin>"))
+    ):  # fmt: skip
+        found = not_traces(name, first) or ""
+        assert found.startswith(f"{shown} {what}")
+        assert found.endswith(f"one trace per line is expected: {remedy}" if change else
+                              "not like traces: kp-worker convert makes traces of them")  # fmt: skip
+
+
+def test_one_document_over_several_lines_is_one_line_and_the_mark_of_utf_8_is_no_part_of_it() -> None:
+    document = json.loads(trace_bytes())
+    pretty = json.dumps(document, indent=1).encode()
+    for content in (pretty, pretty.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + pretty + b"\n\n"):
+        for size in (1, 7, len(content)):
+            splitter = LineSplitter(10_000, pretty=True)
+            chunks = [content[at : at + size] for at in range(0, len(content), size)]
+            (line,) = [line for chunk in (*chunks, b"") for line in splitter.feed(chunk)]
+            assert (line.number, line.problem) == (1, None)
+            assert json.loads(line.data) == document
+            assert b"\n" not in line.data
+    assert [line.data for line in read_lines(io.BytesIO(b"\xef\xbb\xbf{}\n\xef\xbb\xbf{}"), 100)] == [
+        b"{}", b"\xef\xbb\xbf{}",
+    ]  # fmt: skip
+    (long,) = read_lines(io.BytesIO(b"{\n" + b" \n" * 2000), 10)
+    assert (long.data, long.problem) == (b"", too_long(10 * LINE_FACTOR))

@@ -171,7 +171,7 @@ def documents(rng: random.Random, count: int = 60) -> list[dict[str, Any]]:
 def as_scored(made: list[dict[str, Any]]) -> list[bytes]:
     output = io.BytesIO()
     lines = b"\n".join(json.dumps(document).encode() for document in made)
-    score_lines(io.BytesIO(lines), output, None, load(embedder="none"), None)
+    score_lines([io.BytesIO(lines)], output, None, load(embedder="none"), None)
     return output.getvalue().splitlines()
 
 

@@ -35,7 +35,7 @@ def score(
 ) -> tuple[Summary, list[Any], list[Any]]:
     """Return the summary, the output documents and the dead letters."""
     output, dead = io.BytesIO(), io.BytesIO()
-    summary = score_lines(io.BytesIO(b"\n".join(lines)), output, dead, settings or Settings(), embedder)
+    summary = score_lines([io.BytesIO(b"\n".join(lines))], output, dead, settings or Settings(), embedder)
     documents, letters = ([json.loads(line) for line in stream.getvalue().splitlines()] for stream in (output, dead))
     return summary, documents, letters
 
@@ -80,7 +80,7 @@ def test_the_lines_are_what_the_worker_publishes() -> None:
     embedder = TextEmbedder(8)
     raws = [trace_bytes(f"kp:trace:{n}", objective=f"task {n % 3}", created_at=T0 + 1000 * n) for n in range(20)]
     output = io.BytesIO()
-    score_lines(io.BytesIO(b"\n".join(raws) + b"\n"), output, None, Settings(cache_max_elements=5), embedder)
+    score_lines([io.BytesIO(b"\n".join(raws) + b"\n")], output, None, Settings(cache_max_elements=5), embedder)
     scorer = PartitionScorer(5, 3_600_000, 8)
     for number, (raw, line) in enumerate(zip(raws, output.getvalue().splitlines(), strict=True)):
         trace = parse_trace(raw)
@@ -134,15 +134,15 @@ def test_a_model_that_fails_on_everything_ends_the_run() -> None:
 
 def test_dead_letters_need_no_file() -> None:
     output = io.BytesIO()
-    summary = score_lines(io.BytesIO(b"{]\n"), output, None, Settings(), None)
+    summary = score_lines([io.BytesIO(b"{]\n")], output, None, Settings(), None)
     assert summary.dead_letters == {"not_json": 1}
     assert output.getvalue() == b""
 
 
 def test_progress_is_told_in_bytes() -> None:
     sizes: list[int] = []
-    score_lines(io.BytesIO(b"{]\n\n[]"), io.BytesIO(), None, Settings(), None, sizes.append)
-    assert sizes == [3, 1, 2]
+    score_lines([io.BytesIO(b"7\n\n[]")], io.BytesIO(), None, Settings(), None, sizes.append)
+    assert sizes == [2, 1, 2]
 
 
 # -- the command
@@ -174,11 +174,13 @@ def test_the_command_writes_output_dead_letters_and_a_summary(run: Run, tmp_path
     assert result.stdout == ""
     assert [json.loads(line)["id"] for line in out.read_bytes().splitlines()] == ["kp:trace:good", "kp:trace:weak"]
     assert [json.loads(line)["line"] for line in bad.read_bytes().splitlines()] == [2, 4, 5]
-    assert result.stderr.splitlines() == [
+    summary, named = result.stderr.splitlines()[:3], result.stderr.splitlines()[3:]
+    assert summary == [
         "5 traces: 1 accepted, 1 rejected, 3 dead letters, 0 texts truncated at 256 tokens",
         "  1 invalid_type",
         "  2 not_json",
     ]
+    assert [line.split(":")[1] for line in named] == ["2", "4", "5"]
 
 
 def test_the_command_writes_to_standard_output_where_no_file_is_named(run: Run) -> None:
@@ -196,6 +198,30 @@ def test_a_file_over_several_lines_is_recognised(run: Run, tmp_path: Path) -> No
     )
 
 
+def test_a_pretty_printed_trace_is_scored(run: Run) -> None:
+    result = run(json.dumps(json.loads(GOOD), indent=2).encode())
+    assert result.exit_code == 0
+    assert result.stdout == run(json.dumps(json.loads(GOOD), separators=(",", ":")).encode()).stdout
+
+
+def test_several_files_are_one_source_and_bad_lines_are_named_by_their_file(tmp_path: Path) -> None:
+    first, second, dead = tmp_path / "a", tmp_path / "b", tmp_path / "dead"
+    first.write_bytes(GOOD + b"\n" + b"{}\n" * 7)
+    second.write_bytes(b"\xef\xbb\xbf" + WEAK + b"\n[]\n")
+    command = ["score", str(first), str(second), "--dead-letters", str(dead)]
+    result = CliRunner().invoke(cli, command, env={"KP_EMBEDDER": "none"})
+    assert result.exit_code == 0
+    assert [json.loads(line)["scoring"]["source"]["offset"] for line in result.stdout.splitlines()] == [0, 8]
+    letters = [json.loads(line) for line in dead.read_bytes().splitlines()]
+    assert [(each["file"], each["line"]) for each in letters] == [
+        *((str(first), line) for line in range(2, 9)), (str(second), 2),
+    ]  # fmt: skip
+    told = result.stderr.splitlines()
+    named = [line.partition(": ")[0] for line in told if line.startswith(str(tmp_path))]
+    assert named == [*(f"{first}:{line}" for line in range(2, 7)), f"{second}:2", str(first)]
+    assert f"{first}: 2 more like these; --dead-letters BAD.jsonl writes them all, with their reasons" in told
+
+
 def test_an_array_over_several_lines_is_told_in_one_line(run: Run, tmp_path: Path) -> None:
     result = run(json.dumps([json.loads(GOOD)] * 70, indent=2).encode())
     assert (result.exit_code, result.stdout) == (1, "")
@@ -211,10 +237,11 @@ def test_a_file_without_a_valid_trace_is_an_error(run: Run) -> None:
     assert "Error: no line of the file is a valid trace; write them with their reasons: --dead-letters" in result.stderr
 
 
-def test_an_empty_file_is_no_error(run: Run) -> None:
-    result = run(b"")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr.startswith("0 traces:")
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_an_empty_file_is_an_error(run: Run, tmp_path: Path, content: bytes) -> None:
+    result = run(content)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.endswith(f"{tmp_path}/in.jsonl: no line holds anything; one trace per line is expected\n")
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "."])

@@ -70,7 +70,7 @@ def placed(lines: list[dict[str, Any]]) -> list[PlacedVerdict]:
 def file_scored(sources: list[bytes], verdicts: list[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
     output = io.BytesIO()
     settings = load(confidence="record", **fields)
-    score_lines(io.BytesIO(b"\n".join(sources)), output, None, settings, None, verdicts=placed(verdicts))
+    score_lines([io.BytesIO(b"\n".join(sources))], output, None, settings, None, verdicts=placed(verdicts))
     return [json.loads(it) for it in output.getvalue().splitlines()]
 
 
@@ -220,7 +220,7 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
     verdicts = [line(rng.choice(sources[:after]), rng, after) for after in range(1, 60)]
     by_record = file_scored(sources, verdicts, threshold=0.6)
     output = io.BytesIO()
-    score_lines(io.BytesIO(b"\n".join(sources)), output, None, load(threshold=0.6), None)
+    score_lines([io.BytesIO(b"\n".join(sources))], output, None, load(threshold=0.6), None)
     stated = output.getvalue().splitlines()
     standings = Standings(placed(verdicts))
     found = Traces(load(threshold=0.6, confidence="record"), rescore=True, asked=Asked("x_won"), standings=standings)
@@ -261,7 +261,7 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
 
 def test_the_record_needs_verdicts(tmp_path: Path) -> None:
     output, file = io.BytesIO(), tmp_path / "scored.jsonl"
-    score_lines(io.BytesIO(b"\n".join(traces(random.Random(1), 3))), output, None, load(), None)
+    score_lines([io.BytesIO(b"\n".join(traces(random.Random(1), 3)))], output, None, load(), None)
     file.write_bytes(output.getvalue())
     found = run("report", str(file), "--set", "confidence=record")
     assert found.exit_code == 1

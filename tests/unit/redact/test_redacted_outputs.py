@@ -96,7 +96,7 @@ def test_off_leaves_the_bytes() -> None:
 def test_a_file_s_summary_counts_the_markers() -> None:
     for redact, count in (("off", 0), ("accepted", 2), ("all", 4)):
         summary = score_lines(
-            io.BytesIO(b"\n".join(lines())), io.BytesIO(), None, config.load(redact=redact, embedder="none"), None
+            [io.BytesIO(b"\n".join(lines()))], io.BytesIO(), None, config.load(redact=redact, embedder="none"), None
         )
         assert summary.redactions == ({"password": count, "email": count} if count else {})
 
@@ -104,7 +104,7 @@ def test_a_file_s_summary_counts_the_markers() -> None:
 def test_dead_letters_keep_the_original_bytes() -> None:
     letters = io.BytesIO()
     bad = trace_bytes(objective=SECRETS, confidence=7)
-    score_lines(io.BytesIO(bad), io.BytesIO(), letters, config.load(redact="all", embedder="none"), None)
+    score_lines([io.BytesIO(bad)], io.BytesIO(), letters, config.load(redact="all", embedder="none"), None)
     assert json.loads(letters.getvalue())["value"] == bad.decode()
 
 

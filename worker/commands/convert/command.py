@@ -29,7 +29,7 @@ from worker.commands.shared.console import (
     require_extra,
     say,
 )
-from worker.commands.shared.json_lines import is_pretty_printed, line_limit, read_lines, too_long
+from worker.commands.shared.json_lines import begins_list, line_limit, read_lines, session_files_below, too_long
 from worker.commands.shared.options import read_settings, settings_options
 from worker.commands.shared.run_traces import (
     Group,
@@ -77,9 +77,7 @@ def _lacking(form: str, given: Mapping[str, Any]) -> list[str]:
 
 
 @click.command(cls=_Convert)
-@click.argument(
-    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
-)
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, readable=True, allow_dash=True))
 @click.option("--from", "form", type=click.Choice(FORMS), default="auto", show_default=True,
               help="Form of FILES: messages (OpenAI chat, Anthropic, OpenAI Responses, LangChain), ATIF v1.x, OTLP, "
               "or a coding agent's sessions.")  # fmt: skip
@@ -121,33 +119,41 @@ def convert(
     \b
     kp-worker convert runs.jsonl --success @ok ... | kp-worker publish -
 
-    A line is a run; so is a whole file whose name ends with .json; - is standard input. In a coding agent's session,
-    each request of the user is a run. A VALUE is a constant, or @path.to.field of each run. Texts are copied with any
-    secrets in them; content that has no place in a trace is counted on standard error. Exit code 1: a run was refused,
-    a line of a session was not read, or there was no run.
+    A line is a run; so is a file of one pretty-printed document; - is standard input, and of a folder the session
+    files (*.jsonl) below it are read. In a coding agent's session, each request of the user is a run. A VALUE is a
+    constant, or @path.to.field of each run. Texts are copied with any secrets in them; content that has no place in
+    a trace is counted on standard error. Exit code 1: a run was refused, a line of a session was not read, or there
+    was no run.
     """  # noqa: D301 click's mark for text that it must not wrap
     settings, seen = read_settings(), set[str]()
     if group_by is not None and not group_by.startswith("@"):
         group_by = f"@{group_by}"
-    paths = {"messages": messages, "append": append, "group_by": group_by}
+    fields = {"messages": messages, "append": append, "group_by": group_by}
     if form != "auto" and (lacking := _lacking(form, values)):
         raise click.UsageError(f"Missing: {', '.join(lacking)}.")
-    if form in ("atif", *SESSIONS) and any(paths.values()):
-        first = next(name.replace("_", "-") for name, path in paths.items() if path is not None)
+    if form in ("atif", *SESSIONS) and any(fields.values()):
+        first = next(name.replace("_", "-") for name, path in fields.items() if path is not None)
         raise click.UsageError(f"--{first} requires --from chat, or another form of messages")
     if form == "otlp":
-        _check_spans(values | paths | {"keep": keep, "error_prefix": error_prefixes, "max_content": max_content})
+        _check_spans(values | fields | {"keep": keep, "error_prefix": error_prefixes, "max_content": max_content})
     try:
-        options = parse_options(values, keep, paths, form, error_prefixes, max_content, settings.limits)
+        options = parse_options(values, keep, fields, form, error_prefixes, max_content, settings.limits)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     output, reports = sys.stdout.buffer, []
     try:
-        for file in files:
+        paths = [path for file in files for path in (_session_paths(file) if Path(file).is_dir() else [file])]
+        for file in paths:
             found = FileReport("standard input" if file == "-" else file)
             reports.append(found)
             with _open(file) as runs, naming(file):
-                _Conversion(json_output(output), options, found, seen).convert(_peekable(runs))
+                try:
+                    _Conversion(json_output(output), options, found, seen).convert(_peekable(runs))
+                except click.UsageError as error:
+                    if len(paths) == 1:
+                        raise
+                    found.add_run()
+                    found.refuse(None, RunRefused("missing_option", error.message))
             found.bad.say_rest(f"--report FILE.json lists the first {MAX_EXAMPLES}")
             say("\n".join(found.lines()))
         output.flush()
@@ -162,6 +168,16 @@ def convert(
         raise CommandError(file_problem(error)) from None
     if any(each.refused or each.unread for each in reports) or not any(each.written for each in reports):
         sys.exit(1)
+
+
+def _session_paths(folder: str) -> list[str]:
+    def tell(below: str, error: OSError | None) -> None:
+        if error is not None:
+            raise CommandError(file_problem(error))
+
+    if found := session_files_below(folder, tell):
+        return [*found]
+    raise CommandError(f"{folder}: no session file (*.jsonl) is below this folder; give other files by their names")
 
 
 def _check_spans(values: Mapping[str, object]) -> None:
@@ -199,15 +215,16 @@ class _Conversion:
             self._convert_spans(source)
             return
         runs = _runs(source, report.file, options.limits.max_bytes)
+        is_trace = False
         if options.form == "auto" and not (options.messages or options.append or options.group_by):
-            begin, form = _begin(runs)
+            begin, form, is_trace = _begin(runs)
             runs = chain(begin, runs)
         else:
             form = SESSIONS.get(options.form)
         if form is not None:
             self._convert_session(runs, form)
             return
-        if "success" not in options.fields:
+        if "success" not in options.fields and not is_trace:
             lacking = ", ".join(_lacking("auto", options.fields))
             raise click.UsageError(f"Missing: {lacking}. {report.file} is neither OTLP nor a session.")
         groups: dict[str, Group] = {}
@@ -231,11 +248,8 @@ class _Conversion:
                 if written or options.group_by is not None:
                     report.add_run()
                 report.refuse(line, error)
-                if line == 1 and is_pretty_printed(raw):
-                    say(
-                        "each line must hold one run: jq -c . writes a run on one line (jq -c '.[]' an array of runs); "
-                        "a file whose name ends with .json is read as one run"
-                    )
+                if line == 1 and begins_list(raw):
+                    say("each line must hold one run: jq -c '.[]' writes an array of runs as one run on each line")
                     return
         for group in groups.values():
             self._write_run(partial(group.trace, options), group.line)
@@ -308,17 +322,22 @@ MAX_BROKEN: Final = 20
 """Broken lines after which the search for a session in a file ends: it may be a pipe."""
 
 
-def _begin(runs: Iterator[_Line]) -> tuple[list[_Line], Format | None]:
-    """Return the lines up to the first JSON value, and the format of the session that it begins, if any."""
+def _begin(runs: Iterator[_Line]) -> tuple[list[_Line], Format | None, bool]:
+    """Return the lines up to the first JSON value, the format of the session that it begins, and if it is a trace."""
     lines: list[_Line] = []
     for each in runs:
         lines.append(each)
         try:
-            return lines, format_of(parse_json(each[1]))
+            value = parse_json(each[1])
+            return lines, format_of(value), _is_trace(value)
         except ValueError:
             if len(lines) == MAX_BROKEN:
                 break
-    return lines, None
+    return lines, None, False
+
+
+def _is_trace(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("@type") == "ReasoningTrace"
 
 
 @contextmanager
@@ -334,9 +353,12 @@ def _faults() -> Iterator[None]:
 
 def _parsed(raw: bytes) -> Any:
     try:
-        return parse_json(raw)
+        value = parse_json(raw)
     except ValueError as error:
-        raise RunRefused("not_json", f"{error}; a run is one JSON document") from None
+        raise RunRefused("not_json", f"{error}; a run is one JSON document on one line") from None
+    if _is_trace(value):
+        raise RunRefused("already_a_trace", "it is already a trace: give it to score or publish")
+    return value
 
 
 def _begins_as_otlp(source: BinaryIO) -> bool:

@@ -53,7 +53,7 @@ class _Publish(Command):
 
 
 @click.command(cls=_Publish)
-@click.argument("file", required=False, shell_complete=complete_traces)
+@click.argument("files", nargs=-1, shell_complete=complete_traces)
 @click.option("--topic", help="Topic to publish to [KP_SOURCE_TOPIC].")
 @click.option("--key", type=click.Choice(["agent", "id", "domain", "none"]), default="agent", show_default=True,
               help="The record's key: metadata.agent_id, id, metadata.task_domain or none.")  # fmt: skip
@@ -82,14 +82,14 @@ class _Publish(Command):
               help="With --follow: copy a fact of the session to the trace as NAME; may be repeated.")  # fmt: skip
 @settings_options
 def publish(
-    file: str | None, topic: str | None, key: KeyField, rate: float | None, no_validate: bool,
+    files: tuple[str, ...], topic: str | None, key: KeyField, rate: float | None, no_validate: bool,
     redact: Literal["strict", "reference", "off", "on"] | None, follow: Path | None, form: str | None,
     idle_minutes: float | None, name: str | None, max_content: int | None, keep: tuple[str, ...],
     **values: str | None,
 ) -> None:  # fmt: skip
-    """Publish the traces of a JSON Lines file, or the sessions of coding agents, to the source topic.
+    """Publish the traces of JSON Lines files, or the sessions of coding agents, to the source topic.
 
-    FILE may be - for standard input, or the word samples for the demo's traces. Invalid lines are named and not sent.
+    A file may be - for standard input, or the word samples for the demo's traces. Invalid lines are named and not sent.
     With --redact the worker scores the texts with their markers.
 
     With --follow it runs until it is stopped. Each request in a session becomes a trace, once, when it is closed. You
@@ -101,8 +101,8 @@ def publish(
     settings = read_settings()
     topic = topic or settings.source_topic
     if follow is not None:
-        if file is not None or rate is not None or no_validate:
-            raise click.UsageError("--follow takes neither FILE nor --rate nor --no-validate")
+        if files or rate is not None or no_validate:
+            raise click.UsageError("--follow takes neither FILES nor --rate nor --no-validate")
         if missing := [f"--{each}" for each in ("from", *NEEDED) if (values | {"from": form})[each] is None]:
             raise click.UsageError(f"Missing: {', '.join(missing)} (needed by --follow).")
         _follow(
@@ -113,12 +113,12 @@ def publish(
     extra = {"from": form, "idle_minutes": idle_minutes, "name": name, "max_content": max_content, "keep": keep}
     if given := [f"--{option.replace('_', '-')}" for option, value in (extra | values).items() if value]:
         raise click.UsageError(f"{', '.join(given)}: only with --follow DIR; for a file, use kp-worker convert")
-    if file is None:
-        raise click.UsageError("Missing argument 'FILE' (or --follow DIR).")
+    if not files:
+        raise click.UsageError("Missing argument 'FILES...' (or --follow DIR).")
     from worker.commands.publish.send import run_publish
 
     code = run_publish(
-        file, settings, topic=topic, key=key, rate=rate, validate=not no_validate,
+        files, settings, topic=topic, key=key, rate=rate, validate=not no_validate,
         redact=_cleaning(settings, redact or "off"),
     )  # fmt: skip
     sys.exit(code)

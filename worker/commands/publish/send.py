@@ -6,7 +6,8 @@ import asyncio
 import shlex
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Final, Literal
 
@@ -25,7 +26,7 @@ from worker.commands.shared.console import (
     say,
     size_of,
 )
-from worker.commands.shared.json_lines import is_pretty_printed, lines_as_they_come, pretty_printed_hint
+from worker.commands.shared.json_lines import Line, lines_as_they_come, not_traces
 from worker.commands.shared.samples import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import Settings
@@ -56,8 +57,8 @@ class PublishCounts:
     sent: int = 0
     refused: int = 0
     seconds: float = 0.0
-    pretty_printed: bytes = b""
-    """The first line of a file that is not JSON Lines, of which nothing is sent."""
+    not_traces: str = ""
+    """What a file is instead of traces, of which nothing is sent; it ends the run."""
     redactions: Counter[str] = field(default_factory=Counter)
 
     def count_answer(self, future: asyncio.Future[object]) -> None:
@@ -94,15 +95,15 @@ def key_of(line: bytes, choice: KeyField) -> bytes | None:
 
 
 async def publish_lines(
-    source: BinaryIO, session: Session, *, topic: str, key: KeyField, rate: float | None, validate: bool,
+    sources: Sequence[BinaryIO], session: Session, *, topic: str, key: KeyField, rate: float | None, validate: bool,
     clean: Clean | None, counts: PublishCounts, on_line: Callable[[int], None],
-    on_refused: Callable[[int, InvalidTrace], None],
+    on_refused: Callable[[str, int, InvalidTrace], None],
 ) -> None:  # fmt: skip
-    """Send every line of `source` that is a valid trace (or every line), at most `rate` a second.
+    """Send every line of the files that is a valid trace (or every line), at most `rate` a second.
 
     `clean` redacts a line before its key is read and its size checked.
-    `counts` is kept up to date; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and the
-    problem. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
+    `counts` is kept up to date; `on_line` gets each line's size (bytes), `on_refused` its file, its number there
+    (from 1) and the problem. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
     """
     (target,) = await session.existing(topic)
     unconnected = idempotent_producer(
@@ -113,11 +114,8 @@ async def publish_lines(
 
     async def send_lines(producer: AIOKafkaProducer) -> None:
         sender = _Sender(producer, topic, rate, counts)
-        async for number, line, size, problem in lines_as_they_come(source, session.settings.max_message_bytes):
+        async for file, (number, line, size, problem) in _lines_of(sources, session.settings.max_message_bytes):
             on_line(size)
-            if number == 1 and limits is not None and is_pretty_printed(line):
-                counts.pretty_printed = line
-                break
             if problem is None and not line.strip():
                 continue
             found: dict[str, int] = {}
@@ -129,8 +127,11 @@ async def publish_lines(
                 record_key = key_of(line, key)
                 _check(line, record_key, limits, producer, target.max_bytes)
             except InvalidTrace as error:
+                if number == 1 and limits is not None and (other := not_traces(file, line)):
+                    counts.not_traces = other
+                    break
                 counts.refused += 1
-                on_refused(number, error)
+                on_refused(file, number, error)
             else:
                 counts.redactions.update(found)
                 await sender.send(number, record_key, line)
@@ -138,6 +139,12 @@ async def publish_lines(
 
     async with session.connected(unconnected) as producer:
         await while_sending(producer, send_lines(producer))
+
+
+async def _lines_of(sources: Sequence[BinaryIO], largest_trace: int) -> AsyncIterator[tuple[str, Line]]:
+    for source in sources:
+        async for line in lines_as_they_come(source, largest_trace):
+            yield source.name, line
 
 
 def _check(line: bytes, key: bytes | None, limits: Limits | None, producer: AIOKafkaProducer, most: int) -> None:
@@ -198,31 +205,37 @@ class _Sender:
 
 
 def run_publish(
-    file: str, settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool,
+    files: Sequence[str], settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool,
     redact: Clean | None,
 ) -> int:  # fmt: skip
-    """Publish a file, report the result, and return the exit code. Raises CommandError, ArgumentError.
+    """Publish files, report the result, and return the exit code. Raises CommandError, ArgumentError.
 
     `redact`: redacts a line; None: no redaction.
     """
     with errors_for_the_user():
         session = Session(settings)
-    source = _open(file)
     console = Console(stderr=True, highlight=False)
     counts = PublishCounts()
     columns = (TextColumn("{task.fields[sent]} sent"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with source, Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("publishing", total=size_of(source), sent=0)
-        bad = BadLines(file, lambda text: progress.console.print(Text(clean(text)), soft_wrap=True))
+    with ExitStack() as stack:
+        sources = [stack.enter_context(_open(file)) for file in files]
+        progress = stack.enter_context(
+            Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        )
+        task = progress.add_task("publishing", total=sum(size_of(source) or 0 for source in sources) or None, sent=0)
+        bad = {
+            source.name: BadLines(file, lambda text: progress.console.print(Text(clean(text)), soft_wrap=True))
+            for file, source in zip(files, sources, strict=True)
+        }
         interrupted = False
         try:
             with errors_for_the_user():
                 run_session(
                     publish_lines(
-                        source, session, topic=topic, key=key, rate=rate, validate=validate, clean=redact,
+                        sources, session, topic=topic, key=key, rate=rate, validate=validate, clean=redact,
                         counts=counts,
                         on_line=lambda size: progress.update(task, advance=size, sent=counts.sent),
-                        on_refused=lambda line, error: bad.name(f"{line}: {error.reason}: {error}"),
+                        on_refused=lambda file, line, error: bad[file].name(f"{line}: {error.reason}: {error}"),
                     )
                 )  # fmt: skip
         except KeyboardInterrupt:
@@ -233,11 +246,16 @@ def run_publish(
                 if counts.sent
                 else error
             ) from None
-    name = "FILE" if file == "-" else shlex.quote(file)
-    bad.say_rest(f"kp-worker score {name} --embedder none -o /dev/null --dead-letters BAD.jsonl lists all invalid ones")
+    for file, lines in zip(dict.fromkeys(files), bad.values(), strict=True):
+        name = "FILE" if file == "-" else shlex.quote(file)
+        lines.say_rest(
+            f"kp-worker score {name} --embedder none -o /dev/null --dead-letters BAD.jsonl lists all invalid ones"
+        )
     _say_counts(counts, topic, interrupted)
-    if counts.pretty_printed:
-        raise CommandError(pretty_printed_hint(file, counts.pretty_printed))
+    if counts.not_traces:
+        raise CommandError(counts.not_traces)
+    if not counts.sent and not counts.refused and not interrupted:
+        raise CommandError(f"{', '.join(files)}: no line holds anything; one trace per line is expected")
     return 130 if interrupted else 1 if counts.refused else 0
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,14 +20,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, line_limit
+from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, line_limit, session_files_below
 from worker.runs.fields import RunRefused, fault
 from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import Request, Session
 
 log = logging.getLogger(__name__)
-
-SUFFIX: Final = ".jsonl"
 
 CHECKED_BYTES: Final = 256
 """Bytes before a position that are compared: the end of a session line, with its ids and its time."""
@@ -135,30 +132,14 @@ class SessionFiles:
         self._polled_at = clock
 
     def _scan(self) -> dict[str, os.stat_result]:
-        """Return the files, oldest modification first, and those of sub-agents last.
-
-        A fork of Claude Code repeats its parent's requests, which must be published as the parent's.
-        """
-        found: dict[str, os.stat_result] = {}
-        folders = [self._folder]
-        while folders:
-            folder = folders.pop()
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(entry.path)
-                        elif entry.name.endswith(SUFFIX):
-                            with suppress(OSError):  # deleted, or a dangling link
-                                if stat.S_ISREG((status := os.stat(entry.path)).st_mode):
-                                    found[entry.path] = status
-            except OSError as error:
-                if folder not in self._unreadable:
-                    self._unreadable.add(folder)
-                    log.warning("%s cannot be read: %s; trying again", _shown(folder), error.strerror)
-            else:
+        def tell(folder: str, error: OSError | None) -> None:
+            if error is None:
                 self._unreadable.discard(folder)
-        return dict(sorted(found.items(), key=lambda item: (_is_of_sub_agent(item[0]), item[1].st_mtime_ns, item[0])))
+            elif folder not in self._unreadable:
+                self._unreadable.add(folder)
+                log.warning("%s cannot be read: %s; trying again", _shown(folder), error.strerror)
+
+        return session_files_below(self._folder, tell)
 
     def _recognise(self, found: Mapping[str, os.stat_result]) -> list[_File]:
         """Match the found files with the known ones, even if renamed; return the files that are gone."""
@@ -326,10 +307,6 @@ def _check(descriptor: int, at: int) -> str:
 
 def _fits(descriptor: int, size: int, at: int, check: str) -> bool:
     return size >= at and _check(descriptor, at) == check
-
-
-def _is_of_sub_agent(path: str) -> bool:
-    return os.path.basename(path).startswith("agent-")
 
 
 def _name(path: str) -> str:

@@ -1,6 +1,6 @@
 """Scoring a JSON Lines file with the worker's own core, to the same documents as on the topics.
 
-The file counts as a source topic with one partition: line n (from 0) is offset n. Blank lines are skipped.
+The files count as a source topic with one partition: line n of them all (from 0) is offset n. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from worker.commands.shared.console import (
+    BadLines,
     CommandError,
     SettingsError,
     discard_buffered,
@@ -29,7 +30,7 @@ from worker.commands.shared.console import (
     say,
     size_of,
 )
-from worker.commands.shared.json_lines import SeveralLinesError, one_document, pretty_printed_hint, read_lines
+from worker.commands.shared.json_lines import not_traces, read_lines
 from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
 from worker.commands.shared.shown import shown_score, shown_threshold
 from worker.config import ConfigError, Settings
@@ -48,9 +49,18 @@ from worker.redact.markers import MARKER
 
 
 def run_score(
-    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, verdicts: BinaryIO | None, settings: Settings
-) -> None:
-    """Score a file and report the counts. Raises CommandError, also if no line was valid."""
+    files: Sequence[BinaryIO], output: BinaryIO, dead_letters: BinaryIO | None, verdicts: BinaryIO | None,
+    settings: Settings,
+) -> None:  # fmt: skip
+    """Score files and report the counts. Raises CommandError, also if no line was valid."""
+    told: list[str] = []
+    named = {_name(file): BadLines(_name(file), told.append) for file in files}
+
+    def on_bad(file: BinaryIO, number: int, line: bytes, error: InvalidTrace) -> None:
+        if number == 1 and (other := not_traces(_name(file), line)):
+            raise CommandError(other)
+        named[_name(file)].name(f"{number}: {error.reason}: {error}")
+
     console = Console(stderr=True)
     scored, bad = json_output(output), dead_letters and json_output(dead_letters)
     try:
@@ -59,15 +69,13 @@ def run_score(
             judged = read_verdicts(verdicts, verdicts.name, settings.max_message_bytes)
         with console.status("loading the model"):
             embedder = load_configured(settings)
-        with _progress(console, size_of(file)) as on_line:
-            counts = score_lines(file, scored, bad, settings, embedder, on_line, judged)
+        with _progress(console, sum(size_of(file) or 0 for file in files) or None) as on_line:
+            counts = score_lines(files, scored, bad, settings, embedder, on_line, on_bad, judged)
         for written in (scored, bad):
             if written is not None:
                 written.flush()  # so that a full disk is reported here, not in a traceback at the end
     except ConfigError as error:
         raise SettingsError(str(error)) from None
-    except SeveralLinesError as error:
-        raise CommandError(pretty_printed_hint(file.name, error.args[0])) from None
     except ModelError as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
@@ -98,14 +106,17 @@ def run_score(
             say(f"    {counts.examples[kind]}")
     for rule, count in sorted(counts.screened.items()):
         say(f"  {count} marked by {rule}")
-    for problem in counts.too_long:
-        say(f"{file.name}: {problem}")
+    for bad_lines in named.values():
+        bad_lines.say_rest("--dead-letters BAD.jsonl writes them all, with their reasons")
+    for text in told:
+        say(text)
     if counts.scores and (not counts.accepted or accepts_too_few(counts.accepted, len(counts.scores))):
         say(_nothing_passed(counts, output_file(output)))
-    if dead and not counts.scores:
+    if not counts.scores:
         raise CommandError(
-            "no line of the file is a valid trace; write them with their reasons: --dead-letters BAD.jsonl"
-        )
+            "no line of the file is a valid trace; write them with their reasons: --dead-letters BAD.jsonl" if dead
+            else f"{', '.join(named)}: no line holds anything; one trace per line is expected"
+        )  # fmt: skip
 
 
 def _nothing_passed(counts: Summary, output: str | None) -> str:
@@ -139,24 +150,24 @@ class Summary:
     redactions: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)  # of the redactions, masked
     screened: Counter[str] = field(default_factory=Counter)
-    too_long: list[str] = field(default_factory=list)  # lines that were not read in full, and why; not in dead letters
     scores: list[float] = field(default_factory=list)  # of every scored trace, in order
     thresholds: set[float] = field(default_factory=set)  # by which they were judged
 
 
 def score_lines(
-    source: BinaryIO,
+    sources: Sequence[BinaryIO],
     output: BinaryIO,
     dead_letters: BinaryIO | None,
     settings: Settings,
     embedder: Embedder | None,
     on_line: Callable[[int], None] = lambda size: None,
+    on_bad: Callable[[BinaryIO, int, bytes, InvalidTrace], None] = lambda file, number, line, error: None,
     verdicts: Iterable[PlacedVerdict] = (),
 ) -> Summary:
-    """Score every line of `source` and write what the worker would publish.
+    """Score every line of the files, as of one, and write what the worker would publish.
 
-    `on_line` gets each line's size, bytes. `verdicts`: sorted by place. An invalid line is written to `dead_letters` as
-    one JSON object with its reason. Raises OSError, and SeveralLinesError.
+    `on_line` gets each line's size, bytes; `on_bad` each invalid line, with its file and its number there. `verdicts`:
+    sorted by place. An invalid line is written to `dead_letters` as one JSON object with its reason. Raises OSError.
     """
     identity = None if embedder is None else embedder.identity
     config = evaluation_config(settings, output_rules(settings))
@@ -164,8 +175,8 @@ def score_lines(
     evaluation = Evaluation(scorer, identity, config)
     waiting = deque(enumerate(verdicts))
     summary = Summary()
-    lines = one_document(read_lines(source, settings.max_message_bytes), settings.max_message_bytes)
-    for number, line, size, problem in lines:
+    lines = ((file, line) for file in sources for line in read_lines(file, settings.max_message_bytes))
+    for number, (file, (in_file, line, size, problem)) in enumerate(lines, 1):
         on_line(size)
         if problem is None and not line.strip():
             continue
@@ -175,7 +186,6 @@ def score_lines(
         record = SourceRecord(settings.source_topic, 0, number - 1, None, None, line)
         try:
             if problem is not None:
-                summary.too_long.append(f"line {number}: {problem}")
                 raise InvalidTrace(Reason.TOO_LARGE, "", problem)
             trace = evaluation.read(record)
             vector = None
@@ -188,9 +198,11 @@ def score_lines(
             if not isinstance(scored, ScoredTrace):
                 raise TypeError(f"this is a bug: line {number} is no trace")
         except InvalidTrace as error:
+            on_bad(file, in_file, line, error)
             summary.dead_letters[str(error.reason)] += 1
             if dead_letters is not None:
-                dead_letters.write(_dead_line(number, None if problem else line, error) + b"\n")
+                of = _name(file) if len(sources) > 1 else None
+                dead_letters.write(_dead_line(of, in_file, None if problem else line, error) + b"\n")
             continue
         summary.scores.append(scored.score)
         summary.thresholds.add(scored.threshold)
@@ -208,6 +220,10 @@ def score_lines(
     return summary
 
 
+def _name(file: BinaryIO) -> str:
+    return str(getattr(file, "name", "standard input"))
+
+
 def _embed(embedder: Embedder, texts: Sequence[str], view: str) -> Embedding:
     try:
         return embed_trace(embedder, texts, view)
@@ -217,8 +233,9 @@ def _embed(embedder: Embedder, texts: Sequence[str], view: str) -> Embedding:
         raise embedding_failed(error) from error
 
 
-def _dead_line(number: int, line: bytes | None, error: InvalidTrace) -> bytes:
+def _dead_line(file: str | None, number: int, line: bytes | None, error: InvalidTrace) -> bytes:
     letter: dict[str, object] = {
+        **({"file": file} if file else {}),
         "line": number,
         "reason": str(error.reason),
         "path": error.path,

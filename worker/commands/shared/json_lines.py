@@ -6,8 +6,10 @@ import asyncio
 import codecs
 import os
 import shlex
+import stat
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
 from io import BufferedReader
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
@@ -33,23 +35,33 @@ class Line(NamedTuple):
 
 
 class LineSplitter:
-    """Splits chunks into lines, buffering no more than a line may have. `largest_trace`: KP_MAX_MESSAGE_BYTES."""
+    """Splits chunks into lines, buffering no more than a line may have. `largest_trace`: KP_MAX_MESSAGE_BYTES.
 
-    def __init__(self, largest_trace: int) -> None:
+    `pretty`: a file whose first line is a bracket alone is one document, and becomes one line. The mark of UTF-8 at the
+    beginning is left out.
+    """
+
+    def __init__(self, largest_trace: int, *, pretty: bool = False) -> None:
         self._most = line_limit(largest_trace)
         self._number = 0
         self._pieces: list[bytes] = []
         self._size = 0
+        self._is_document = None if pretty else False  # None: the first line will tell
 
     def feed(self, chunk: bytes) -> Iterator[Line]:
         """Yield the lines that end in a chunk; an empty chunk is the end of the file."""
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
             self._add(piece)
-            yield self._line(self._size + 1)
+            if self._is_document is None:
+                self._is_document = self._joined().strip() in (b"{", b"[")
+            if self._is_document:
+                self._add(b"\n")
+            else:
+                yield self._line(self._size + 1)
         self._add(rest)
         if not chunk and self._size:
-            yield self._line(self._size)
+            yield from self._document() if self._is_document else [self._line(self._size)]
 
     def _add(self, piece: bytes) -> None:
         self._size += len(piece)
@@ -58,10 +70,24 @@ class LineSplitter:
         elif piece:
             self._pieces.append(piece)
 
+    def _document(self) -> Iterator[Line]:
+        """Yield the document as one line; its lines, if it is none: the first one may have been cut off."""
+        line = self._line(self._size)
+        try:
+            yield line if line.problem else line._replace(data=msgspec.json.format(line.data, indent=-1))
+        except msgspec.DecodeError:
+            for number, data in enumerate(line.data.splitlines(), 1):
+                yield Line(number, data, len(data) + 1)
+
+    def _joined(self) -> bytes:
+        data = b"".join(self._pieces)
+        return data if self._number else data.removeprefix(codecs.BOM_UTF8)
+
     def _line(self, size: int) -> Line:
-        self._number += 1
         problem = too_long(self._most) if self._size > self._most else None
-        line = Line(self._number, b"".join(self._pieces).rstrip(b"\r"), size, problem)
+        data = self._joined().rstrip(b"\r")
+        self._number += 1
+        line = Line(self._number, data, size, problem)
         self._pieces.clear()
         self._size = 0
         return line
@@ -69,7 +95,7 @@ class LineSplitter:
 
 def read_lines(file: BinaryIO, largest_trace: int) -> Iterator[Line]:
     """Yield the lines of a file, each as soon as it is complete. Raises OSError, which names the file."""
-    lines = LineSplitter(largest_trace)
+    lines = LineSplitter(largest_trace, pretty=True)
     with naming(getattr(file, "name", "the input")):
         while chunk := cast("BufferedReader", file).read1(CHUNK_BYTES):
             yield from lines.feed(chunk)
@@ -97,7 +123,7 @@ async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterato
                 return
 
     threading.Thread(target=read, daemon=True).start()
-    lines = LineSplitter(largest_trace)
+    lines = LineSplitter(largest_trace, pretty=True)
     while chunk := await chunks.get():
         room.release()
         if isinstance(chunk, OSError):
@@ -109,32 +135,34 @@ async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterato
         yield line
 
 
-def one_document(lines: Iterator[Line], most: int) -> Iterator[Line]:
-    """Yield a file's lines; one JSON document over several lines (at most `most` bytes) becomes one line."""
-    first = next(lines, None)
-    if first is None:
-        return
-    if first.problem is None and is_pretty_printed(first.data):
-        size, parts = first.size, [first.data]
-        for line in lines:
-            size += line.size
-            parts.append(line.data)
-            if size > most or line.problem is not None:
-                raise SeveralLinesError(first.data)
+def session_files_below(folder: str, tell: Callable[[str, OSError | None], None]) -> dict[str, os.stat_result]:
+    """Return the session files (*.jsonl) below a folder, oldest modification first, and those of sub-agents last.
+
+    A fork of Claude Code repeats its parent's requests, which must be published as the parent's. `tell` gets each
+    folder, and why it cannot be read.
+    """
+    paths: dict[str, os.stat_result] = {}
+    folders = [folder]
+    while folders:
+        folder = folders.pop()
         try:
-            document = msgspec.json.format(b"\n".join(parts), indent=-1)
-        except ValueError:  # msgspec's errors are ValueErrors: several documents
-            raise SeveralLinesError(first.data) from None
-        if not document.startswith(b"{"):
-            raise SeveralLinesError(first.data)
-        yield Line(1, document, size)
-        return
-    yield first
-    yield from lines
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif entry.name.endswith(".jsonl"):
+                        with suppress(OSError):  # deleted, or a dangling link
+                            if stat.S_ISREG((status := os.stat(entry.path)).st_mode):
+                                paths[entry.path] = status
+        except OSError as error:
+            tell(folder, error)
+        else:
+            tell(folder, None)
 
+    def order(item: tuple[str, os.stat_result]) -> tuple[bool, int, str]:
+        return os.path.basename(item[0]).startswith("agent-"), item[1].st_mtime_ns, item[0]
 
-class SeveralLinesError(Exception):
-    """A file has JSON over several lines that is not one document; `args[0]` is its first line."""
+    return dict(sorted(paths.items(), key=order))
 
 
 def line_limit(largest_trace: int) -> int:
@@ -147,24 +175,61 @@ def too_long(most: int) -> str:
     return f"longer than {most} bytes, {LINE_FACTOR} times KP_MAX_MESSAGE_BYTES; shorten it, or raise that setting"
 
 
-def is_pretty_printed(first_line: bytes) -> bool:
-    """Return whether the first line of a file opens a document that continues on the next one."""
-    opened = first_line.removeprefix(codecs.BOM_UTF8).strip()
-    if opened in (b"{", b"[") or not opened.startswith(b"["):
-        return opened in (b"{", b"[")
+def not_traces(file: str, first_line: bytes) -> str | None:
+    """Return what a file is whose first line is no trace, and what to do; None if that cannot be told.
+
+    `file`: - is standard input.
+    """
+    piped = file in ("-", "<stdin>")
+    name, quoted = ("standard input", "") if piped else (file, f" {shlex.quote(file)}")
+    for begin, what, change in _OTHER_FILES:
+        if first_line.startswith(begin):
+            remedy = f"pipe it through {change}" if piped else f"{change}{quoted}"
+            return f"{name} is {what}; one trace per line is expected: {remedy}"
     try:
-        document_decoder.decode(opened)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        return str(error) == "Input data was truncated"
+        document = document_decoder.decode(first_line)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        if first_line.strip() != b"{" and not begins_list(first_line):
+            return None
+    else:
+        first = document[0] if isinstance(document, list) and document else document
+        if isinstance(first, dict) and (kind := _kind_of(first)):
+            return f"{name} looks like {kind}, not like traces: kp-worker convert makes traces of them"
+        if first is document:
+            return None
+    change = "jq -c '.[]'" if first_line.lstrip()[:1] == b"[" else "jq -c ."
+    remedy = f"pipe it through {change}" if piped else f"{change}{quoted}"
+    return f"{name} holds JSON over several lines; one trace per line is expected: {remedy}"
+
+
+def begins_list(first_line: bytes) -> bool:
+    """Return whether a line opens a list that goes on on the next line."""
+    try:
+        document_decoder.decode(first_line)
+    except (ValueError, RecursionError) as error:
+        return first_line.lstrip()[:1] == b"[" and str(error) == "Input data was truncated"
     return False
 
 
-def pretty_printed_hint(file: str, first_line: bytes) -> str:
-    """Return what to do with such a file, which begins with `first_line`; - is standard input."""
-    change = "jq -c '.[]'" if first_line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[") else "jq -c ."
-    piped = file in ("-", "<stdin>")
-    name, remedy = ("standard input", f"pipe it through {change}") if piped else (file, f"{change} {shlex.quote(file)}")
-    return f"{name} holds JSON over several lines; one trace per line is expected: {remedy}"
+_OTHER_FILES: Final = (
+    (b"\x1f\x8b", "compressed by gzip", "gunzip -c"), (b"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc"),
+    (codecs.BOM_UTF16_LE, "in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    (codecs.BOM_UTF16_BE, "in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+)  # fmt: skip
+"""How files begin that are no JSON Lines, what they are, and the command that makes them so."""
+
+
+def _kind_of(document: Mapping[str, Any]) -> str | None:
+    """Return what a JSON document is that convert reads."""
+    from worker.runs.sessions.session import format_of
+
+    if document.keys() & {"resourceSpans", "resourceLogs"}:
+        return "OpenTelemetry spans"
+    if isinstance(document.get("role"), str) or isinstance(document.get("messages"), list):
+        return "chat messages"
+    if str(document.get("schema_version")).startswith("ATIF"):
+        return "a trajectory"
+    return "a coding agent's session" if format_of(document) is not None else None
 
 
 def value_at(document: Mapping[str, Any], path: str) -> Any:
