@@ -8,19 +8,11 @@ from typing import Final
 
 MOST_ELEMENTS: Final = 1_000_000  # greatest capacity of a partition's cache
 
-SHORT: Final = 0.5
-"""If a full cache reaches back less than this share of the TTL, the TTL hardly decides how long entries live."""
-
-LABEL_BYTES: Final = 150
-"""Bytes of an entry without its vector: id, time and their Python objects. Measured with ids of 45 characters."""
-
-FAST_SCAN_SHARE: Final = 1.3
-"""Upper bound of a vector's memory including its int8 codes (scan.py), as a multiple of its float32 bytes."""
-
 
 def entry_bytes(dimensions: int) -> int:
     """Return the most bytes that one cache entry uses."""
-    return round(4 * dimensions * FAST_SCAN_SHARE) + LABEL_BYTES
+    with_codes = round(4 * dimensions * 1.3)  # scan.py has int8 codes of large caches
+    return with_codes + 150  # of id, time and their Python objects: measured with ids of 45 characters
 
 
 def per_second(times_ms: Sequence[int]) -> float | None:
@@ -30,8 +22,11 @@ def per_second(times_ms: Sequence[int]) -> float | None:
 
 
 def is_short(reach_ms: float, ttl_ms: int | None) -> bool:
-    """Return whether entries leave by capacity, at an age of `reach_ms`, long before the TTL (None: no expiry)."""
-    return ttl_ms is not None and reach_ms < SHORT * ttl_ms
+    """Return whether entries leave by capacity, at an age of `reach_ms`, long before the TTL (None: no expiry).
+
+    If a full cache reaches back less than half of the TTL, the TTL hardly decides how long entries live.
+    """
+    return ttl_ms is not None and reach_ms < 0.5 * ttl_ms
 
 
 def capacity_for(rate: float, ttl_ms: int) -> int:

@@ -208,7 +208,7 @@ def scored_record(
     if clean is not None:
         value, redactions = clean(value)
     # Screened as published: without an earlier `scoring`, and with one member of each duplicate name.
-    found = None if screen is None else screen(splice(value, scored.score, b"{}"))
+    screened = None if screen is None else screen(splice(value, scored.score, b"{}"))
     scoring = Scoring(
         score=scored.score,
         decision=decision,
@@ -224,14 +224,14 @@ def scored_record(
         worker_version=__version__,
         embedding=_embedding(scored.vector) if embedding and scored.vector is not None else UNSET,
         redactions=UNSET if redactions is None else redactions,
-        screen=UNSET if found is None else found,
+        screen=UNSET if screened is None else screened,
         confidence=UNSET if scored.confidence is None else scored.confidence,
     )
-    own = ("kp-score", "kp-decision") if found is None else ("kp-score", "kp-decision", SCREEN_HEADER)
+    own = ("kp-score", "kp-decision") if screened is None else ("kp-score", "kp-decision", SCREEN_HEADER)
     headers = [header for header in record.headers if header[0] not in own]
     headers.append(("kp-score", _encoder.encode(scored.score)))
     headers.append(("kp-decision", decision.encode()))
-    matched = () if found is None else found.rules
+    matched = () if screened is None else screened.rules
     if matched:
         headers.append((SCREEN_HEADER, ",".join(matched).encode()))
     value = splice(value, scored.score, _encoder.encode(scoring))
@@ -285,7 +285,7 @@ def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
 
 def error_headers(record: SourceRecord, reason: str, path: str, message: str, **more: str) -> list[Header]:
     """Return the headers that say why a record is refused, and where it is. `more`: others, without their kp-error-."""
-    said = {
+    texts = {
         "kp-error-reason": reason,
         "kp-error-path": path,
         "kp-error-message": message,
@@ -296,7 +296,7 @@ def error_headers(record: SourceRecord, reason: str, path: str, message: str, **
         "kp-source-timestamp": "" if record.timestamp_ms is None else str(record.timestamp_ms),
         "kp-worker-version": __version__,
     }
-    return [(name, text.encode("utf-8", "backslashreplace")) for name, text in said.items()]
+    return [(name, text.encode("utf-8", "backslashreplace")) for name, text in texts.items()]
 
 
 TRUNCATED_HEADER: Final = "kp-error-truncated"  # how much of the value was kept; only if it was truncated
@@ -309,8 +309,6 @@ SOURCE_KEY_HEADER: Final = "kp-source-key"
 
 FIRST_OF_OURS: Final = "kp-error-reason"
 """The worker's own headers start at the last header of this name; a producer may have used the name too."""
-
-VARINTS: Final = 8  # bytes by which the two varints, the value's and the record's length, may grow with the value
 
 Header = tuple[str, bytes]
 
@@ -346,8 +344,8 @@ def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
 
 def source_place(record: OutputRecord) -> bytes:
     """Return the source record's topic/partition/offset, a key unique to this dead letter."""
-    said = dict(record.headers)
-    return b"/".join((said["kp-source-topic"], said["kp-source-partition"], said["kp-source-offset"]))
+    headers = dict(record.headers)
+    return b"/".join((headers["kp-source-topic"], headers["kp-source-partition"], headers["kp-source-offset"]))
 
 
 def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRecord:
@@ -396,7 +394,8 @@ def _cut(record: OutputRecord, key: bytes | None, headers: list[Header], limit: 
     if not record.value or len(key or b"") + 2 * len(headers) > limit:
         return None
     size = len(record.value)
-    room = limit - VARINTS - exact_size(key, b"", [*headers, truncated_header(size, record.value)])
+    varints = 8  # two, the value's length and the record's, may grow with the value by so many bytes
+    room = limit - varints - exact_size(key, b"", [*headers, truncated_header(size, record.value)])
     if room < 0:
         return None
     value = record.value[:room]

@@ -27,9 +27,6 @@ most 6e-8, so `unit` is idempotent; a larger tolerance would add the embedder's 
 LENGTH_TOLERANCE: Final = 1e-3
 """A length farther from 1 than this cannot come from rounding: the vector was never a unit vector."""
 
-SURELY_UNIT: Final = 3e-7
-"""A vector whose squared length is this close to 1, summed in any order, is within UNIT_TOLERANCE."""
-
 
 class Neighbour(NamedTuple):
     """The most similar live entry."""
@@ -45,7 +42,8 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
     """
     if isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (dimensions,):
         wide = vector.astype(np.float64)
-        if abs(float(wide @ wide) - 1.0) <= SURELY_UNIT:  # as embedders return them: 2 us instead of 25
+        # As embedders return it: 2 us instead of 25. Such a square, summed in any order, is within UNIT_TOLERANCE.
+        if abs(float(wide @ wide) - 1.0) <= 3e-7:
             return vector.copy()
     wide = np.asarray(vector, dtype=np.float64)
     if wide.shape != (dimensions,):
@@ -206,17 +204,17 @@ class VectorCache:
         neighbour, which changes no maximum. `now_ms`: the stream time, if known to be later than the last entry's.
         """
         self.clear()
-        found = {entry[0]: entry for entry in entries}
-        if found:
-            newest = max(found)
+        by_sequence = {entry[0]: entry for entry in entries}
+        if by_sequence:
+            newest = max(by_sequence)
             self._next = newest + 1
-            self._oldest = min(sequence for sequence in found if sequence >= self._next - self.max_elements)
-            entry = found[newest]
+            self._oldest = min(sequence for sequence in by_sequence if sequence >= self._next - self.max_elements)
+            entry = by_sequence[newest]
             for sequence in range(newest, self._oldest - 1, -1):
-                entry = found.get(sequence, entry)
+                entry = by_sequence.get(sequence, entry)
                 _, time, trace_id, vector = entry
                 self._put(sequence, vector, time, trace_id)
-            self.advance(found[newest][1])
+            self.advance(by_sequence[newest][1])
         if now_ms is not None:
             self.advance(now_ms)
         self._matrix.prepare()

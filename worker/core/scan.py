@@ -95,9 +95,9 @@ class Matrix:
         if used < FROM_ROWS:
             similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
         else:
-            found = self._candidates(query, ranges, used)
-            if found is not None:
-                rows, similarities = found
+            candidates = self._candidates(query, ranges, used)
+            if candidates is not None:
+                rows, similarities = candidates
                 at = int(similarities.argmax())
                 return int(rows[at]), float(similarities[at])
             similarities = self._product(query, ranges, used)

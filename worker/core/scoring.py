@@ -297,9 +297,6 @@ def accepts_too_few(accepted: int, traces: int) -> bool:
 
 # -- domains without their own profile, and the profile that each may mean: a near miss is reported, never corrected
 
-LEAST_SIMILARITY: Final = 0.82
-"""Least difflib ratio of two near names: one wrong letter of seven is near ("finanse"), one of four is not ("node")."""
-
 
 @dataclass(frozen=True, slots=True)
 class DomainWithoutProfile:
@@ -320,20 +317,20 @@ class UnusedProfile:
 
 def without_profile(traces: Mapping[str, int], profiles: Collection[str]) -> list[DomainWithoutProfile]:
     """Return the domains (with their number of traces) without a profile: near misses first, then the most frequent."""
-    found = [
+    without = [
         DomainWithoutProfile(domain, count, near_miss(domain, profiles))
         for domain, count in traces.items()
         if domain not in profiles and domain != DEFAULT_PROFILE
     ]
-    return sorted(found, key=lambda domain: (domain.near is None, -domain.traces, domain.name))
+    return sorted(without, key=lambda domain: (domain.near is None, -domain.traces, domain.name))
 
 
 def unused_profiles(profiles: Collection[str], domains: Collection[str]) -> list[UnusedProfile]:
     """Return the profiles that are neither built in nor used by any of the domains, near misses first."""
     unused = [name for name in profiles if name not in PROFILES and name not in domains]
     others = dict.fromkeys([*PROFILES, *domains])
-    found = [UnusedProfile(name, near_miss(name, others)) for name in unused]
-    return sorted(found, key=lambda profile: (profile.near is None, profile.name))
+    named = [UnusedProfile(name, near_miss(name, others)) for name in unused]
+    return sorted(named, key=lambda profile: (profile.near is None, profile.name))
 
 
 def near_miss(domain: str, profiles: Iterable[str]) -> str | None:
@@ -346,11 +343,12 @@ def near_miss(domain: str, profiles: Iterable[str]) -> str | None:
     if domain in names or domain == DEFAULT_PROFILE:
         return None
     wanted = _letters(domain)
-    found = {_letters(name): name for name in reversed(names)}  # the first of equal ones
-    alike = [key for key in found if key and _digits(key) == _digits(wanted)]
-    close = difflib.get_close_matches(wanted, alike, n=1, cutoff=LEAST_SIMILARITY) if wanted else []
+    spelt = {_letters(name): name for name in reversed(names)}  # the first of equal ones
+    alike = [key for key in spelt if key and _digits(key) == _digits(wanted)]
+    # One wrong letter of seven is near ("finanse"), one of four is not ("node").
+    close = difflib.get_close_matches(wanted, alike, n=1, cutoff=0.82) if wanted else []
     close += [key for key in alike if len(key) == len(wanted) and sorted(key) == sorted(wanted)]  # "leagl"
-    return found[close[0]] if close else None
+    return spelt[close[0]] if close else None
 
 
 def _letters(name: str) -> str:

@@ -32,7 +32,7 @@ def clean(text: str, keep: str = "") -> str:
 
     `keep`: "\n" if the text may have several lines.
     """
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else ascii(match[0])[1:-1], text)
 
 
 def clean_json(text: str) -> str:
@@ -45,8 +45,8 @@ def clean_json_bytes(document: bytes) -> bytes:
     return clean_json(document.decode()).encode()
 
 
-def _escape(found: re.Match[str]) -> str:
-    if found[0] in "\t\r\n":  # only between values: a string may not hold them
-        return "\n" if found[0] == "\n" else " "
-    raw = found[0].encode("utf-16-be", "surrogatepass")  # two escapes beyond U+FFFF
+def _escape(match: re.Match[str]) -> str:
+    if match[0] in "\t\r\n":  # only between values: a string may not hold them
+        return "\n" if match[0] == "\n" else " "
+    raw = match[0].encode("utf-16-be", "surrogatepass")  # two escapes beyond U+FFFF
     return "".join(f"\\u{raw[at : at + 2].hex()}" for at in range(0, len(raw), 2))

@@ -365,9 +365,9 @@ def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bo
     if advice is None and get_origin(kind) is Literal:
         advice = f"use one of {', '.join(get_args(kind))}"
     if differ is not None and reason is Reason.INVALID_TYPE:
-        found, wanted = differ
+        given, wanted = differ
         leave = ", or leave the field out" if optional and value is None else ""
-        _refuse(reason, path, f"{found} is not allowed; {advice or f'give {wanted}'}{leave}")
+        _refuse(reason, path, f"{given} is not allowed; {advice or f'give {wanted}'}{leave}")
     _refuse(reason, path, f"{excerpt(value)} is not allowed; {advice or 'correct it'}")
 
 
@@ -433,7 +433,7 @@ _WANTED: Final = {
     "str": "a string", "float": "a number", "int": "an integer", "bool": "true or false", "object": "an object",
     "array": "an array", "null": "null",
 }  # fmt: skip
-_FOUND: Final = _WANTED | {"int": "a number", "bool": "a boolean"}
+_GIVEN: Final = _WANTED | {"int": "a number", "bool": "a boolean"}
 _MISMATCH: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _BOUND: Final = re.compile(r"Expected `([^`]+)` ?(.*)")
 _MISSING: Final = re.compile(r"Object missing required field `([^`]+)`")
@@ -476,8 +476,8 @@ def excerpt(value: Any) -> str:
 
 def mismatch(problem: str) -> tuple[str, str] | None:
     """Return the type that msgspec found and the one that it expected, in words; None for any other problem."""
-    found = _MISMATCH.match(problem)
-    return None if found is None else (_types(found[2], _FOUND), _types(found[1], _WANTED))
+    match = _MISMATCH.match(problem)
+    return None if match is None else (_types(match[2], _GIVEN), _types(match[1], _WANTED))
 
 
 def in_json_words(problem: str) -> str:

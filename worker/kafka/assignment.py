@@ -127,12 +127,12 @@ class Assignment(Generic[AnySender, AnyOwned]):
         await asyncio.gather(*(self.owned.pop(tp).close() for tp in tps))
 
     async def _read_offsets(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Position]:
-        found: dict[TopicPartition, Position] = {}
+        positions: dict[TopicPartition, Position] = {}
         for topic in sorted({tp.topic for tp in tps}):
             numbers = [tp.partition for tp in tps if tp.topic == topic]
-            positions = await read_positions(self._client, self._group, topic, numbers, self._timeout_seconds)
-            found |= {TopicPartition(topic, number): position for number, position in positions.items()}
-        return found
+            those = await read_positions(self._client, self._group, topic, numbers, self._timeout_seconds)
+            positions |= {TopicPartition(topic, number): position for number, position in those.items()}
+        return positions
 
 
 async def _stop(senders: Iterable[Sender]) -> None:

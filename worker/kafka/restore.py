@@ -31,17 +31,11 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4  # partitions that are read at once
 FETCH_BYTES: Final = 4 << 20  # bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one
-PROGRESS_SECONDS: Final = 2.0  # a longer restore logs its progress at this interval
 RETRY_SECONDS: Final = 0.2  # pause before the group's coordinator is asked again while it moves or loads its data
 
 UNSTABLE_SECONDS: Final = 10.0
 UNSTABLE_PAUSE_SECONDS: Final = 0.02
 """How long, and how often, an offset is asked for that a transaction is about to commit: normally some ms."""
-
-SHOWN_MODELS: Final = 3  # other models that a warning names: whoever may write to the changelog chooses their names
-
-LOOKUP_BACKOFF_MS: Final = 20
-"""aiokafka's first look-up of a topic's offsets always fails, as it knows no leaders yet: so the pause is short."""
 
 Result = TypeVar("Result")
 
@@ -87,14 +81,14 @@ async def read_positions(
         ) from None
     positions = {}
     for tp in tps:
-        found = committed.get(tp)
-        if found is not None and found.offset > ends[tp] and not _recreated(found, now):
+        stored = committed.get(tp)
+        if stored is not None and stored.offset > ends[tp] and not _recreated(stored, now):
             raise OffsetsError(
-                f"{topic}/{tp.partition}: the group {group} has committed offset {found.offset}, the topic ends at "
+                f"{topic}/{tp.partition}: the group {group} has committed offset {stored.offset}, the topic ends at "
                 f"{ends[tp]}: it was recreated or truncated. Choose where to continue: kafka-consumer-groups "
                 f"--group {group} --topic {topic} --reset-offsets --to-earliest --execute"
             )
-        positions[tp.partition] = _position(found, oldest[tp], now)
+        positions[tp.partition] = _position(stored, oldest[tp], now)
     moved = [partition for partition, position in positions.items() if position.recreated]
     if moved:
         log.warning(
@@ -106,23 +100,23 @@ async def read_positions(
     return positions
 
 
-def _recreated(found: OffsetAndMetadata, now: str) -> bool:
+def _recreated(stored: OffsetAndMetadata, now: str) -> bool:
     """Return whether an offset was committed for another topic of the same name; `now`: the topic's current id."""
-    committed = committed_from(found.metadata)
+    committed = committed_from(stored.metadata)
     before = None if committed is None else committed.topic_id
     return before is not None and before != now
 
 
-def _position(found: OffsetAndMetadata | None, oldest: int, now: str) -> Position:
-    if found is None:
+def _position(stored: OffsetAndMetadata | None, oldest: int, now: str) -> Position:
+    if stored is None:
         return Position(oldest, None, topic_id=now)
-    if _recreated(found, now):
-        return Position(oldest, None, committed_offset=found.offset, topic_id=now, recreated=True)
-    committed = committed_from(found.metadata)
-    lost = max(0, oldest - found.offset)
+    if _recreated(stored, now):
+        return Position(oldest, None, committed_offset=stored.offset, topic_id=now, recreated=True)
+    committed = committed_from(stored.metadata)
+    lost = max(0, oldest - stored.offset)
     stream_time_ms = None if committed is None else committed.stream_time_ms
     return Position(
-        found.offset + lost, stream_time_ms, lost, found.offset, committed, topic_id=now, metadata=found.metadata
+        stored.offset + lost, stream_time_ms, lost, stored.offset, committed, topic_id=now, metadata=stored.metadata
     )
 
 
@@ -130,7 +124,8 @@ async def topic_offsets(
     client: Mapping[str, Any], tps: Sequence[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the oldest offset and the end of each partition. Raises KafkaError."""
-    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, retry_backoff_ms=LOOKUP_BACKOFF_MS)
+    # aiokafka's first look-up of a topic's offsets always fails, as it knows no leaders yet: so the pause is short.
+    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, retry_backoff_ms=20)
     async with running(consumer):
         return await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
 
@@ -202,7 +197,7 @@ async def read_logs(
                 former, reached = reached, {tp: await consumer.position(tp) for tp in islice(logs, AT_ONCE)}
                 if reached != former:
                     limit.reschedule(clock() + timeout_seconds)
-                if time.monotonic() - reported > PROGRESS_SECONDS:
+                if time.monotonic() - reported > 2.0:
                     offsets = sum([ends[tp] - await consumer.position(tp) for tp in logs])
                     log.info(
                         "restoring from %s: %d of %d partitions left, %d offsets",
@@ -261,7 +256,8 @@ def report_skipped(changelog: str, reports: Mapping[int, Report], model: str) ->
     if foreign:
         skipped = sum((each.skipped for each in foreign.values()), Counter())
         others = sorted(name.removeprefix("model ") for name in skipped if name.startswith("model "))
-        others[SHOWN_MODELS:] = [f"{len(others) - SHOWN_MODELS} more"] if len(others) > SHOWN_MODELS else []
+        if len(others) > 3:  # whoever may write to the changelog chooses their names
+            others[3:] = [f"{len(others) - 3} more"]
         log.warning(
             "%s: skipped %s of another model (%s), because this worker runs %s; the first traces are compared with "
             "fewer entries",
