@@ -164,23 +164,27 @@ class Resolved:
 def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Resolved:
     """Continue the committed pass, or begin a new one.
 
-    `greatest`: the greatest pass number on the changelog, 0 if there is none. `end`: the changelog's end.
+    `greatest`: the greatest pass number on the changelog, 0 if there is none. `end`: the changelog's end, 0 if it is
+    empty.
 
     A new pass begins if the committed metadata is missing or not ours (somebody moved the offset), if no offset is
-    committed, if an embedder is configured again, or if the source topic was recreated. It gets the next number (the
-    least free one if `MAX_PASS` is taken) and inherits the entries below its start if they are of the same topic.
-    Otherwise the committed pass continues.
+    committed, if an embedder is configured again, if the changelog is new, or if the source topic was recreated. It
+    gets the next number (the least free one if `MAX_PASS` is taken) and inherits the entries below its start if they
+    are of the same topic. Otherwise the committed pass continues.
     """
     committed = None if found.recreated else found.committed
     base, foreign = _inherited(found, marker)
     if committed is not None and committed.start <= found.offset:
-        if committed.number is not None:
+        if committed.number is not None and not end:
+            start, why = found.offset, "the changelog is new"
+        elif committed.number is not None:
             chain = cut(base, committed.start)
             same = [it for it in base if (it.number, it.start) == (committed.number, committed.start)]
             last = Segment(committed.number, committed.start, end)
             chain = _bounded((*chain, *(same or [last])))
             return Resolved(Pass(found.topic_id, committed.number, committed.start), chain)
-        start, why = committed.start, "an embedder is configured again"
+        else:
+            start, why = committed.start, "an embedder is configured again"
     else:
         start, why = found.offset, "the committed offset was moved" if found.has_offset else "no offset is committed"
     if foreign:

@@ -150,7 +150,7 @@ def restore(log: Log, where: Found, cache: ModelCache | None) -> Restored:
     """
     kinds = log.by_kind()
     stored, damaged_records = _read(kinds[Kind.TRACK_RECORD], lambda it: read_stored(it.key or b"", it.value))
-    track_record = TrackRecord(where.topic_id or "")
+    track_record = TrackRecord(where.topic_id or "", known_from=0)
     changes = track_record.restore(stored, where.offset)
     damage = [*log.faults, *damaged_records]
     if cache is None:
@@ -165,6 +165,7 @@ def restore(log: Log, where: Found, cache: ModelCache | None) -> Restored:
 
     greatest = max((entry.pass_number or 0 for _, entry in live if entry is not None), default=0)
     resolved = resolve(where, marker, greatest, log.end)
+    track_record.known_from = resolved.chain[0].start
     those = _sort(live, resolved.chain, where.offset, cache)
     slots = number_of_slots(cache.capacity)
     chosen = one_pass([entry for _, entry in those.counting])

@@ -3,6 +3,9 @@
 An agent's record in a domain is a set of verdicts: the last-issued one of each judge on each trace (ties: the later
 offset), and of those the KEPT last-issued ones. So neither a copy nor a late arrival changes it, and a restart that
 reads some again ends with the same set. Successes are integers (millionths), so that every sum is exact.
+
+Where a record is gone, copies of its verdicts must not make it anew: verdicts on traces from before the changelog's
+beginning do not count, nor, where records have been dropped, those from before the latest verdict of the oldest one.
 """
 
 from __future__ import annotations
@@ -288,8 +291,10 @@ class Weighed(NamedTuple):
 class TrackRecord:
     """The records of one source partition, by agent and domain."""
 
-    def __init__(self, topic_id: str = "") -> None:
+    def __init__(self, topic_id: str = "", known_from: int | None = None) -> None:
+        """`known_from`: the offset from which on the partition was read; None: all verdicts that are given count."""
         self._topic_id = topic_id
+        self.known_from = known_from
         self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()  # in the order of their latest verdicts
         self.firsts = 0  # sum of the first verdicts' successes, millionths
 
@@ -305,9 +310,11 @@ class TrackRecord:
         """Return the effect of the verdict at a source offset. Nothing changes before `keep`."""
         name = _name(verdict.agent_id, verdict.task_domain)
         old = self._records.get(name)
-        new = (old or _Record(*name, record_key(*name))).with_verdict(
-            _order(verdict, issued_ms), offset, verdict.millionths
-        )
+        new = None
+        if not self._may_be_gone(verdict):
+            new = (old or _Record(*name, record_key(*name))).with_verdict(
+                _order(verdict, issued_ms), offset, verdict.millionths
+            )
         if new is None:
             return Weighed(None, 0, self.standing(*name), [])
         records, gained = len(self._records), new.first
@@ -321,6 +328,13 @@ class TrackRecord:
             gained -= oldest.first
             changes.append((oldest.key, None))
         return Weighed(new, gained, standing(new.tally(), records, self.firsts + gained), changes)
+
+    def _may_be_gone(self, verdict: Verdict) -> bool:
+        """Return whether a record that had this verdict may be gone; never known for a verdict without an offset."""
+        if verdict.offset is None or self.known_from is None:
+            return False
+        oldest = next(iter(self._records.values())).last_offset if len(self._records) >= MAX_RECORDS else 0
+        return verdict.offset < max(oldest, self.known_from)
 
     def keep(self, weighed: Weighed) -> None:
         """Apply the verdict weighed last. Nothing here may fail."""

@@ -263,7 +263,7 @@ def probes(*vectors: np.ndarray, name: str = "a/model", model: str = "a/model::3
 
 
 NORTH, EAST = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])
-FOUND = Found(3, True, Committed(10, None, 0, 0))
+FOUND = Found(3, True, Committed(10, None, 1, 3))
 
 
 def log_with(rows: list[tuple[bytes, bytes | None]]) -> Log:
@@ -275,7 +275,7 @@ def log_with(rows: list[tuple[bytes, bytes | None]]) -> Log:
 
 def kept(given: Probes) -> list[tuple[bytes, bytes | None]]:
     """Return the rows that the first commit of a partition writes for the probes."""
-    return restore(Log(), FOUND, ModelCache(given.model, 3, 5, given)).housekeeping.rows([], None, 3)
+    return restore(Log(), Found(3), ModelCache(given.model, 3, 5, given)).housekeeping.rows([], None, 3)
 
 
 def test_the_first_commit_keeps_the_probes_and_later_ones_do_not() -> None:

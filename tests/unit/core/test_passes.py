@@ -107,9 +107,8 @@ def test_which_pass_counts_for_an_offset() -> None:
         (Found(60, True, kp2(4, 50), OURS), marker(TWO), TWO, False),
         (Found(60, True, kp2(4, 50, None), OURS), marker(TWO), TWO, False),
         (Found(60, True, kp2(4, 50), None), marker(TWO), TWO, False),
-        # ... where a frozen worker wrote its marker late, or the changelog was deleted: the metadata tells
+        # ... where a frozen worker wrote its marker late, or the marker was deleted: the metadata tells
         (Found(60, True, kp2(4, 50), OURS), marker(FIRST), (*FIRST, Segment(4, 50, END)), False),
-        (Found(60, True, kp2(4, 50), OURS), None, (Segment(4, 50, END),), False),
         (Found(60, True, kp2(4, 50), OURS), marker(TWO, OTHER), (Segment(4, 50, END),), False),
         # the offset was moved: below it everything counts as before
         (Found(60, True, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
@@ -119,6 +118,7 @@ def test_which_pass_counts_for_an_offset() -> None:
         (Found(60, True, None, OURS), None, (Segment(6, 60, END),), True),
         (Found(60, True, None, OURS), UNREADABLE, (Segment(6, 60, END),), True),
         (Found(60, True, kp2(4, 61), OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
+        (Found(60, True, kp2(4, 50), OURS), None, (Segment(4, 50, END),), False),
         # no offset is committed: the same topic can be told by its id alone
         (Found(60, False, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
         (Found(60, False, None, OURS), marker(TWO, ""), (Segment(6, 60, END),), True),
@@ -162,6 +162,12 @@ def test_a_marker_that_may_be_of_another_topic_is_not_called_one() -> None:
 
 def test_the_first_pass_of_a_group_has_number_1() -> None:
     assert resolve(Found(3, False, None, OURS), None, 0, 0).chain == (Segment(1, 3, 0),)
+
+
+def test_a_new_changelog_begins_a_pass_as_nothing_before_is_on_it() -> None:
+    found = resolve(Found(60, True, kp2(4, 50), OURS), None, 0, 0)
+    assert (found.chain, found.begins) == ((Segment(5, 60, 0),), "the changelog is new")
+    assert resolve(Found(70, True, kp2(5, 60), OURS), found.marker(), 5, END).chain == found.chain
 
 
 def test_a_chain_does_not_grow_without_end() -> None:

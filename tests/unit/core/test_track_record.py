@@ -227,6 +227,36 @@ def test_a_copy_of_a_verdict_that_was_pushed_out_changes_nothing(
     assert record.standing("ada", "code") == before
 
 
+def copies_count(record: TrackRecord, offset: int, *verdicts: Verdict) -> list[bool]:
+    """Return which verdicts count, one after the other, from an offset on."""
+    return [record.add(it, issued_ms(it, None), offset + n).record is not None for n, it in enumerate(verdicts)]
+
+
+def test_copies_do_not_make_a_record_anew_that_had_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before the agent has new verdicts, nor after; and over a restart."""
+    monkeypatch.setattr(track_record, "MAX_RECORDS", 3)
+    log, record = Log(), TrackRecord(TOPIC_ID, 0)
+    good = [verdict("eve", at=n, offset=n) for n in range(4)]
+    apply(log, add_all(record, [(10 + n, it) for n, it in enumerate(good)]))
+    apply(log, add_all(record, [(20 + n, verdict(agent, at=n, offset=14 + n)) for n, agent in enumerate("abc")]))
+    assert copies_count(record, 30, *good) == [False] * 4
+    apply(log, add_all(record, [(40, verdict("eve", success=0, at=40, offset=35))]))
+    assert copies_count(record, 41, *good) == [False] * 4
+    stored = [read_stored(key, value) for key, value in log.live()]
+    record = TrackRecord(TOPIC_ID, 0)
+    record.restore(stored, 41)
+    assert copies_count(record, 41, *good) == [False] * 4
+    assert record.standing("eve", "code")[1:] == (1, 0.0)
+    assert copies_count(record, 50, verdict("new", at=50, offset=36), verdict("b", at=51, offset=20)) == [True, False]
+
+
+def test_verdicts_on_traces_from_before_the_changelog_do_not_count() -> None:
+    record = TrackRecord(TOPIC_ID, 100)
+    early, late = verdict(at=1, offset=99), verdict(at=1, offset=100)
+    assert copies_count(record, 200, early, late, verdict(at=2)) == [False, True, True]
+    assert copies_count(TrackRecord(TOPIC_ID), 200, early) == [True], "verdicts that counted, in a report"
+
+
 def test_beyond_the_bound_the_record_with_the_oldest_latest_verdict_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track_record, "MAX_RECORDS", 3)
     record = TrackRecord(TOPIC_ID)
