@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from worker.commands.shared.console import CommandGroup, SettingsError, write_line
+from worker.commands.shared.console import CommandGroup, SettingsError, say, write_line
 from worker.commands.shared.options import (
     checked_settings,
     json_option,
@@ -50,6 +50,7 @@ def config() -> None:
 def check(file: Path | None, strict: bool) -> None:
     """Check a config file together with the environment, without Kafka and without the model.
 
+    Files that settings name (keys, certificates, patterns) are read as well; one that is not here is only a warning.
     FILE is a TOML file [--config or KP_CONFIG]. Names all errors at once, each with its key and the allowed values. An
     unknown KP_ variable is only a warning: Kubernetes sets such variables for a service named kp.
 
@@ -70,8 +71,36 @@ def check(file: Path | None, strict: bool) -> None:
     if not given:
         write_line("nothing is set: all settings have their defaults")
     say_warnings(loaded)
-    if strict and loaded.warnings:
+    missing = _check_files(loaded.settings)
+    for warning in missing:
+        say(f"warning: {warning}")
+    if strict and (loaded.warnings or missing):
         sys.exit(1)
+
+
+def _check_files(settings: Settings) -> list[str]:
+    """Read the files that settings name, as the commands do; return which are not here. Raises SettingsError."""
+    from worker.config import PREFIX, ConfigError
+    from worker.config.keys import Token, TokenError, judge_keys
+    from worker.config.redaction_rules import redaction_rules
+    from worker.kafka.cluster.client import client_arguments
+
+    files = {it: path for it in type(settings).model_fields if isinstance(path := getattr(settings, it), Path)}
+    missing = [it for it, path in files.items() if not path.exists()]
+    here = files.keys() - missing
+    try:
+        if not any(it.startswith(("tls_", "sasl_")) for it in missing):
+            client_arguments(settings)
+        if "verdict_key_file" in here:
+            judge_keys(settings)
+        if "redact_patterns_file" in here:
+            redaction_rules(settings)
+        for name in ("embedder_token_file", "registry_key_file"):
+            if name in here:
+                Token(PREFIX + name.upper(), files[name])
+    except (ConfigError, TokenError) as error:
+        raise SettingsError(str(error)) from None
+    return [f"{PREFIX}{it.upper()}={files[it]} is not on this machine: its content is not checked" for it in missing]
 
 
 @config.command()

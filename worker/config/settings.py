@@ -398,6 +398,11 @@ class HttpSettings(BaseModel):
         False,
         description="serve a live status page at /: trace ids and scores, for anyone who can reach the port",
     )
+    status_hosts: str = Field(
+        "",
+        description="names under which browsers open the status page, separated by commas, besides localhost, "
+        "KP_HTTP_HOST and addresses: other names get 421, so that no foreign page can read it",
+    )
     status_texts: bool = Field(
         False,
         description="also show objectives and dead letters' messages, which quote the record",

@@ -7,10 +7,11 @@ too many closes the oldest: a probe or a scrape takes milliseconds, so the oldes
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -44,7 +45,11 @@ HEADERS: Final = {
 
 
 class HttpServer:
-    """Serves metrics and health. `pages`: by path, with headers that go over HEADERS."""
+    """Serves metrics and health. `pages`: by path, with headers that go over HEADERS.
+
+    A page has only the names in `names`, and addresses: a foreign page in a browser could otherwise let its own name
+    point here, and read the answer. Probes and scrapes have no such limit.
+    """
 
     def __init__(
         self,
@@ -54,12 +59,14 @@ class HttpServer:
         healthy: Check,
         ready: Check,
         pages: Mapping[str, Page] | None = None,
+        names: Iterable[str] = (),
     ) -> None:
         self._host = host
         self._port = port
         self._registry = registry
         self._checks = {"/healthz": healthy, "/readyz": ready}
         self._pages = pages or {}
+        self._names = {"localhost", host.lower(), *(name.strip().lower() for name in names)} - {""}
         self._runner: web.ServerRunner | None = None
 
     async def start(self) -> int:
@@ -90,10 +97,23 @@ class HttpServer:
             body, content_type = _metrics(self._registry, request.headers.get("Accept", ""))
             return _response(200, body, **{"Content-Type": content_type})
         if request.path in self._pages:
+            if not self._is_ours(request.headers.get("Host", "")):
+                return _response(421, "not by this name: add it to KP_STATUS_HOSTS")
             body, headers = self._pages[request.path](request.query)
             return _response(200, body, **headers)
         problem = self._checks[request.path]()
         return _response(200 if problem is None else 503, problem or "ok")
+
+    def _is_ours(self, host: str) -> bool:
+        """Return whether a Host header is one of the names, or an address."""
+        name = re.sub(r":\d*$", "", host).removesuffix(".").lower()
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return True
 
 
 def _metrics(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:

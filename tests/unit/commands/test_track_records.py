@@ -18,7 +18,7 @@ from tests.support.builders import T0, random_trace_bytes
 from tests.support.reports import changed
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
-from worker.commands.doctor.traces import Head, judged_shares
+from worker.commands.doctor.traces import Head, judged_shares, late_judges
 from worker.commands.report.numbers import Asked, Traces
 from worker.commands.score.lines import score_lines
 from worker.commands.shared.explanation import explain_trace
@@ -276,7 +276,25 @@ def test_a_document_whose_stated_confidence_is_not_its_own_is_left_out(tmp_path:
     assert "confidence.stated is 0.123" in found.stderr
 
 
-# -- whether accepted and rejected traces are judged alike
+# -- whether judges' clocks are right, and accepted and rejected traces are judged alike
+
+
+@pytest.mark.parametrize(
+    ("late", "warns"),
+    [
+        ([86_400.0] * 20, True),
+        ([None] * 10 + [86_400.0] * 10, True),
+        ([None] * 11 + [86_400.0] * 9, False),  # copies, perhaps
+        ([86_400.0] * 4, False),
+        ([1.0] * 20, False),
+        ([None] * 20, False),
+    ],
+)
+def test_doctor_warns_of_a_judge_whose_clock_is_slow(late: list[float | None], warns: bool) -> None:
+    found = [it.message for it in late_judges({"ci": late, "ann": [None]})]
+    assert len(found) == warns
+    for message in found:
+        assert f"of the last {len(late)} verdicts of judge ci do not count: they were issued 24.0 hours" in message
 
 
 @pytest.mark.parametrize(

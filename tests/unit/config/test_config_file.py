@@ -290,6 +290,29 @@ def test_no_error_about_a_variable_or_an_option_shows_a_secret() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("variable", "content", "words"),
+    [
+        ("KP_VERDICT_KEY_FILE", "ci short", "less than 32 bytes"),
+        ("KP_VERDICT_KEY_FILE", "", "is empty"),
+        ("KP_REGISTRY_KEY_FILE", "two words", "more than one word"),
+        ("KP_REDACT_PATTERNS_FILE", "[[pattern]]", "pattern"),
+        ("KP_TLS_CA_FILE", "no certificate", "PEM file of certificates"),
+    ],
+)
+def test_check_reads_the_files_that_settings_name(tmp_path: Path, variable: str, content: str, words: str) -> None:
+    named = tmp_path / "named"
+    settings = {variable: str(named)} | ({"KP_SECURITY_PROTOCOL": "SSL"} if "TLS" in variable else {})
+    code, _, err = run("check", **settings)
+    assert code == 0
+    assert f"warning: {variable}={named} is not on this machine" in err
+    assert run("check", "--strict", **settings)[0] == 1
+    named.write_text(content)
+    code, _, err = run("check", **settings)
+    assert code == 2
+    assert words in err
+
+
 def test_assignments_are_nested_and_the_last_one_wins() -> None:
     given = parse_assignments(["a=1", "b.c=2", 'b."d.e"=x=y', "a=3"])
     assert given == {"a": "3", "b": {"c": "2", "d.e": "x=y"}}

@@ -29,6 +29,8 @@ class Site:
             self.registry,
             healthy=lambda: self.problems["healthy"],
             ready=lambda: self.problems["ready"],
+            pages={"/page": lambda query: (b"ids", {})},
+            names=[" kp.example.org", " ", "Other"],
         )
         self.port = 0
 
@@ -119,6 +121,17 @@ async def test_the_checks_are_independent(site: Site) -> None:
 @pytest.mark.parametrize("path", ["/", "/metrics/x", "/debug", "/../etc/passwd"])
 async def test_there_is_nothing_else(site: Site, path: str) -> None:
     assert (await site.get(path))[0] == 404
+
+
+OURS = ["localhost", "LOCALHOST:9108", "localhost.", "127.0.0.1:9108", "10.1.2.3", "[::1]:9108", "kp.example.org:80"]
+OTHERS = ["evil.org", "evil.org:9108", "127.0.0.1.evil.org", "x.localhost.org", "", "a b"]
+
+
+@pytest.mark.parametrize("host", [*OURS, "other", *OTHERS])
+async def test_a_page_has_only_our_names_and_probes_have_any(site: Site, host: str) -> None:
+    assert (await site.get("/page", Host=host))[0] == (421 if host in OTHERS else 200)
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert (await site.get(path, Host=host))[0] == 200
 
 
 async def test_nothing_can_be_posted(site: Site) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Container, Iterable, Iterator
+from collections.abc import Awaitable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -260,7 +261,26 @@ async def check_verdicts(settings: Settings, outputs: LastOutputs) -> list[Findi
     )
     of_both = [head for head, record_ms in outputs.heads if record_ms >= outputs.complete_from]
     lopsided = judged_shares(of_both, standings.judged)
-    return [*filter(None, (spread, lopsided)), _switch(settings, outputs.values, standings)]
+    late = late_judges(standings.late_seconds)
+    return [*filter(None, (spread, lopsided)), *late, _switch(settings, outputs.values, standings)]
+
+
+def late_judges(late_seconds: Mapping[str, Iterable[float | None]]) -> Iterator[Finding]:
+    """Yield a warning for each judge of whose last verdicts many do not count and were issued long before.
+
+    `late_seconds`: as in `Standings`.
+    """
+    for judge, all_of_it in late_seconds.items():
+        verdicts = list(all_of_it)
+        late = [seconds for seconds in verdicts if seconds is not None]
+        median = statistics.median(late) if late else 0.0
+        if len(late) >= 5 and 2 * len(late) >= len(verdicts) and median > 600:
+            yield warn(
+                "verdicts",
+                f"{len(late)} of the last {len(verdicts)} verdicts of judge {shown_name(judge)} do not count: they "
+                f"were issued {median / 3600:.1f} hours before they were read, and later ones had been issued",
+                "set the judge's clock (NTP): the time of issue orders verdicts. Or somebody sends copies",
+            )
 
 
 def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | str]]) -> Finding | None:

@@ -104,6 +104,7 @@ async def _serve(settings: Settings, service: Service) -> int:
         healthy=lambda: None if member is None else member.stuck(),
         ready=lambda: service.phase if member is None else member.not_ready(),
         pages=service.pages,
+        names=settings.status_hosts.split(","),
     )
     try:
         port = await http.start()  # 1

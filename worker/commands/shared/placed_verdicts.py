@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +23,8 @@ from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.scoring import score_trace
 from worker.core.track_record import NOTHING, Standing, Tally, TrackRecord, standing
 from worker.core.verdicts import Verdict, issued_ms, unsigned_verdict
+
+LAST: Final = 20  # verdicts of each judge by which its clock is judged
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -82,17 +84,21 @@ async def read_judged(settings: Settings) -> Standings:
     from worker.commands.shared.session import read_topics  # with Kafka's client
 
     placed: list[PlacedVerdict] = []
+    late_seconds: dict[str, deque[float | None]] = defaultdict(lambda: deque(maxlen=LAST))
 
-    def take(value: bytes | None, _where: str, _record_ms: int) -> None:
+    def take(value: bytes | None, _where: str, record_ms: int) -> None:
         try:
             judged = judged_verdict(value or b"")
-        except (ValueError, RecursionError):
+            verdict = msgspec.json.decode(value or b"", type=_Judged).verdict
+            late = record_ms / 1000 - datetime.fromisoformat(verdict["issued_at"]).timestamp()
+        except (ValueError, LookupError, RecursionError):
             return  # not the worker's
         if judged is not None:
             placed.append(judged)
+        late_seconds[verdict["judge"]].append(late if judged is None else None)
 
     await read_topics(settings, (settings.judged,), take)
-    return Standings(in_order(placed))
+    return Standings(in_order(placed), late_seconds)
 
 
 class _Judged(Struct):
@@ -129,7 +135,11 @@ def _placed(document: Any) -> PlacedVerdict:
 class Standings:
     """The track records of each partition at each place, from its own verdicts (sorted by `in_order`)."""
 
-    def __init__(self, placed: Iterable[PlacedVerdict] = ()) -> None:
+    def __init__(
+        self, placed: Iterable[PlacedVerdict] = (), late_seconds: Mapping[str, Iterable[float | None]] | None = None
+    ) -> None:
+        self.late_seconds = late_seconds or {}
+        """Of each judge's last verdicts: how long after its issue each was read, or None if it counts."""
         self.verdicts = 0
         self.judged: set[tuple[int, int | str]] = set()
         """Partition and offset of each trace with a verdict; by a verdict of an earlier build, its id."""
