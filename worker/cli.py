@@ -15,7 +15,7 @@ import click
 
 from worker.commands.shared.console import Command, CommandGroup, ending_in_order, say_last, say_traceback
 from worker.observe.logs import BareFormatter
-from worker.version import __version__
+from worker.version import version_with_commit
 
 COMMANDS: Final = {
     # name: (module:attribute, the first sentence of its help)
@@ -131,12 +131,21 @@ class CommandLine(CommandGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _show_version(context: click.Context, _parameter: click.Parameter, given: bool) -> None:
+    if given and not context.resilient_parsing:
+        click.echo(f"kp-worker {version_with_commit()}")
+        context.exit()
+
+
 @click.group(
     cls=CommandLine,
     commands=[Command(name, help=text) for name, (_, text) in COMMANDS.items()],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, help="Show the version and exit.",
+    callback=_show_version,
+)  # fmt: skip
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Score KnowledgePulse reasoning traces on a Kafka stream, exactly once.

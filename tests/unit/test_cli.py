@@ -35,7 +35,7 @@ from tests.support.surroundings import ROOT, environment
 from worker.cli import COMMANDS, INTERRUPTED, cli
 from worker.commands.shared.console import Command, CommandGroup, write_line
 from worker.commands.shared.shown import PlainTable
-from worker.version import install_extra
+from worker.version import __version__, install_extra
 
 FOLDERS = (worker.commands, worker.lab)
 
@@ -230,6 +230,17 @@ def test_a_port_in_use_is_wrong_usage_before_anything_starts(args: list[str]) ->
         port = taken.getsockname()[1]
         done = CliRunner().invoke(cli, [*args, str(port)])
     assert (done.exit_code, f"port {port} is in use" in done.stderr) == (2, True)
+
+
+def test_the_version_says_which_commit_a_checkout_is_at() -> None:
+    done = CliRunner().invoke(cli, ["--version"])
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    found = re.fullmatch(
+        rf"kp-worker {re.escape(__version__)}(?: \(commit (\w+)(?:-dirty)? of a checkout\))?\n", done.stdout
+    )
+    assert found is not None
+    assert commit.startswith(found[1] or "")
+    assert bool(commit) == bool(found[1])
 
 
 # -- in a shell
