@@ -20,9 +20,7 @@ from tests.support.surroundings import DOCS, SCHEMAS
 from worker.cli import cli
 from worker.config import describe
 from worker.config.settings import SECTIONS
-from worker.observe.assemble_metrics import AssembleMetrics
-from worker.observe.contribute_metrics import ContributeMetrics
-from worker.observe.metrics import Histogram, Metrics
+from worker.observe.metrics import AssembleMetrics, ContributeMetrics, Histogram, Metrics
 
 PAGES = [DOCS / "settings.md", DOCS / "commands.md", DOCS / "metrics.md"]
 SCHEMA = SCHEMAS / "config.schema.json"

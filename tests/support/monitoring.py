@@ -10,9 +10,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.support.surroundings import ROOT
-from worker.observe.assemble_metrics import AssembleMetrics
-from worker.observe.contribute_metrics import ContributeMetrics
-from worker.observe.metrics import Metrics, process_registry
+from worker.observe.metrics import AssembleMetrics, ContributeMetrics, Metrics, process_registry
 
 RULES = ROOT / "deploy/prometheus/rules.yaml"
 RULES_TEST = ROOT / "deploy/prometheus/rules.test.yaml"

@@ -32,9 +32,8 @@ from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member
 from worker.kafka.restore import Position, read_logs
 from worker.kafka.writing.publisher import Commit, ExactlyOncePublisher
-from worker.observe.assemble_metrics import AssembleMetrics
 from worker.observe.http_server import Page
-from worker.observe.metrics import process_registry, set_or_drop
+from worker.observe.metrics import AssembleMetrics, process_registry, set_or_drop
 from worker.runs.otlp.dialects import CONVENTIONS
 from worker.runs.otlp.mapping import Missing
 from worker.runs.otlp.rules import Rules

@@ -38,9 +38,8 @@ from worker.kafka.member import Claim, Member
 from worker.kafka.restore import Position
 from worker.kafka.writing.publisher import ExactlyOncePublisher
 from worker.kafka.writing.rows import OutputTopic
-from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.http_server import Page
-from worker.observe.metrics import process_registry, set_or_drop
+from worker.observe.metrics import ContributeMetrics, process_registry, set_or_drop
 from worker.version import __version__
 
 log = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ from worker.contribute.registry import (
 )
 from worker.contribute.unit import Refusal, Unit, same_unit
 from worker.kafka.member import Stop
-from worker.observe.contribute_metrics import ContributeMetrics
+from worker.observe.metrics import ContributeMetrics
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.kafka.member import Claim, StoppedError
 from worker.kafka.writing.publisher import Commit, Publisher
-from worker.observe.contribute_metrics import ContributeMetrics
+from worker.observe.metrics import ContributeMetrics
 
 MAX_DUE: Final = 50
 """Maximum number of a partition's traces that are posted but not committed."""

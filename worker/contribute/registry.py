@@ -25,7 +25,7 @@ from yarl import URL
 from worker.config import ConfigError, Settings
 from worker.config.keys import Token, TokenError
 from worker.contribute.unit import clean_issues, clean_words, decode_json
-from worker.observe.contribute_metrics import ContributeMetrics
+from worker.observe.metrics import ContributeMetrics
 from worker.version import __version__
 
 

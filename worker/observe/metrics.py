@@ -1,6 +1,7 @@
-"""Every metric of the worker: name, unit, buckets, meaning. The registry is an argument, so each test has its own.
+"""Every metric of the worker, `contribute` and `assemble`: name, unit, buckets, meaning.
 
-Labels are closed sets or partition numbers of this worker's assignment; never a trace, an agent or a raw domain.
+The registry is an argument, so each test has its own. Labels are closed sets or partition numbers of this process's
+assignment; never a trace, an agent or a raw domain.
 """
 
 from __future__ import annotations
@@ -417,3 +418,140 @@ def process_registry() -> CollectorRegistry:
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+# -- of `kp-worker contribute`
+
+SKIP_REASONS = ("visibility", "privacy", "lost")
+REFUSAL_REASONS = (
+    "conflict", "invalid_unit", "too_large", "invalid_trace", "secret_in_id", "id_too_long", "unreadable",
+    "unanswerable", "screened", "evaluation_failed",
+)  # fmt: skip
+RETRY_CAUSES = (
+    "server_error", "timeout", "connection", "redirect", "unexpected_answer", "rate_limit", "stored_answer", "key_file",
+)  # fmt: skip
+
+REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class ContributeMetrics:
+    """The metrics of one `contribute` process, registered in `registry`. Counters start with all their series at 0."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        counter, gauge = partial(counter_at_zero, registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.posted = counter("kp_contribute_posted_total", "Traces that the registry stored (201).")
+        self.found = counter(
+            "kp_contribute_found_total",
+            "Traces that the registry already had with the same content.",
+        )
+        self.refused = counter("kp_contribute_refused_total", "Traces refused for good.", reason=REFUSAL_REASONS)
+        self.skipped = counter(
+            "kp_contribute_skipped_total",
+            "Traces kept back by KP_CONTRIBUTE_VISIBILITY or KP_CONTRIBUTE_PRIVACY, or deleted by retention (lost).",
+            reason=SKIP_REASONS,
+        )
+        self.redactions = counter("kp_contribute_redactions_total", "Markers in posted traces.", type=STRICT_TYPES)
+        self.lag = gauge("kp_contribute_lag", "Accepted records not yet processed.", ["partition"])
+        self.held = gauge(
+            "kp_contribute_held", "Traces that wait because something other than the registry answers.", ["partition"]
+        )
+        self.rate_left = gauge("kp_contribute_rate_left", "POSTs that the registry still allows, by its answers.")
+        self.duration = histogram(
+            "kp_contribute_request_duration_seconds",
+            "Time of one request to the registry, answered or not.",
+            buckets=REQUEST_SECONDS,
+        )
+        self.late = counter(
+            "kp_contribute_late_total",
+            "Requests known to have taken effect after a look-up had found nothing.",
+        )
+        self.retries = counter(
+            "kp_contribute_retries_total", "Requests that failed and are tried again.", cause=RETRY_CAUSES
+        )
+        self.ready = gauge("kp_contribute_ready", "1 while /readyz answers 200.")
+        self.build = Info("kp_contribute_build", "Version and consumer group.", registry=registry)
+
+    def forget_partition(self, partition: int) -> None:
+        """Drop the gauges of a partition that is no longer assigned."""
+        drop((self.lag, self.held), str(partition))
+
+
+# -- of `kp-worker assemble`
+
+CAUSES = ("root_ended", "gap", "too_large", "memory")
+DELAY_SECONDS = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 90.0, 120.0, 300.0, 900.0, 1800.0, 3600.0, 21_600.0, 86_400.0)
+
+
+class AssembleMetrics:
+    """The metrics of one `assemble` process, registered in `registry`. Counters start with all their series at 0."""
+
+    def __init__(
+        self, registry: CollectorRegistry, missing: Iterable[str] = (), conventions: Iterable[str] = ()
+    ) -> None:
+        self.registry = registry
+        counter, gauge = partial(counter_at_zero, registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.records = counter("kp_assemble_records_total", "Records read from KP_SPANS_TOPIC.")
+        self.parts = counter("kp_assemble_parts_total", "Parts of records given to runs: one per trace in a record.")
+        self.repeated = counter("kp_assemble_repeated_parts_total", "Parts that came again while their run was open.")
+        self.spans = counter("kp_assemble_spans_total", "Spans of closed runs.")
+        self.closed = counter(
+            "kp_assemble_closed_runs_total",
+            "Closed runs.",
+            cause=CAUSES,
+        )
+        self.traces = counter("kp_assemble_traces_total", "Traces written to the worker's source topic.")
+        self.shortened = counter(
+            "kp_assemble_shortened_traces_total",
+            "Traces whose longest texts were cut to fit KP_MAX_MESSAGE_BYTES and the topic.",
+        )
+        self.without_trace = counter(
+            "kp_assemble_without_trace_total", "Runs that did not become a trace.", reason=missing
+        )
+        self.unread_runs = counter(
+            "kp_assemble_unread_runs_total",
+            "Runs with likely content in attributes that are not read.",
+        )
+        self.conventions = counter(
+            "kp_assemble_conventions_total",
+            "Runs by their attributes' naming convention.",
+            convention=conventions,
+        )
+        self.late = counter("kp_assemble_late_parts_total", "Parts that came after their run was closed: dead letters.")
+        self.dead_letters = counter(
+            "kp_assemble_dead_letters_total", "Committed dead letters.", reason=map(str, Reason)
+        )
+        self.lost = counter("kp_assemble_lost_records_total", "Records that retention deleted before they were read.")
+        self.delay = histogram(
+            "kp_assemble_delay_seconds",
+            "Time from the end of a run's last span to the commit of its trace.",
+            buckets=DELAY_SECONDS,
+        )
+        self.open_runs = gauge("kp_assemble_open_runs", "Open runs.", ["partition"])
+        self.open_bytes = gauge("kp_assemble_open_bytes", "Approximate memory of the open runs.", ["partition"])
+        self.oldest = gauge("kp_assemble_oldest_run_seconds", "Age of the oldest open run.", ["partition"])
+        self.remembered = gauge("kp_assemble_remembered_runs", "Closed runs that are remembered.", ["partition"])
+        self.stream_time = gauge(
+            "kp_assemble_stream_time_seconds",
+            "Time up to which all spans have been read, in seconds since 1970.",
+            ["partition"],
+        )
+        self.lag = gauge("kp_assemble_lag", "Records not yet processed.", ["topic", "partition"])
+        self.ready = gauge("kp_assemble_ready", "1 while /readyz answers 200.")
+        self.build = Info("kp_assemble_build", "Version and consumer group.", registry=registry)
+
+    def count(self, counts: Mapping[tuple[str, str], int], ends: Iterable[float], now: float) -> None:
+        """Add what a committed batch did: numbers by counter and label. `ends`: of published runs, s since 1970."""
+        for (name, label), number in counts.items():
+            counter = getattr(self, name)
+            (counter.labels(label) if label else counter).inc(number)
+        for end in ends:
+            self.delay.observe(max(0.0, now - end))
+
+    def forget_partition(self, topic: str, partition: int) -> None:
+        """Drop the gauges of a partition that is no longer assigned."""
+        gauges = (self.open_runs, self.open_bytes, self.oldest, self.remembered, self.stream_time)
+        drop(gauges, str(partition))
+        drop((self.lag,), topic, str(partition))

@@ -41,7 +41,7 @@ from worker.assemble.traces import TraceWriter, UnreadContent, has_root
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS, Fault, OutputRecord, SourceRecord
 from worker.core.trace import Reason, parse_trace
 from worker.kafka.writing.rows import key_partition
-from worker.observe.assemble_metrics import AssembleMetrics
+from worker.observe.metrics import AssembleMetrics
 from worker.runs.otlp.mapping import MAX_UNREAD
 from worker.runs.otlp.spans import InvalidSpans, decoded
 from worker.runs.otlp.tree import root_ended

@@ -8,7 +8,7 @@ from tests.support.clock import until
 from worker.config import load
 from worker.contribute.contributor import Contributor
 from worker.contribute.registry import RegistryClient
-from worker.observe.contribute_metrics import ContributeMetrics
+from worker.observe.metrics import ContributeMetrics
 
 
 async def test_after_a_rebalance_the_trouble_of_before_is_no_longer_told() -> None:

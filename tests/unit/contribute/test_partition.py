@@ -32,7 +32,7 @@ from worker.core.trace import Limits
 from worker.kafka.member import Claim, StoppedError
 from worker.kafka.restore import Position
 from worker.kafka.writing.publisher import Commit
-from worker.observe.contribute_metrics import ContributeMetrics
+from worker.observe.metrics import ContributeMetrics
 
 pytestmark = pytest.mark.slow
 

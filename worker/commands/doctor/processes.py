@@ -35,7 +35,7 @@ from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import connected_admin
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import deleted_early
-from worker.observe.contribute_metrics import ContributeMetrics
+from worker.observe.metrics import ContributeMetrics
 
 ANSWER_SECONDS: Final = 10.0
 

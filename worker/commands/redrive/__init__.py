@@ -94,7 +94,7 @@ def _selection(
 ) -> Selection:  # fmt: skip
     from worker.commands.redrive.steps import OF_CLOSED_RUNS, Selection, parse_offsets
     from worker.core.trace import Reason
-    from worker.observe.contribute_metrics import REFUSAL_REASONS
+    from worker.observe.metrics import REFUSAL_REASONS
 
     allowed = REFUSAL_REASONS if refused else tuple(each for each in Reason if each not in OF_CLOSED_RUNS)
     for reason in reasons:

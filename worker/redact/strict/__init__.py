@@ -5,8 +5,8 @@ A text goes through these passes (called by `documents.py`):
 1. The reference's patterns insert their markers.
 2. Disguises and escapes are undone (fold.py), and the reference's patterns run again.
 3. One automaton looks for the hints of all rules; the rules whose hints it finds read the text, in the order of _RULES:
-   secrets recognisable by their form (forms.py), headers, URLs and protocols (requests.py), values assigned to a name
-   (assigned.py), commands and calls (commands.py), secrets in prose (prose.py), personal numbers (forms.py), and what
+   secrets recognisable by their form (forms.py), headers, URLs and protocols, commands and calls (commands.py),
+   values assigned to a name (assigned.py), secrets in prose (prose.py), personal numbers (forms.py), and what
    the reference leaves after its markers. Names and values are judged in names.py.
 4. Overlapping places become one marker in the original text (markers.py).
 5. All of this repeats until the text no longer changes: markers reveal secrets after or between them.
@@ -24,11 +24,10 @@ from typing import Any, Final
 
 from worker.redact.markers import Found, Rule, bounded, most_secrets
 from worker.redact.strict.assigned import ASSIGNED
-from worker.redact.strict.commands import COMMANDS
+from worker.redact.strict.commands import COMMANDS, REQUESTS
 from worker.redact.strict.forms import IDENTIFIERS, KEYS, PERSONAL
 from worker.redact.strict.names import is_value, looks_secret
 from worker.redact.strict.prose import IN_PROSE
-from worker.redact.strict.requests import REQUESTS
 
 _RESIDUE: Final = re.compile(
     r"\[REDACTED:password\](?:"

@@ -81,7 +81,7 @@ _NAME: Final = _pattern(
       | key                             # api_key
       | cred                            # credentials
       | cv[vc](?![a-z])                 # cvv, cvc
-      | auth(?!orization)               # oauth; requests.py reads Authorization
+      | auth(?!orization)               # oauth; commands.py reads Authorization
       | jwt | otp
       | pin(?:code|(?![a-z]))           # pin, pincode, but not ping
       | mnemonic | hmac | recovery
