@@ -22,7 +22,7 @@ from worker.assemble.topics import SPANS_CONFIG
 from worker.commands.shared.marks import followed_topic, marks_topic
 from worker.config import load
 from worker.contribute.unit import Refusal, Unit, receipt, refused_record
-from worker.core import changelog, passes
+from worker.core import changelog, epochs
 from worker.core.documents import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
@@ -182,7 +182,7 @@ def test_the_cache_entry_is_the_code_s() -> None:
         trace_id=scored.trace_id,
         model="m",
         vector=scored.vector,
-        pass_number=1,
+        epoch=1,
         text_hash=changelog.text_hash("text"),
     )
     row = msgspec.msgpack.decode(raw)
@@ -241,10 +241,10 @@ def test_the_rows_of_assemble_are_the_code_s(name: str, row: msgspec.Struct) -> 
         assert len(open_runs.unpacked(read[-1])) == read[-2]
 
 
-def test_the_record_of_the_passes_is_the_code_s() -> None:
+def test_the_record_of_the_epochs_is_the_code_s() -> None:
     schema: Mapping[str, Any] = resolved(MESSAGES["passes"]["payload"])
-    assert tuple(item["title"] for item in schema["items"]) == passes.Marker.__struct_fields__
-    chain = (passes.Segment(1, 0, 0), passes.Segment(2, 1800, 2104))
-    raw = passes.encode_marker(passes.Marker(passes.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
+    assert tuple(item["title"] for item in schema["items"]) == epochs.Marker.__struct_fields__
+    chain = (epochs.Segment(1, 0, 0), epochs.Segment(2, 1800, 2104))
+    raw = epochs.encode_marker(epochs.Marker(epochs.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
     validator("passes", "payload").validate(msgspec.msgpack.decode(raw))
     assert msgspec.msgpack.decode(raw) == MESSAGES["passes"]["examples"][0]["payload"]

@@ -17,7 +17,7 @@ from tests.support.raw_batches import RawRecord, batch_of, encode_batch, encode_
 from tests.support.stage import LINES, Stage, Workers, documents
 from tests.support.surroundings import environment
 from worker.core.changelog import Entry, decode
-from worker.core.passes import MARKER_KEY, decode_marker
+from worker.core.epochs import MARKER_KEY, decode_marker
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()
@@ -53,7 +53,7 @@ def results(stage: Stage) -> list[Any]:
 def damage(stage: Stage) -> dict[int, list[tuple[bytes, bytes]]]:
     """Write to both partitions of the changelog, and return keys and values of the damaged records of each.
 
-    They are made from the last entry and the record of the passes. Before them are batches that clients cannot read:
+    They are made from the last entry and the record of the epochs. Before them are batches that clients cannot read:
     the last entry again, with a header's name that is not UTF-8; a batch that unpacks to too much; and one whose last
     record cannot be read. That is a fault, a bad entry and a fault.
     """
@@ -82,7 +82,7 @@ IN_BATCHES = 3
 
 
 def _damaged(last: Entry, topic_id: str) -> list[tuple[bytes, bytes]]:
-    number = last.pass_number
+    number = last.epoch
     assert number is not None
     fields = entry_fields(last.sequence, last.source_offset, last.stream_time_ms, MODEL, last.array(), number)
     values = [value for _, value in bad_entries(fields)]

@@ -30,7 +30,7 @@ from tests.support.kafka_fixtures import (
 from tests.support.proxy import Proxy
 from tests.support.stage import LINES, Stage, Workers, documents, origin
 from worker.core.changelog import SLACK, decode, encode, slot_key, text_hash
-from worker.core.passes import MARKER_KEY
+from worker.core.epochs import MARKER_KEY
 from worker.core.restore import Log
 from worker.core.trace import embedding_text, parse_trace
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG

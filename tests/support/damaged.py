@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from worker.core.passes import MARKER_KEY
+from worker.core.epochs import MARKER_KEY
 
 EXTREMES: Final = (
     -(2**63), -(2**62), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**53 + 1, 10**18 - 1, 10**18, 2**62, 2**63 - 1, 2**63,
@@ -30,13 +30,13 @@ QUIET, SIGNALLING, INFINITE = 0x7FC00000, 0x7F800001, 0x7F800000
 
 
 def entry_fields(
-    sequence: int, offset: int, time_ms: int, model: str, vector: npt.NDArray[np.float32], pass_number: int = 1
+    sequence: int, offset: int, time_ms: int, model: str, vector: npt.NDArray[np.float32], epoch: int = 1
 ) -> dict[str, Any]:
     """Return the fields of a valid entry, in order."""
     return {
         "version": 1, "sequence": sequence, "source_offset": offset, "stream_time_ms": time_ms,
         "trace_id": f"kp:trace:{offset}", "model": model, "vector": vector.astype("<f4").tobytes(),
-        "pass_number": pass_number, "text_hash": b"0123456789abcdef", "agent_id": "agent",
+        "epoch": epoch, "text_hash": b"0123456789abcdef", "agent_id": "agent",
     }  # fmt: skip
 
 
@@ -85,12 +85,12 @@ def bad_entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         "trace_id": ["x" * 257, "x" * 100_000],
         "model": ["x" * 100_000],
         "vector": list(bad_vectors(fields["vector"]).values()),
-        "pass_number": [-1, 10**18, 2**63],
+        "epoch": [-1, 10**18, 2**63],
         "text_hash": [b"x", b"x" * 17],
         "agent_id": ["x" * 257],
     }
     for name, values in wrong.items():
-        others = [it for it in OTHER_TYPES if not (name == "pass_number" and it is None)]
+        others = [it for it in OTHER_TYPES if not (name == "epoch" and it is None)]
         if isinstance(fields[name], str):
             others = [it for it in others if not isinstance(it, str)]
         if isinstance(fields[name], bytes):
@@ -110,7 +110,7 @@ def bad_entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 
 def bad_markers(topic_id: str) -> Iterator[bytes]:
-    """Yield values of the record of the passes that no worker writes."""
+    """Yield values of the record of the epochs that no worker writes."""
     for field in range(3):
         for value in (*EXTREMES[:4], 10**18, 2**63, 2**64 - 1):
             segment = [1, 0, 0]

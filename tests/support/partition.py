@@ -12,7 +12,7 @@ from tests.support.builders import TextEmbedder, make_record, text_vector, trace
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
 from worker.core.control import Judges
-from worker.core.passes import NO_PASS, Pass
+from worker.core.epochs import NO_EPOCH, SourceEpoch
 from worker.core.records import Clean, Screen, SourceRecord
 from worker.core.scorer import Decision, EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
@@ -143,7 +143,7 @@ class TaskHarness:
         ttl_ms: int = 60_000,
         commit_interval: float = 1000.0,
         tracing: Tracing = NO_TRACING,
-        source_pass: Pass = NO_PASS,
+        epoch: SourceEpoch = NO_EPOCH,
         housekeeping: Housekeeping | None = None,
         judges: Judges | None = None,
         drain_seconds: float | None = None,
@@ -160,7 +160,7 @@ class TaskHarness:
         self.buffer.hold(OTHER)
         self.status = CommittedRecords()
         self.failures: list[BaseException] = []
-        state = PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping)
+        state = PartitionState(self.scorer, next_offset, replay, epoch, housekeeping)
         self.task = new_partition(
             0, state, self.publisher, self.failures,
             pool=self.pool if embed else None,

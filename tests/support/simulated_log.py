@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tests.support.builders import TOPIC_ID, TextEmbedder
 from worker.core.changelog import Kind, kind_of
-from worker.core.passes import Found, committed_from
+from worker.core.epochs import SourcePosition, committed_from
 from worker.core.records import OutputRecord
 from worker.core.restore import Log, ModelCache, Restored, restore
 from worker.kafka.writing.publisher import Commit
@@ -85,7 +85,7 @@ class Topics:
         recreated = committed is not None and committed.topic_id not in (None, self.topic_id)
         if recreated:
             committed, self.offset = None, 0
-        found = Found(self.offset, self.metadata is not None, committed, self.topic_id, recreated)
+        found = SourcePosition(self.offset, self.metadata is not None, committed, self.topic_id, recreated)
         whole, compact = (_read(records, found, capacity) for records in (self.log, self.compacted()))
         assert (whole.entries, whole.replay) == (compact.entries, compact.replay)
         assert whole.report.current == compact.report.current
@@ -93,7 +93,7 @@ class Topics:
         return whole
 
 
-def _read(records: Sequence[Record], found: Found, capacity: int) -> Restored:
+def _read(records: Sequence[Record], found: SourcePosition, capacity: int) -> Restored:
     log = Log()
     for position, key, value in records:
         log.apply(key, value, position)

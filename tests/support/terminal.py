@@ -60,10 +60,10 @@ def evil_letter() -> Any:
 
 
 def evil_entry() -> bytes:
-    """Return a changelog entry of pass 1 with hostile ids, of a hostile model."""
+    """Return a changelog entry of epoch 1 with hostile ids, of a hostile model."""
     vector = np.array([0.6, 0.8], dtype=np.float32)
     return encode(
-        sequence=0, source_offset=0, stream_time_ms=T0, trace_id=EVIL, model=EVIL, vector=vector, pass_number=1,
+        sequence=0, source_offset=0, stream_time_ms=T0, trace_id=EVIL, model=EVIL, vector=vector, epoch=1,
         agent_id=EVIL,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from worker.assemble.steps import Assembling, Outcome, Reading, Spread, Spreadin
 from worker.assemble.topics import AssembleTopics, prepare_topics
 from worker.assemble.traces import TraceWriter, UnreadContent, has_root, rules_from
 from worker.config import ConfigError, Settings
-from worker.core.passes import Pass
+from worker.core.epochs import SourceEpoch
 from worker.core.records import ASSEMBLED, BATCH_OVERHEAD, RECORD_OVERHEAD, SPANS, SourceRecord
 from worker.core.restore import Log
 from worker.core.terminal import clean, number_of
@@ -141,7 +141,7 @@ class Partition:
     async def _publish(self, outcome: Outcome) -> None:
         batch = Commit(
             outputs=outcome.outputs, entries=list(outcome.rows.items()), next_offset=self.next_offset,
-            metadata=Pass(self.claim.position.topic_id).metadata(outcome.time_ms), records=outcome.sources,
+            metadata=SourceEpoch(self.claim.position.topic_id).metadata(outcome.time_ms), records=outcome.sources,
         )  # fmt: skip
         replaced = await self.publisher.publish(batch)
         self._committed_at = time.monotonic()

@@ -1,9 +1,9 @@
 """The records of the changelog topic: their kinds, their keys, the bytes of cache entries, and when each is deleted.
 
-The topic is compacted. A key names a pass (passes.py), the number of slots (capacity + slack), and a slot: sequence %
-slots. Within a pass and a capacity, a slot is overwritten only when no restart can need its old entry, as at most
-`slack` traces are past the committed offset (stream/partition.py). A new pass or capacity has new keys: each entry that
-it found is deleted by a tombstone once it is not among the newest `slots`. So at most `slots` entries are live.
+The topic is compacted. A key names an epoch (epochs.py), the number of slots (capacity + slack), and a slot: sequence %
+slots. Within an epoch and a capacity, a slot is overwritten only when no restart can need its old entry, as at most
+`slack` traces are past the committed offset (stream/partition.py). A new epoch or capacity has new keys: each former
+entry is deleted by a tombstone once it is not among the newest `slots`. So at most `slots` entries are live.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from worker.core.epochs import LAST_OFFSET, MARKER_KEY, EpochNumber, Offset, StreamTime
 from worker.core.novelty import CACHED_ID_LENGTH, LENGTH_TOLERANCE, Vector
-from worker.core.passes import LAST_OFFSET, MARKER_KEY, Offset, PassNumber, StreamTime
 from worker.core.records import IdentityKey, Row
 from worker.core.track_record import RECORD_PREFIX
 
@@ -46,7 +46,7 @@ class Kind(enum.Enum):
     """The kinds of changelog records."""
 
     ENTRY = enum.auto()  # of the cache
-    MARKER = enum.auto()  # the passes
+    MARKER = enum.auto()  # the epochs
     TRACK_RECORD = enum.auto()  # an agent's verdicts in a domain
     PROBE = enum.auto()  # a vector that identifies an embedding service's model
     OBSOLETE = enum.auto()  # a request to forget, which earlier builds kept; the first commit deletes it
@@ -69,7 +69,7 @@ class CorruptEntry(ValueError):
 
 
 class OlderEntry(CorruptEntry):
-    """The bytes are an entry of 0.1.0, which names no pass; the first commit deletes it."""
+    """The bytes are an entry of 0.1.0, which names no epoch; the first commit deletes it."""
 
 
 CachedId = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
@@ -85,7 +85,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     trace_id: CachedId
     model: IdentityKey
     vector: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_DIMENSIONS)]  # <f4, unit length (or zero)
-    pass_number: PassNumber | None  # None: of a probe
+    epoch: EpochNumber | None  # None: of a probe
     text_hash: bytes  # of the embedded text (`text_hash`); empty: of a probe
     agent_id: CachedId = ""  # an entry of 0.2.0 has none
 
@@ -98,10 +98,10 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
 
 
-def slot_key(sequence: int, capacity: int, pass_number: int = 0) -> bytes:
-    """Return an entry's record key: pass, number of slots, and slot, in decimal digits."""
+def slot_key(sequence: int, capacity: int, epoch: int = 0) -> bytes:
+    """Return an entry's record key: epoch, number of slots, and slot, in decimal digits."""
     slots = number_of_slots(capacity)
-    return b"%d:%d:%d" % (pass_number, slots, sequence % slots)
+    return b"%d:%d:%d" % (epoch, slots, sequence % slots)
 
 
 def number_of_slots(capacity: int) -> int:
@@ -122,14 +122,14 @@ def encode(
     trace_id: str,
     model: str,
     vector: Vector,
-    pass_number: int | None = None,
+    epoch: int | None = None,
     text_hash: bytes = b"",
     agent_id: str = "",
 ) -> bytes:
     """Return the record value of an entry."""
     raw = np.ascontiguousarray(vector, dtype="<f4").tobytes()
     return _encoder.encode(
-        Entry(VERSION, sequence, source_offset, stream_time_ms, trace_id, model, raw, pass_number, text_hash, agent_id)
+        Entry(VERSION, sequence, source_offset, stream_time_ms, trace_id, model, raw, epoch, text_hash, agent_id)
     )
 
 
@@ -240,7 +240,7 @@ class Probes(NamedTuple):
 
 
 class Housekeeping:
-    """The rows that accompany a partition's entries: they keep the changelog bounded and name the passes that count.
+    """The rows that accompany a partition's entries: they keep the changelog bounded and name the epochs that count.
 
     `leaving`: entries whose keys are no longer written; each is deleted when an entry of that sequence is written.
     `ahead`: entries past the committed offset. Such an entry is written again, or deleted with its offset if its record
@@ -265,7 +265,7 @@ class Housekeeping:
         `next_offset` is committed with them.
 
         The order makes the rows safe even without a transaction, wherever the process dies:
-         1. tombstones of entries that count in no pass, and the marker. Both follow from committed data, so the next
+         1. tombstones of entries that count in no epoch, and the marker. Both follow from committed data, so the next
             restore has the same result;
          2. the entries, each preceded by the tombstone that is due with it. The deleted entry is `slots` behind: no
             cache of an offset up to `slack` traces back needs it, and it is the oldest, so no gap opens;

@@ -23,19 +23,19 @@ from worker.core.changelog import (
     kind_of,
     number_of_slots,
 )
-from worker.core.novelty import Vector
-from worker.core.passes import (
+from worker.core.epochs import (
     MARKER_KEY,
     UNREADABLE,
     Chain,
-    Found,
-    Pass,
+    SourceEpoch,
+    SourcePosition,
     at_offset,
     decode_marker,
     encode_marker,
     resolve,
     without_embedder,
 )
+from worker.core.novelty import Vector
 from worker.core.records import Fault, Row
 from worker.core.track_record import TrackRecord, read_stored
 
@@ -116,10 +116,10 @@ class ModelCache(NamedTuple):
 class Report:
     """What the log and the metrics say of a restore."""
 
-    current: Pass  # the pass that continues or begins
-    begins: str | None = None  # why the pass is new; None: the committed pass continues
+    current: SourceEpoch  # the epoch that continues or begins
+    begins: str | None = None  # why the epoch is new; None: the committed epoch continues
     entries: int = 0  # that the cache may need
-    overridden: int = 0  # entries of this model whose pass no longer counts
+    overridden: int = 0  # entries of this model whose epoch no longer counts
     skipped: Counter[str] = field(default_factory=Counter)  # by cause: other_model, corrupt, older, "model NAME"
     problem: str = ""  # the first damaged record, and why
 
@@ -132,7 +132,7 @@ class Restored:
     track_record: TrackRecord
     housekeeping: Housekeeping
     entries: Sequence[Entry] = ()
-    """For the cache: of committed traces in the passes that count, rising in sequence and offset."""
+    """For the cache: of committed traces in the epochs that count, rising in sequence and offset."""
     replay: Mapping[int, Entry] = field(default_factory=dict)
     """Entries at or past the committed offset, by source offset, for traces that are read again with the same text."""
 
@@ -141,12 +141,12 @@ class Restored:
         return [(it.sequence, it.stream_time_ms, it.trace_id, it.array()) for it in self.entries]
 
 
-def restore(log: Log, where: Found, cache: ModelCache | None) -> Restored:
-    """Decide which pass continues, which entries count, and which must be deleted.
+def restore(log: Log, where: SourcePosition, cache: ModelCache | None) -> Restored:
+    """Decide which epoch continues, which entries count, and which must be deleted.
 
     `where`: the partition's committed position. An entry counts if its source offset is below that one, its model is
-    the cache's, and its pass counts at its offset. `cache`: None without an embedder; then entries must not change, and
-    only the track records are restored. Raises OtherModelError if other probes are kept than the cache's.
+    the cache's, and its epoch counts at its offset. `cache`: None without an embedder; then entries must not change,
+    and only the track records are restored. Raises OtherModelError if other probes are kept than the cache's.
     """
     kinds = log.by_kind()
     stored, damaged_records = _read(kinds[Kind.TRACK_RECORD], lambda it: read_stored(it.key or b"", it.value))
@@ -163,12 +163,12 @@ def restore(log: Log, where: Found, cache: ModelCache | None) -> Restored:
     probe_rows, damaged_probes = _check_probes(cache.probes, kinds[Kind.PROBE])
     damage += [*damaged_markers, *damaged_entries, *damaged_probes]
 
-    greatest = max((entry.pass_number or 0 for _, entry in live if entry is not None), default=0)
+    greatest = max((entry.epoch or 0 for _, entry in live if entry is not None), default=0)
     resolved = resolve(where, marker, greatest, log.end)
     track_record.known_from = resolved.chain[0].start
     those = _sort(live, resolved.chain, where.offset, cache)
     slots = number_of_slots(cache.capacity)
-    chosen = one_pass([entry for _, entry in those.counting])
+    chosen = rising([entry for _, entry in those.counting])
     newest = chosen[-1].sequence if chosen else -1
     entries = [entry for entry in chosen if entry.sequence > newest - slots]
     stays = set(map(id, entries))
@@ -199,9 +199,9 @@ class _Sorted(NamedTuple):
     replay: dict[int, Entry]
     ahead: list[tuple[int, bytes]]  # (source offset, key), from the committed offset on
     strange: list[bytes]  # keys of entries of other models, or unreadable: kept while slots are free
-    dead: list[bytes]  # keys of entries whose pass does not count
+    dead: list[bytes]  # keys of entries whose epoch does not count
     others: Counter[str]  # entries of other models
-    overridden: int  # entries of this one whose pass does not count
+    overridden: int  # entries of this one whose epoch does not count
 
 
 def _sort(live: Iterable[tuple[bytes, Entry | None]], chain: Chain, committed: int, cache: ModelCache) -> _Sorted:
@@ -217,7 +217,7 @@ def _sort(live: Iterable[tuple[bytes, Entry | None]], chain: Chain, committed: i
         elif entry.source_offset >= committed:
             replay[entry.source_offset] = entry
         segment = at_offset(chain, entry.source_offset)
-        if segment is None or entry.pass_number != segment.number:
+        if segment is None or entry.epoch != segment.number:
             dead.append(key)
             overridden += ours
         elif not ours:
@@ -241,7 +241,7 @@ def _read(records: Sequence[Live], read: Callable[[Live], Value]) -> tuple[list[
 
 
 def _read_entries(
-    records: Sequence[Live], where: Found, model: str
+    records: Sequence[Live], where: SourcePosition, model: str
 ) -> tuple[list[tuple[bytes, Entry | None]], list[bytes], list[str]]:
     """Return the entries with their keys (None: unreadable), the keys of entries of 0.1.0, and the damage."""
     live: list[tuple[bytes, Entry | None]] = []
@@ -282,7 +282,7 @@ def _check_probes(probes: Probes | None, kept: Sequence[Live]) -> tuple[list[Row
     return rows, damage
 
 
-def impossible(entry: Entry, where: Found) -> str | None:
+def impossible(entry: Entry, where: SourcePosition) -> str | None:
     """Return why no worker of this model can have written the entry, although each field is valid; None if one can."""
     if entry.sequence > entry.source_offset:  # each entry has its own offset
         return f"sequence {entry.sequence} at source offset {entry.source_offset}"
@@ -293,12 +293,12 @@ def impossible(entry: Entry, where: Found) -> str | None:
     return None
 
 
-def one_pass(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries of the latest pass over the source, rising in sequence and offset.
+def rising(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of the latest epoch of the source, rising in sequence and offset.
 
-    `entries`: those of committed traces in the passes that count, in the order of the log. With at-least-once delivery,
-    a worker that was frozen writes older entries after newer ones. Within a pass, sequence and offset rise together, so
-    a comparison with the entry of the greatest source offset, which was committed last, reveals them.
+    `entries`: those of committed traces in the epochs that count, in the order of the log. With at-least-once delivery,
+    a worker that was frozen writes older entries after newer ones. Within an epoch, sequence and offset rise together,
+    so a comparison with the entry of the greatest source offset, which was committed last, reveals them.
     """
     if not entries:
         return []

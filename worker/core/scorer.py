@@ -16,8 +16,8 @@ import numpy.typing as npt
 from worker.core.changelog import encode, slot_key
 from worker.core.control import Judges, control_kind
 from worker.core.documents import dead_letter, evaluation_failed, scored_record
+from worker.core.epochs import SourceEpoch
 from worker.core.novelty import CACHED_ID_LENGTH, Neighbour, Vector, VectorCache, unit
-from worker.core.passes import Pass
 from worker.core.records import (
     RECORD_OVERHEAD,
     Clean,
@@ -254,7 +254,7 @@ def refused(record: SourceRecord, error: InvalidTrace) -> Decision:
 class Evaluation:
     """The evaluation of one partition's records, in offset order: `read`, then `decide`.
 
-    `source`: the pass over the source that cache entries belong to; None: nothing is written to a changelog.
+    `epoch`: the epoch of the source that cache entries belong to; None: nothing is written to a changelog.
     """
 
     def __init__(
@@ -262,13 +262,13 @@ class Evaluation:
         scorer: PartitionScorer,
         identity: EmbedderIdentity | None,
         config: EvaluationConfig,
-        source: Pass | None = None,
+        epoch: SourceEpoch | None = None,
     ) -> None:
         self._scorer = scorer
         self._identity = identity
         self._model = "" if identity is None else identity.key()
         self._config = config
-        self._source = source
+        self._epoch = epoch
 
     def read(self, record: SourceRecord) -> ReasoningTrace | Verdict:
         """Return what a record holds. Raises InvalidTrace, for which the record becomes a dead letter."""
@@ -277,7 +277,7 @@ class Evaluation:
             raise InvalidTrace(record.fault.reason, "", record.fault.message)
         try:
             if record.headers and control_kind(record.headers) is not None:
-                topic_id = None if self._source is None else self._source.topic_id
+                topic_id = None if self._epoch is None else self._epoch.topic_id
                 return read_verdict(record, self._config.judges, topic_id)
             if record.size > limits.max_bytes:  # the size in memory is never smaller than the encoded one
                 _check_size(record, limits)
@@ -323,7 +323,7 @@ class Evaluation:
         self, record: SourceRecord, trace: ReasoningTrace, scored: ScoredTrace, text_hash: bytes
     ) -> tuple[OutputRecord, Sequence[Row]]:
         """Return the accepted or rejected record, and the cache entry for the changelog."""
-        config, source = self._config, self._source
+        config, epoch = self._config, self._epoch
         output = scored_record(
             record,
             scored,
@@ -332,7 +332,7 @@ class Evaluation:
             clean=config.clean if scored.accepted or config.clean_rejected else None,
             screen=config.screen,
         )
-        if source is None or scored.sequence is None or scored.vector is None:
+        if epoch is None or scored.sequence is None or scored.vector is None:
             return output, ()
         entry = encode(
             sequence=scored.sequence,
@@ -341,8 +341,8 @@ class Evaluation:
             trace_id=cached_id(trace),
             model=self._model,
             vector=scored.vector,
-            pass_number=source.number,
+            epoch=epoch.number,
             text_hash=text_hash,
             agent_id=trace.metadata.agent_id[:CACHED_ID_LENGTH],
         )
-        return output, [(slot_key(scored.sequence, self._scorer.cache.max_elements, source.number or 0), entry)]
+        return output, [(slot_key(scored.sequence, self._scorer.cache.max_elements, epoch.number or 0), entry)]

@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from worker.core.epochs import Offset
 from worker.core.novelty import CACHED_ID_LENGTH
-from worker.core.passes import Offset
 from worker.core.records import Row
 from worker.core.verdicts import MILLION, Verdict
 

@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.core.passes import Committed, Found, committed_from
+from worker.core.epochs import Committed, SourcePosition, committed_from
 from worker.core.records import Fault, SourceRecord
 from worker.core.restore import Log, Report
 from worker.core.terminal import number_of
@@ -57,9 +57,11 @@ class Position:
     recreated: bool = False  # the offset was committed for another topic of this name
     metadata: str = ""  # as it was committed, whoever wrote it
 
-    def found(self) -> Found:
-        """Return the facts that decide which pass continues."""
-        return Found(self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated)
+    def on_source(self) -> SourcePosition:
+        """Return the facts that decide which epoch continues."""
+        return SourcePosition(
+            self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated
+        )
 
 
 async def read_positions(
@@ -232,9 +234,9 @@ def fault_of(record: SourceRecord) -> Fault | None:
 
 
 def report(changelog: str, reports: Mapping[int, Report], model: str) -> None:
-    """Log what restores skipped, and where a new pass begins."""
+    """Log what restores skipped, and where a new epoch begins."""
     report_skipped(changelog, reports, model)
-    report_passes(reports)
+    report_epochs(reports)
 
 
 def report_skipped(changelog: str, reports: Mapping[int, Report], model: str) -> None:
@@ -270,8 +272,8 @@ def _named(partitions: Sequence[int]) -> str:
     return f"partition {partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions {partitions}"
 
 
-def report_passes(reports: Mapping[int, Report]) -> None:
-    """Log in which partitions a new pass begins, and why: one line for those with the same pass and reason."""
+def report_epochs(reports: Mapping[int, Report]) -> None:
+    """Log in which partitions a new epoch begins, and why: one line for those with the same epoch and reason."""
     alike: dict[tuple[int | None, str], list[int]] = {}
     for partition, each in reports.items():
         if each.begins is not None:
@@ -281,7 +283,7 @@ def report_passes(reports: Mapping[int, Report]) -> None:
         starts = sorted({each.current.start for each in those})
         where = f"offset {starts[0]}" if len(starts) == 1 else f"offsets from {starts[0]} to {starts[-1]}"
         log.info(
-            "%s: pass %d over the source begins at %s (%s), with %s; %s of other passes skipped",
+            "%s: epoch %d of the source begins at %s (%s), with %s; %s of other epochs skipped",
             _named(partitions), number, where, why,
             number_of(sum(each.entries for each in those), "earlier cache entry", "earlier cache entries"),
             number_of(sum(each.overridden for each in those), "entry", "entries"),

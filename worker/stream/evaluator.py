@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 from collections.abc import Mapping
 
 from worker.core.changelog import Entry, Housekeeping
-from worker.core.passes import NO_PASS, Pass
+from worker.core.epochs import NO_EPOCH, SourceEpoch
 from worker.core.records import Row
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Change, encode_row
@@ -44,13 +44,13 @@ class PartitionState:
         scorer: PartitionScorer,
         next_offset: int,  # of the first record to take
         replay: Mapping[int, Entry] | None = None,  # of records that will be read again, by source offset
-        source_pass: Pass = NO_PASS,
+        epoch: SourceEpoch = NO_EPOCH,
         housekeeping: Housekeeping | None = None,
     ) -> None:
         self.scorer = scorer
         self.next_offset = next_offset
         self._replay = dict(replay or {})
-        self.source = source_pass
+        self.epoch = epoch
         self._housekeeping = housekeeping or Housekeeping()
         self._stream_time_ms = scorer.stream_time_ms  # after the last batch
 
@@ -74,7 +74,7 @@ class PartitionState:
             outputs=[each.output for each in decided],
             entries=self._housekeeping.rows(_encoded(rows), newest, next_offset),
             next_offset=next_offset,
-            metadata=self.source.metadata(self._stream_time_ms),
+            metadata=self.epoch.metadata(self._stream_time_ms),
             records=[each.record for each in decided],
         )
 
@@ -134,7 +134,7 @@ class Evaluator:
         )
         self._tracing = tracing
         identity = None if pool is None else pool.identity
-        self._evaluation = Evaluation(state.scorer, identity, config, state.source)
+        self._evaluation = Evaluation(state.scorer, identity, config, state.epoch)
 
     def take(self, record: SourceRecord) -> Taken:
         """Parse a record and submit its text. The evaluation time starts here."""

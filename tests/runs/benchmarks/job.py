@@ -105,7 +105,7 @@ class Job:
             trace_id=cached_id(trace),
             model=embedder.identity.key(),
             vector=scored.vector,
-            pass_number=1,
+            epoch=1,
             text_hash=text_hash(text),
             agent_id=trace.metadata.agent_id[:CACHED_ID_LENGTH],
         )

@@ -18,7 +18,7 @@ from tests.runs.benchmarks.watch import BenchmarkError, wait_until
 from tests.runs.benchmarks.workload import Topics, fill, fresh_topics
 from tests.support.kafka_fixtures import WorkerProcess
 from worker.core.changelog import SLACK, encode, slot_key
-from worker.core.passes import Committed, Found, Pass
+from worker.core.epochs import Committed, SourceEpoch, SourcePosition
 from worker.core.restore import Log, ModelCache, restore
 from worker.core.scorer import PartitionScorer
 from worker.kafka.restore import read_logs
@@ -65,7 +65,7 @@ async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int)
                     trace_id=f"kp:trace:{partition}-{sequence}",
                     model=TABLE.key(),
                     vector=table_vector(f"{partition} {sequence}"),
-                    pass_number=1,
+                    epoch=1,
                 )
                 await producer.send(topics.changelog, value, slot_key(sequence, ENTRIES, 1), partition)
     async with AIOKafkaConsumer(
@@ -73,11 +73,11 @@ async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int)
     ) as consumer:
         tps = [TopicPartition(source, partition) for partition in range(partitions)]
         consumer.assign(tps)
-        await consumer.commit({tp: OffsetAndMetadata(LIVE, Pass(number=1).metadata(now)) for tp in tps})
+        await consumer.commit({tp: OffsetAndMetadata(LIVE, SourceEpoch(number=1).metadata(now)) for tp in tps})
 
 
 async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
-    where = Found(LIVE, committed=Committed(None, None, 1))
+    where = SourcePosition(LIVE, committed=Committed(None, None, 1))
     cache = ModelCache(TABLE.key(), DIMENSIONS, ENTRIES)
 
     def use(number: int, log: Log) -> int:

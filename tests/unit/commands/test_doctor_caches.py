@@ -14,8 +14,8 @@ from worker.commands.doctor import traces
 from worker.commands.doctor.caches import _memory, _sizes, _standings
 from worker.config import Settings, load
 from worker.core.changelog import Entry, decode_all, encode, slot_key
+from worker.core.epochs import Committed
 from worker.core.novelty import unit
-from worker.core.passes import Committed
 from worker.core.restore import Log
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Standing
@@ -45,7 +45,7 @@ class Written:
         assert scored.vector is not None
         value = encode(
             sequence=scored.sequence, source_offset=self.offset, stream_time_ms=scored.stream_time_ms,
-            trace_id="x", model=self.model, vector=scored.vector, pass_number=1,
+            trace_id="x", model=self.model, vector=scored.vector, epoch=1,
         )  # fmt: skip
         self.log.apply(slot_key(scored.sequence, self.settings.cache_max_elements, 1), value, self.log.end)
         self.offset += 1

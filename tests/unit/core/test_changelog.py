@@ -23,9 +23,9 @@ from worker.core.changelog import (
     slot_key,
     text_hash,
 )
+from worker.core.epochs import MARKER_KEY, Committed, SourcePosition
 from worker.core.novelty import unit
-from worker.core.passes import MARKER_KEY, Committed, Found
-from worker.core.restore import _ENTRY_KEY, Log, ModelCache, one_pass, restore
+from worker.core.restore import _ENTRY_KEY, Log, ModelCache, restore, rising
 from worker.core.trace import EARLIEST_MS, LATEST_MS
 
 VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
@@ -40,7 +40,7 @@ def entry_bytes(**changes: object) -> bytes:
         "trace_id": "kp:trace:ü",
         "model": "m:1",
         "vector": VECTOR.tobytes(),
-        "pass_number": 3,
+        "epoch": 3,
         "text_hash": b"0123456789abcdef",
     }
     return msgspec.msgpack.encode(list((fields | changes).values()))
@@ -81,11 +81,11 @@ def test_the_bytes_of_version_1() -> None:
     )
     assert entry_bytes() == b"\x99" + fields
     old = decode(entry_bytes())
-    assert (old.pass_number, old.text_hash, old.agent_id) == (3, b"0123456789abcdef", "")
-    raw = encoded(pass_number=3, text_hash=b"0123456789abcdef", agent_id="a")
+    assert (old.epoch, old.text_hash, old.agent_id) == (3, b"0123456789abcdef", "")
+    raw = encoded(epoch=3, text_hash=b"0123456789abcdef", agent_id="a")
     assert raw == b"\x9a" + fields + bytes.fromhex("a1 61")
     new = decode(raw)
-    assert (new.pass_number, new.text_hash, new.agent_id) == (3, b"0123456789abcdef", "a")
+    assert (new.epoch, new.text_hash, new.agent_id) == (3, b"0123456789abcdef", "a")
     assert changelog.VERSION == 1
 
 
@@ -117,7 +117,7 @@ CORRUPT: dict[str, tuple[object, ...]] = {
     "stream_time_ms": (2**63, LATEST_MS + 1, EARLIEST_MS - 1),
     "trace_id": (None, "x" * 257),
     "vector": (b"", b"abc", "abcd", *map(numbers, (np.inf, 1.0011, 0.9989, 1e-3)), numbers(1, np.nan)),
-    "pass_number": (2**63, -1, "1"),
+    "epoch": (2**63, -1, "1"),
 }
 
 
@@ -128,8 +128,8 @@ CORRUPT: dict[str, tuple[object, ...]] = {
         b"\x97" + entry_bytes()[1:-19],  # of 0.1.0
         b"\x97" * 2000,  # nested deeper than any stack
         *(entry_bytes(**{name: value}) for name, values in CORRUPT.items() for value in values),
-        entry_bytes(pass_number=1, text_hash=b"short"),
-        entry_bytes(pass_number=1, text_hash=b"", agent_id=None),
+        entry_bytes(epoch=1, text_hash=b"short"),
+        entry_bytes(epoch=1, text_hash=b"", agent_id=None),
     ],
     ids=lambda raw: repr(raw)[:30],
 )  # fmt: skip
@@ -174,7 +174,7 @@ def test_damaged_bytes_raise_corrupt_entry_and_nothing_else(seed: int) -> None:
     assert min(verdicts.values()) > 1000  # else the damage is too heavy, or too light, to prove much
 
 
-def test_the_key_is_pass_slots_and_slot_in_decimal_digits() -> None:
+def test_the_key_is_epoch_slots_and_slot_in_decimal_digits() -> None:
     slots = 1000 + SLACK
     assert slot_key(0, 1000) == b"0:2024:0"
     assert slot_key(slots - 1, 1000, 3) == b"3:2024:%d" % (slots - 1)
@@ -201,15 +201,15 @@ def entry(sequence: int, offset: int) -> Entry:
         # a frozen worker wrote 0 and 1 again, late; after compaction only the late copies are left
         ([(0, 0), (1, 2), (2, 3), (3, 4), (0, 0), (1, 2)], [0, 1, 2, 3]),
         ([(2, 3), (3, 4), (0, 0), (1, 2)], [0, 1, 2, 3]),
-        # an offset reset: the second pass began at sequence 0, the first one's tail is still there
+        # an offset reset: the second epoch began at sequence 0, the first one's tail is still there
         ([(7, 10), (8, 11), (0, 8), (1, 9), (2, 10), (3, 11)], [0, 1, 2, 3]),
         ([(7, 10), (8, 11), (0, 11), (1, 12)], [0, 1]),
         # a hole is no reason to drop what is older
         ([(0, 0), (2, 5), (3, 6)], [0, 2, 3]),
     ],
 )
-def test_one_pass_over_the_source_is_kept(log: list[tuple[int, int]], expected: list[int]) -> None:
-    assert [it.sequence for it in one_pass([entry(*pair) for pair in log])] == expected
+def test_one_epoch_of_the_source_is_kept(log: list[tuple[int, int]], expected: list[int]) -> None:
+    assert [it.sequence for it in rising([entry(*pair) for pair in log])] == expected
 
 
 def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -> None:
@@ -229,12 +229,12 @@ def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -
 
 @pytest.mark.parametrize("committed", [Committed(7, None, 1, 0), Committed(7, None, 3, 0)])
 def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(committed: Committed) -> None:
-    """No entry overwrites it if its key is of another capacity or pass."""
+    """No entry overwrites it if its key is of another capacity or epoch."""
     number, slots, log = committed.number or 0, 5 + SLACK, Log()
     for position, key in enumerate((slot_key(0, 7, number), slot_key(0, 5, 8), slot_key(1, 5, number))):
         log.apply(key, b"broken", position)
-    log.apply(slot_key(0, 5, number), encoded(sequence=0, source_offset=0, stream_time_ms=0, pass_number=number), 3)
-    restored = restore(log, Found(60, True, committed), ModelCache("m:1", 4, 5))
+    log.apply(slot_key(0, 5, number), encoded(sequence=0, source_offset=0, stream_time_ms=0, epoch=number), 3)
+    restored = restore(log, SourcePosition(60, True, committed), ModelCache("m:1", 4, 5))
     assert [it.sequence for it in restored.entries] == [0]
     assert restored.report.skipped["corrupt"] == 3
     before = restored.housekeeping.rows([(b"x", b"x")], slots - 1, 60)
@@ -244,12 +244,12 @@ def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(co
 
 
 def test_records_of_earlier_versions_are_skipped_and_deleted_by_the_first_commit() -> None:
-    """Entries of 0.1.0, under bare slots and without a pass, and requests to forget."""
+    """Entries of 0.1.0, under bare slots and without an epoch, and requests to forget."""
     log = Log()
     log.apply(b"forgotten:0:5", b"any value", 0)
     log.apply(b"7", msgspec.msgpack.encode([1, 7, 0, 0, "kp:trace:1", "m:1", VECTOR.tobytes()]), 1)
-    log.apply(slot_key(0, 5, 1), encoded(sequence=0, source_offset=1, pass_number=1), 2)
-    restored = restore(log, Found(6, True, Committed(7, None, 1, 0)), ModelCache("m:1", 4, 5))
+    log.apply(slot_key(0, 5, 1), encoded(sequence=0, source_offset=1, epoch=1), 2)
+    restored = restore(log, SourcePosition(6, True, Committed(7, None, 1, 0)), ModelCache("m:1", 4, 5))
     assert [it.sequence for it in restored.entries] == [0]
     assert (restored.report.skipped["corrupt"], restored.report.skipped["older"]) == (0, 2)
     assert restored.housekeeping.rows([], None, 6)[:2] == [(b"forgotten:0:5", None), (b"7", None)]
@@ -263,7 +263,7 @@ def probes(*vectors: np.ndarray, name: str = "a/model", model: str = "a/model::3
 
 
 NORTH, EAST = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])
-FOUND = Found(3, True, Committed(10, None, 1, 3))
+FOUND = SourcePosition(3, True, Committed(10, None, 1, 3))
 
 
 def log_with(rows: list[tuple[bytes, bytes | None]]) -> Log:
@@ -275,7 +275,7 @@ def log_with(rows: list[tuple[bytes, bytes | None]]) -> Log:
 
 def kept(given: Probes) -> list[tuple[bytes, bytes | None]]:
     """Return the rows that the first commit of a partition writes for the probes."""
-    return restore(Log(), Found(3), ModelCache(given.model, 3, 5, given)).housekeeping.rows([], None, 3)
+    return restore(Log(), SourcePosition(3), ModelCache(given.model, 3, 5, given)).housekeeping.rows([], None, 3)
 
 
 def test_the_first_commit_keeps_the_probes_and_later_ones_do_not() -> None:
@@ -343,7 +343,7 @@ def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> Non
             trace_id="kp:trace:x",
             model=model,
             vector=text_vector("x", dimensions),
-            pass_number=1,
+            epoch=1,
             text_hash=text_hash("x"),
         )
 
@@ -351,7 +351,7 @@ def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> Non
     values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", b"", value(5), value(7, "other")]
     for number, raw in enumerate(values):
         log.apply(slot_key(number, 1000, 1), raw, number)
-    found = restore(log, Found(5, committed=Committed(T0, None, 1)), ModelCache("text", 6, 1000))
+    found = restore(log, SourcePosition(5, committed=Committed(T0, None, 1)), ModelCache("text", 6, 1000))
     assert [entry.sequence for entry in found.entries] == [0]
     assert list(found.replay) == [5]
     assert (found.report.skipped["other_model"], found.report.skipped["corrupt"]) == (3, 2)

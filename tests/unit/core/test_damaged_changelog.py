@@ -24,18 +24,18 @@ from tests.support.damaged import (
     some_key,
 )
 from worker.core.changelog import encode, slot_key
-from worker.core.novelty import Vector, unit
-from worker.core.passes import (
+from worker.core.epochs import (
     MARKER_KEY,
-    MAX_PASS,
+    MAX_EPOCH,
     Committed,
-    Found,
     Marker,
     Segment,
+    SourcePosition,
     committed_from,
     decode_marker,
     encode_marker,
 )
+from worker.core.novelty import Vector, unit
 from worker.core.records import Fault
 from worker.core.restore import Log, ModelCache, Restored, restore
 from worker.core.scorer import PartitionScorer
@@ -80,11 +80,11 @@ class Changelog:
     def append(self, key: bytes | None, value: bytes | None) -> None:
         self.log.apply(key, value, self.log.end)
 
-    def found(self) -> Found:
-        return Found(self.offset, True, committed_from(self.metadata), TOPIC)
+    def on_source(self) -> SourcePosition:
+        return SourcePosition(self.offset, True, committed_from(self.metadata), TOPIC)
 
     def restored(self) -> Restored:
-        return restore(self.log, self.found(), ModelCache(MODEL, DIMENSIONS, CAPACITY))
+        return restore(self.log, self.on_source(), ModelCache(MODEL, DIMENSIONS, CAPACITY))
 
 
 def good() -> Changelog:
@@ -159,10 +159,10 @@ def test_each_kind_of_damage_is_found_by_itself() -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_record_of_the_passes_changes_no_score_where_the_committed_offset_names_the_pass() -> None:
+def test_a_damaged_record_of_the_epochs_changes_no_score_where_the_committed_offset_names_the_epoch() -> None:
     expected = scores_of(good().restored())
     for value in bad_markers(TOPIC):
-        with pytest.raises(ValueError, match="passes"):
+        with pytest.raises(ValueError, match="epochs"):
             decode_marker(value)
         changelog = good()
         changelog.append(MARKER_KEY, value)
@@ -171,7 +171,7 @@ def test_a_damaged_record_of_the_passes_changes_no_score_where_the_committed_off
         assert scores_of(restored) == expected
 
 
-def test_metadata_of_others_begins_a_pass_that_inherits_all_entries() -> None:
+def test_metadata_of_others_begins_an_epoch_that_inherits_all_entries() -> None:
     for metadata in bad_metadata(TOPIC):
         changelog = good()
         changelog.metadata = metadata
@@ -200,7 +200,7 @@ def live(changelog: Changelog) -> None:
         newest = each.sequence
         value = encode(
             sequence=newest, source_offset=changelog.offset, stream_time_ms=each.stream_time_ms, model=MODEL,
-            trace_id=each.trace_id, vector=each.vector, pass_number=number,
+            trace_id=each.trace_id, vector=each.vector, epoch=number,
         )  # fmt: skip
         rows.append((slot_key(newest, CAPACITY, number), value))
         changelog.offset += 1
@@ -237,11 +237,11 @@ def test_whatever_is_on_the_changelog_nothing_fails(metadata: bool, seed: int, l
     assert written / 10 < corrupt < written * 9 / 10
 
 
-def test_a_pass_that_begins_has_a_number_that_can_be_read_again() -> None:
-    for number in (MAX_PASS, MAX_PASS - 1, 2**53):
+def test_an_epoch_that_begins_has_a_number_that_can_be_read_again() -> None:
+    for number in (MAX_EPOCH, MAX_EPOCH - 1, 2**53):
         changelog = good()
         changelog.metadata = ""
-        changelog.append(b"7:8:9", packed({**good_fields(GOOD - 1), "pass_number": number}))
+        changelog.append(b"7:8:9", packed({**good_fields(GOOD - 1), "epoch": number}))
         live(changelog)
         changelog.metadata = ""
         live(changelog)

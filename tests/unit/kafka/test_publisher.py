@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced, TopicAuthorizationFailedError
 
 from tests.support.broker_model import REFUSED, FailingCluster
-from worker.core.passes import Pass, committed_from
+from worker.core.epochs import SourceEpoch, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import UnansweredError
@@ -388,7 +388,7 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
 
 @pytest.mark.parametrize("stream_time_ms", [None, 0, -1, 1_776_153_600_000, -62_135_596_800_000])
 def test_the_stream_time_comes_back_from_the_metadata(stream_time_ms: int | None) -> None:
-    metadata = Pass().metadata(stream_time_ms)
+    metadata = SourceEpoch().metadata(stream_time_ms)
     committed = committed_from(metadata)
     assert committed is not None
     assert committed.stream_time_ms == stream_time_ms

@@ -1,4 +1,4 @@
-"""Where a partition continues, and what a restore says about new passes; tests/kafka has offsets of real groups."""
+"""Where a partition continues, and what a restore says about new epochs; tests/kafka has offsets of real groups."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from aiokafka import TopicPartition
 from aiokafka.errors import GroupLoadInProgressError
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.core.passes import Committed, Pass
+from worker.core.epochs import Committed, SourceEpoch
 from worker.core.restore import Report
 from worker.kafka import restore
-from worker.kafka.restore import Position, _position, report_passes, report_skipped
+from worker.kafka.restore import Position, _position, report_epochs, report_skipped
 from worker.kafka.writing.protocol import UnstableOffsetError
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"
-SAID = Pass(OURS, 2, 10).metadata(99)
+METADATA = SourceEpoch(OURS, 2, 10).metadata(99)
 COMMITTED = Committed(99, OURS, 2, 10)
 
 
@@ -25,11 +25,11 @@ COMMITTED = Committed(99, OURS, 2, 10)
     ("found", "now", "expected"),
     [
         (None, OURS, Position(30, None, topic_id=OURS)),
-        (OffsetAndMetadata(40, SAID), OURS, Position(40, 99, 0, 40, COMMITTED, OURS, metadata=SAID)),
-        (OffsetAndMetadata(30, SAID), OURS, Position(30, 99, 0, 30, COMMITTED, OURS, metadata=SAID)),
-        (OffsetAndMetadata(25, SAID), OURS, Position(30, 99, 5, 25, COMMITTED, OURS, metadata=SAID)),
+        (OffsetAndMetadata(40, METADATA), OURS, Position(40, 99, 0, 40, COMMITTED, OURS, metadata=METADATA)),
+        (OffsetAndMetadata(30, METADATA), OURS, Position(30, 99, 0, 30, COMMITTED, OURS, metadata=METADATA)),
+        (OffsetAndMetadata(25, METADATA), OURS, Position(30, 99, 5, 25, COMMITTED, OURS, metadata=METADATA)),
         (OffsetAndMetadata(25, "a tool"), OURS, Position(30, None, 5, 25, None, OURS, metadata="a tool")),
-        (OffsetAndMetadata(40, SAID), OTHER, Position(30, None, 0, 40, None, OTHER, recreated=True)),
+        (OffsetAndMetadata(40, METADATA), OTHER, Position(30, None, 0, 40, None, OTHER, recreated=True)),
     ],
 )  # fmt: skip
 def test_a_partition_whose_oldest_record_is_30(found: OffsetAndMetadata | None, now: str, expected: Position) -> None:
@@ -65,29 +65,29 @@ async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_
 
 def told(caplog: pytest.LogCaptureFixture, restored: dict[int, Report]) -> list[str]:
     with caplog.at_level(logging.INFO):
-        report_passes(restored)
+        report_epochs(restored)
     return [record.getMessage() for record in caplog.records]
 
 
 def begun(number: int, start: int, why: str | None, overridden: int = 0) -> Report:
-    return Report(current=Pass(number=number, start=start), begins=why, overridden=overridden)
+    return Report(current=SourceEpoch(number=number, start=start), begins=why, overridden=overridden)
 
 
 def test_a_first_start_is_one_line_for_all_partitions(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = told(caplog, {number: begun(1, 0, "first") for number in range(64)})
     assert line.startswith("64 partitions [0, 1, 2, ")
-    assert ": pass 1 over the source begins at offset 0 (first), with 0 earlier cache entries; 0 entries of" in line
+    assert ": epoch 1 of the source begins at offset 0 (first), with 0 earlier cache entries; 0 entries of" in line
 
 
-def test_other_passes_and_reasons_have_lines_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_epochs_and_reasons_have_lines_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
     lines = told(
         caplog, {0: begun(2, 20, "moved", 3), 1: begun(1, 0, None), 2: begun(2, 30, "moved", 4), 3: begun(2, 0, "new")}
     )
     assert [line.partition(" earlier")[0] for line in lines] == [
-        "2 partitions [0, 2]: pass 2 over the source begins at offsets from 20 to 30 (moved), with 0",
-        "partition 3: pass 2 over the source begins at offset 0 (new), with 0",
+        "2 partitions [0, 2]: epoch 2 of the source begins at offsets from 20 to 30 (moved), with 0",
+        "partition 3: epoch 2 of the source begins at offset 0 (new), with 0",
     ]
-    assert "; 7 entries of other passes" in lines[0]
+    assert "; 7 entries of other epochs" in lines[0]
 
 
 def test_entries_of_another_model_are_one_warning_for_all_partitions(caplog: pytest.LogCaptureFixture) -> None:

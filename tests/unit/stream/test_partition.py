@@ -23,8 +23,8 @@ from tests.support.builders import (
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker import make_verdict, sign_verdict
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
+from worker.core.epochs import NO_EPOCH, SourceEpoch
 from worker.core.novelty import Vector
-from worker.core.passes import NO_PASS, Pass
 from worker.core.records import HEADER_OVERHEAD, SCREEN_RULES, Fault, SourceRecord
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
@@ -261,8 +261,8 @@ async def test_what_a_batch_carries() -> None:
     await stage.task.drain()
     batches = stage.publisher.committed
     assert (batches[-1].next_offset, stage.task.committed) == (10, 10)
-    assert batches[0].metadata == NO_PASS.metadata(T0 - 1)  # a dead letter moves no time
-    assert batches[-1].metadata == NO_PASS.metadata(T0)
+    assert batches[0].metadata == NO_EPOCH.metadata(T0 - 1)  # a dead letter moves no time
+    assert batches[-1].metadata == NO_EPOCH.metadata(T0)
     entries = [(key, decode(value)) for batch in batches for key, value in batch.entries]
     assert [key for key, _ in entries] == [slot_key(0, 5), slot_key(1, 5)]
     assert [(e.source_offset, e.sequence, e.stream_time_ms) for _, e in entries] == [(5, 0, T0 - 1), (6, 1, T0)]
@@ -281,7 +281,7 @@ async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> No
     stage.task.take(make_record(b"", 2))
     await stage.task.drain()
     assert [batch.metadata for batch in stage.publisher.committed] == [
-        NO_PASS.metadata(time) for time in (None, T0 - 7, T0 - 7)
+        NO_EPOCH.metadata(time) for time in (None, T0 - 7, T0 - 7)
     ]
 
 
@@ -431,12 +431,12 @@ async def test_an_entry_of_another_text_is_no_ready_embedding(hashed: bytes) -> 
     assert len(stage.pool.submitted) == 1
 
 
-async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_house() -> None:
-    """Also where the first commit holds nothing but a dead letter: the metadata beside the offset names the pass."""
-    source_pass = Pass("topic-id-of-22-letters", 4, 2)
+async def test_entries_and_commits_name_their_epoch_and_the_first_commit_keeps_house() -> None:
+    """Also where the first commit holds nothing but a dead letter: the metadata beside the offset names the epoch."""
+    epoch = SourceEpoch("topic-id-of-22-letters", 4, 2)
     stage = TaskHarness(
         next_offset=2,
-        source_pass=source_pass,
+        epoch=epoch,
         housekeeping=Housekeeping([(b"dead", None), (b"passes", b"marker")], [(0, b"leaves"), (1, b"stays")]),
     )
     stage.task.take(make_record(b"", 2))
@@ -451,7 +451,7 @@ async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_ho
     assert key == slot_key(0, 5, 4)
     assert gone == (b"leaves", None)
     entry = decode(value)
-    assert (entry.pass_number, entry.text_hash) == (4, text_hash(stage.pool.submitted[0][0]))
+    assert (entry.epoch, entry.text_hash) == (4, text_hash(stage.pool.submitted[0][0]))
 
 
 # -- failures
@@ -772,7 +772,7 @@ def judgement(offset: int, about: int, *, success: bool) -> SourceRecord:
 
 async def judged(numbers: list[int], fails: tuple[str, Exception] | None = None) -> TaskHarness:
     """Return the stage after a trace and verdicts; a function fails in the one at offset 2."""
-    stage = TaskHarness(embed=False, judges={"ci": [JUDGE_KEY]}, source_pass=Pass(TOPIC_ID))
+    stage = TaskHarness(embed=False, judges={"ci": [JUDGE_KEY]}, epoch=SourceEpoch(TOPIC_ID))
     for offset in numbers:
         with pytest.MonkeyPatch.context() as patch:
             if fails is not None and offset == 2:

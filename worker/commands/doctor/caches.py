@@ -74,7 +74,7 @@ def _memory(settings: Settings, log: Log, position: Position) -> Memory:
     latest = log.latest(position.offset)
     capacity = settings.cache_max_elements
     cache = None if latest is None else ModelCache(latest.model, len(latest.vector) // 4, capacity)
-    restored = restore(log, position.found(), cache)
+    restored = restore(log, position.on_source(), cache)
     dimensions = 1 if cache is None else cache.dimensions
     scorer = PartitionScorer(capacity, settings.cache_ttl_ms, dimensions, max_step_ms=settings.stream_time_max_step_ms)
     scorer.restore(restored.cache(), position.stream_time_ms)

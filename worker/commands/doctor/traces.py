@@ -80,7 +80,7 @@ async def read_within(
 
 
 async def _last_entries(session: Session) -> dict[int, list[Entry]]:
-    """Return the last entries of each changelog partition, of its latest pass and model, by sequence."""
+    """Return the last entries of each changelog partition, of its latest epoch and model, by sequence."""
     async with session.admin() as admin:
         topic = (await session.topics(admin, session.settings.changelog)).get(session.settings.changelog)
     found: dict[int, list[Entry]] = defaultdict(list)
@@ -96,9 +96,9 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
 
 
 def _latest(entries: list[Entry]) -> list[Entry]:
-    """Return the entries with the last one's pass and model, by sequence."""
+    """Return the entries with the last one's epoch and model, by sequence."""
     last = entries[-1]
-    same = {it.sequence: it for it in entries if (it.pass_number, it.model) == (last.pass_number, last.model)}
+    same = {it.sequence: it for it in entries if (it.epoch, it.model) == (last.epoch, last.model)}
     return [same[sequence] for sequence in sorted(same)]
 
 

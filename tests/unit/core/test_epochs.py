@@ -1,20 +1,20 @@
-"""Which pass goes on, which begins, and what it inherits; the bytes of metadata and marker."""
+"""Which epoch goes on, which begins, and what it inherits; the bytes of metadata and marker."""
 
 import random
 
 import pytest
 
 from worker.core.changelog import Housekeeping, Row
-from worker.core.passes import (
+from worker.core.epochs import (
     MARKER_VERSION,
     MAX_SEGMENTS,
     UNREADABLE,
     Chain,
     Committed,
-    Found,
     Marker,
-    Pass,
     Segment,
+    SourceEpoch,
+    SourcePosition,
     at_offset,
     committed_from,
     cut,
@@ -43,7 +43,7 @@ def kp2(number: int | None, start: int, topic_id: str | None = OURS) -> Committe
 @pytest.mark.parametrize("topic_id", [None, OURS])
 @pytest.mark.parametrize("number", [None, 0, 17])
 def test_metadata_comes_back_as_it_went(time: int | None, topic_id: str | None, number: int | None) -> None:
-    metadata = Pass(topic_id, number, 10**15).metadata(time)
+    metadata = SourceEpoch(topic_id, number, 10**15).metadata(time)
     assert committed_from(metadata) == Committed(time, topic_id, number, 10**15)
     assert len(metadata) < 100
 
@@ -76,7 +76,7 @@ def test_a_marker_comes_back_as_it_went() -> None:
     ],
 )
 def test_a_marker_that_cannot_be_read(value: bytes) -> None:
-    with pytest.raises(ValueError, match="passes"):
+    with pytest.raises(ValueError, match="epochs"):
         decode_marker(value)
 
 
@@ -92,7 +92,7 @@ def test_damaged_markers_raise_value_error_and_nothing_else(seed: int) -> None:
             continue
 
 
-def test_which_pass_counts_for_an_offset() -> None:
+def test_which_epoch_counts_for_an_offset() -> None:
     assert [getattr(at_offset(TWO, offset), "number", None) for offset in (0, 49, 50, 1000)] == [1, 1, 4, 4]
     assert at_offset(TWO[1:], 49) is None
     assert cut(TWO, 50) == FIRST
@@ -102,43 +102,45 @@ def test_which_pass_counts_for_an_offset() -> None:
 @pytest.mark.parametrize(
     ("found", "before", "chain", "begins"),
     [
-        # a committed pass goes on
-        (Found(60, True, kp2(1, 0), OURS), marker(FIRST), FIRST, False),
-        (Found(60, True, kp2(4, 50), OURS), marker(TWO), TWO, False),
-        (Found(60, True, kp2(4, 50, None), OURS), marker(TWO), TWO, False),
-        (Found(60, True, kp2(4, 50), None), marker(TWO), TWO, False),
+        # a committed epoch goes on
+        (SourcePosition(60, True, kp2(1, 0), OURS), marker(FIRST), FIRST, False),
+        (SourcePosition(60, True, kp2(4, 50), OURS), marker(TWO), TWO, False),
+        (SourcePosition(60, True, kp2(4, 50, None), OURS), marker(TWO), TWO, False),
+        (SourcePosition(60, True, kp2(4, 50), None), marker(TWO), TWO, False),
         # ... where a frozen worker wrote its marker late, or the marker was deleted: the metadata tells
-        (Found(60, True, kp2(4, 50), OURS), marker(FIRST), (*FIRST, Segment(4, 50, END)), False),
-        (Found(60, True, kp2(4, 50), OURS), marker(TWO, OTHER), (Segment(4, 50, END),), False),
+        (SourcePosition(60, True, kp2(4, 50), OURS), marker(FIRST), (*FIRST, Segment(4, 50, END)), False),
+        (SourcePosition(60, True, kp2(4, 50), OURS), marker(TWO, OTHER), (Segment(4, 50, END),), False),
         # the offset was moved: below it everything counts as before
-        (Found(60, True, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
-        (Found(50, True, None, OURS), marker(TWO), (*FIRST, Segment(6, 50, END)), True),
-        (Found(0, True, None, OURS), marker(TWO), (Segment(6, 0, END),), True),
-        (Found(60, True, None, None), marker(TWO, ""), (*TWO, Segment(6, 60, END)), True),
-        (Found(60, True, None, OURS), None, (Segment(6, 60, END),), True),
-        (Found(60, True, None, OURS), UNREADABLE, (Segment(6, 60, END),), True),
-        (Found(60, True, kp2(4, 61), OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
-        (Found(60, True, kp2(4, 50), OURS), None, (Segment(4, 50, END),), False),
+        (SourcePosition(60, True, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
+        (SourcePosition(50, True, None, OURS), marker(TWO), (*FIRST, Segment(6, 50, END)), True),
+        (SourcePosition(0, True, None, OURS), marker(TWO), (Segment(6, 0, END),), True),
+        (SourcePosition(60, True, None, None), marker(TWO, ""), (*TWO, Segment(6, 60, END)), True),
+        (SourcePosition(60, True, None, OURS), None, (Segment(6, 60, END),), True),
+        (SourcePosition(60, True, None, OURS), UNREADABLE, (Segment(6, 60, END),), True),
+        (SourcePosition(60, True, kp2(4, 61), OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
+        (SourcePosition(60, True, kp2(4, 50), OURS), None, (Segment(4, 50, END),), False),
         # no offset is committed: the same topic can be told by its id alone
-        (Found(60, False, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
-        (Found(60, False, None, OURS), marker(TWO, ""), (Segment(6, 60, END),), True),
-        (Found(60, False, None, None), marker(TWO), (Segment(6, 60, END),), True),
-        (Found(60, False, None, OURS), None, (Segment(6, 60, END),), True),
+        (SourcePosition(60, False, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
+        (SourcePosition(60, False, None, OURS), marker(TWO, ""), (Segment(6, 60, END),), True),
+        (SourcePosition(60, False, None, None), marker(TWO), (Segment(6, 60, END),), True),
+        (SourcePosition(60, False, None, OURS), None, (Segment(6, 60, END),), True),
         # the source was recreated
-        (Found(60, True, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
-        (Found(60, False, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
-        (Found(0, True, kp2(4, 50, OTHER), OURS, True), marker(TWO, OTHER), (Segment(6, 0, END),), True),
+        (SourcePosition(60, True, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
+        (SourcePosition(60, False, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
+        (SourcePosition(0, True, kp2(4, 50, OTHER), OURS, True), marker(TWO, OTHER), (Segment(6, 0, END),), True),
         # the embedder was away since offset 55
-        (Found(60, True, kp2(None, 55), OURS), marker(TWO), (*TWO, Segment(6, 55, END)), True),
-        (Found(60, True, kp2(None, 20), OURS), marker(TWO), (*FIRST, Segment(6, 20, END)), True),
-        (Found(60, True, kp2(None, 55), OURS), None, (Segment(6, 55, END),), True),
+        (SourcePosition(60, True, kp2(None, 55), OURS), marker(TWO), (*TWO, Segment(6, 55, END)), True),
+        (SourcePosition(60, True, kp2(None, 20), OURS), marker(TWO), (*FIRST, Segment(6, 20, END)), True),
+        (SourcePosition(60, True, kp2(None, 55), OURS), None, (Segment(6, 55, END),), True),
     ],
 )  # fmt: skip
-def test_which_pass_goes_on_or_begins(found: Found, before: Marker | None, chain: Chain, begins: bool) -> None:
+def test_which_epoch_goes_on_or_begins(
+    found: SourcePosition, before: Marker | None, chain: Chain, begins: bool
+) -> None:
     resolved = resolve(found, before, 5, END)
     assert resolved.chain == chain
     last = chain[-1]
-    assert resolved.current == Pass(found.topic_id, last.number, last.start)
+    assert resolved.current == SourceEpoch(found.topic_id, last.number, last.start)
     assert (resolved.begins is not None) == begins
     assert resolved.marker() == Marker(MARKER_VERSION, found.topic_id or "", chain)
 
@@ -146,34 +148,34 @@ def test_which_pass_goes_on_or_begins(found: Found, before: Marker | None, chain
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (Found(60, True, None, OURS), "the committed offset was moved"),
-        (Found(60, False, None, OURS), "no offset is committed"),
-        (Found(60, True, kp2(None, 55), OURS), "an embedder is configured again"),
-        (Found(0, True, kp2(4, 50, OTHER), OURS, True), "the source topic was recreated"),
+        (SourcePosition(60, True, None, OURS), "the committed offset was moved"),
+        (SourcePosition(60, False, None, OURS), "no offset is committed"),
+        (SourcePosition(60, True, kp2(None, 55), OURS), "an embedder is configured again"),
+        (SourcePosition(0, True, kp2(4, 50, OTHER), OURS, True), "the source topic was recreated"),
     ],
 )
-def test_why_a_pass_begins(found: Found, why: str) -> None:
+def test_why_an_epoch_begins(found: SourcePosition, why: str) -> None:
     assert resolve(found, marker(TWO), 5, END).begins == why
 
 
 def test_a_marker_that_may_be_of_another_topic_is_not_called_one() -> None:
-    assert resolve(Found(60, False, None, OURS), marker(TWO, ""), 5, END).begins == "no offset is committed"
+    assert resolve(SourcePosition(60, False, None, OURS), marker(TWO, ""), 5, END).begins == "no offset is committed"
 
 
-def test_the_first_pass_of_a_group_has_number_1() -> None:
-    assert resolve(Found(3, False, None, OURS), None, 0, 0).chain == (Segment(1, 3, 0),)
+def test_the_first_epoch_of_a_group_has_number_1() -> None:
+    assert resolve(SourcePosition(3, False, None, OURS), None, 0, 0).chain == (Segment(1, 3, 0),)
 
 
-def test_a_new_changelog_begins_a_pass_as_nothing_before_is_on_it() -> None:
-    found = resolve(Found(60, True, kp2(4, 50), OURS), None, 0, 0)
+def test_a_new_changelog_begins_an_epoch_as_nothing_before_is_on_it() -> None:
+    found = resolve(SourcePosition(60, True, kp2(4, 50), OURS), None, 0, 0)
     assert (found.chain, found.begins) == ((Segment(5, 60, 0),), "the changelog is new")
-    assert resolve(Found(70, True, kp2(5, 60), OURS), found.marker(), 5, END).chain == found.chain
+    assert resolve(SourcePosition(70, True, kp2(5, 60), OURS), found.marker(), 5, END).chain == found.chain
 
 
 def test_a_chain_does_not_grow_without_end() -> None:
     before: Marker | None = None
     for offset in range(1, 300):
-        before = resolve(Found(offset, True, None, OURS), before, 0, END).marker()
+        before = resolve(SourcePosition(offset, True, None, OURS), before, 0, END).marker()
     assert before is not None
     assert len(before.chain) == MAX_SEGMENTS
     assert before.chain[-1].start == 299
@@ -182,15 +184,15 @@ def test_a_chain_does_not_grow_without_end() -> None:
 @pytest.mark.parametrize(
     ("found", "start"),
     [
-        (Found(60, True, kp2(4, 50), OURS), 60),
-        (Found(60, True, None, OURS), 60),
-        (Found(60, False, None, OURS), 60),
-        (Found(60, True, kp2(None, 20), OURS), 20),
-        (Found(0, True, kp2(None, 20, OTHER), OURS, True), 0),
+        (SourcePosition(60, True, kp2(4, 50), OURS), 60),
+        (SourcePosition(60, True, None, OURS), 60),
+        (SourcePosition(60, False, None, OURS), 60),
+        (SourcePosition(60, True, kp2(None, 20), OURS), 20),
+        (SourcePosition(0, True, kp2(None, 20, OTHER), OURS, True), 0),
     ],
 )
-def test_a_worker_without_an_embedder_names_where_it_began(found: Found, start: int) -> None:
-    assert without_embedder(found) == Pass(OURS, None, start)
+def test_a_worker_without_an_embedder_names_where_it_began(found: SourcePosition, start: int) -> None:
+    assert without_embedder(found) == SourceEpoch(OURS, None, start)
 
 
 # -- what goes around the entries

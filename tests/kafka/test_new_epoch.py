@@ -23,7 +23,7 @@ from tests.support.kafka_fixtures import (
 )
 from tests.support.stage import LINES, Stage, Workers, documents
 from worker.core.changelog import SLACK, decode
-from worker.core.passes import MARKER_KEY
+from worker.core.epochs import MARKER_KEY
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
@@ -197,7 +197,7 @@ def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage
     commit(stage, 20)
     worker = run(hashing, stage, 40)
     assert (
-        "pass 2 over the source begins at offset 20 (the committed offset was moved), with 20 earlier cache entries"
+        "epoch 2 of the source begins at offset 20 (the committed offset was moved), with 20 earlier cache entries"
         in worker.log()
     )
     assert scored_since(stage, before) == first[20:]
@@ -226,7 +226,7 @@ def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage
 
 
 def test_the_entries_of_0_1_0_are_skipped_and_deleted(stage: Stage, hashing: Workers) -> None:
-    """Entries without a pass at bare slots, `kp1:` beside the offset: as 0.1.0 leaves them."""
+    """Entries without an epoch at bare slots, `kp1:` beside the offset: as 0.1.0 leaves them."""
     changelog = f"{stage.name}-novelty-changelog"
     create_topics(stage.bootstrap, {stage.name: 1, changelog: (1, CHANGELOG_CONFIG)})
     stage.produce(rows(LINES[:50]))
