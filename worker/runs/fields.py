@@ -90,14 +90,33 @@ def json_value(value: Any) -> Any:
 
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text. Raises ValueError if it would lose something: NaN, 1e400, a repeated key."""
+    values, problem = json_documents(text)
+    if problem is not None or len(values) > 1:
+        raise problem or ValueError("there is more than one JSON document")
+    return values[0]
+
+
+def json_documents(text: str | bytes) -> tuple[list[Any], ValueError | None]:
+    """Return the values of JSON texts that follow each other; and why the first cannot be read that cannot be.
+
+    A line has several where a file without a last line break was copied in front of another one.
+    """
+    values: list[Any] = []
     try:
-        return json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_repeated_keys
-        )
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+        text = text.strip(" \t\n\r")
+        while text or not values:
+            value, end = _decoder.raw_decode(text)
+            values.append(value)
+            text = text[end:].lstrip(" \t\n\r")
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
+        return values, ValueError(f"{error.msg} at character {error.pos + 1}")
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        return values, ValueError("it is nested too deeply")
+    except ValueError as error:
+        return values, error
+    return values, None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -116,6 +135,11 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("an object has a key twice")
     return found
+
+
+_decoder: Final = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_repeated_keys
+)
 
 
 def json_object(value: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,11 @@ def test_hostile_lines_change_no_request(seed: int) -> None:
         whole = as_far_as_readable(lines)
         count += len(whole)
         mixed = [line for each in lines for line in (*chance.sample(HOSTILE, chance.randrange(3)), each)]
-        assert told(as_far_as_readable(mixed)) == told(whole)
+        # An unreadable line may have been the answer.
+        unknown = {each.key for each in as_far_as_readable(mixed) if each.success is None}
+        found = [replace(each, success=each.success or False) for each in as_far_as_readable(mixed)]
+        assert told(found) == told(whole)
+        assert not unknown & {each.key for each in whole if each.success}
     assert count > 300
 
 

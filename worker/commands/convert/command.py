@@ -43,7 +43,7 @@ from worker.commands.shared.run_traces import (
 from worker.runs.fields import Counts, RunRefused, fault, parse_json
 from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import FORMATS as SESSIONS
-from worker.runs.sessions.session import Request, Session, format_of, line_value
+from worker.runs.sessions.session import Request, Session, format_of, line_values
 
 FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp", *SESSIONS)
 
@@ -264,21 +264,18 @@ class _Conversion:
     def _convert_session(self, runs: Iterable[_Line], form: Format) -> None:
         session = Session(form)
         for line, raw, problem in runs:
-            try:
-                if problem is not None:
-                    raise RunRefused("too_large", problem)
-                value = line_value(raw)
-            except RunRefused as error:
+            values, error = ([], RunRefused("too_large", problem)) if problem is not None else line_values(raw)
+            for value in values:
+                inner = form.lines(value) if isinstance(value, dict) else None
+                for at, each in enumerate([value] if inner is None else inner):
+                    try:
+                        self._write_requests(session.add(each, (line or 0) if inner is None else at))
+                    except RunRefused as refused:
+                        session.skip(line or 0)
+                        self.report.skip_line(line, refused, "" if inner is None else f"entry {at}")
+            if error is not None:
+                session.skip(line or 0)
                 self.report.skip_line(line, error)
-                continue
-            inner = form.lines(value) if isinstance(value, dict) else None
-            for at, each in enumerate([value] if inner is None else inner):
-                try:
-                    closed = session.add(each, (line or 0) if inner is None else at)
-                except RunRefused as error:
-                    self.report.skip_line(line, error, "" if inner is None else f"entry {at}")
-                else:
-                    self._write_requests(closed)
         self._write_requests(session.close())
         self.report.add_lost(session.counts)
 

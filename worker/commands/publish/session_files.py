@@ -214,6 +214,7 @@ class SessionFiles:
             file.published = msgspec.structs.replace(file.published, closed=False)
         try:
             if line.problem is not None:
+                session.skip(begin)
                 raise RunRefused("too_large", line.problem)
             closed = session.feed(line.data, begin)
         except RunRefused as error:

@@ -204,6 +204,8 @@ def trace_of_request(request: Request, options: Options, most: int | None = None
     transcript.counts = request.counts.copy()
     transcript.framework, transcript.agent, transcript.created_at = request.format, request.agent, request.created_at
     transcript.success = request.success
+    if request.success is None and "success" not in options.fields:
+        raise RunRefused("missing_value", "a line that may have the answer cannot be read: give --success")
     for message in request.messages:
         transcript.add(message)
     transcript.finish()

@@ -208,8 +208,10 @@ def _said(line: Mapping[str, Any], parts: tuple[Part, ...], facts: dict[str, str
     if line.get("isSidechain") is True:
         run = text_at(line, "agentId")
     messages = (Message(role, parts),) if parts else ()
+    of = line.get("message") if role == "assistant" else None
     return Said(messages, run=run, after=text_at(line, "parentUuid"), id=text_at(line, "uuid"), facts=facts,
-                created_at=text_at(line, "timestamp"), **more)  # fmt: skip
+                message=text_at(of, "id") if isinstance(of, dict) else "", created_at=text_at(line, "timestamp"),
+                **more)  # fmt: skip
 
 
 def _command(text: str) -> str:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from worker.runs.fields import Counts, RunRefused, json_value, shown, text_field
-from worker.runs.forms import ITEMS, MEDIA_PARTS, TEXT_PARTS, part_type_of, responses_messages, text_of
+from worker.runs.fields import Counts, RunRefused, is_mcp_error, json_value, shown, text_field
+from worker.runs.forms import ITEMS, MEDIA_PARTS, TEXT_PARTS, built_in, part_type_of, responses_messages, text_of
 from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult, as_text
 from worker.runs.sessions.formats import Format, Outcome, Said, text_at
 
@@ -64,6 +64,9 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
     if kind in _EXEC or kind == "error":
         return _printed(line, kind, counts)
     payload = line.get("payload")
+    if "payload" not in line and kind not in _ROLLOUT:
+        counts.drop(f"{kind} lines")
+        return None
     if not isinstance(payload, dict):
         raise RunRefused("not_a_line", f"payload: {shown(payload)} is not an object; the line is skipped")
     time = text_at(line, "timestamp")
@@ -220,7 +223,7 @@ def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
     if isinstance(found, dict) and isinstance(found.get("metadata"), dict) and "output" in found:
         output = found["output"]
     elif isinstance(output, dict) and "content" in output:
-        failed, output = output.get("success") is False, output["content"]
+        failed, output = failed or output.get("success") is False, output["content"]
     elif isinstance(output, dict) and isinstance(output.get("text"), str):
         output = output["text"]
     if isinstance(output, list):  # parts of a script's output, some of which may be results of its commands
@@ -234,7 +237,9 @@ def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
 
 
 def _has_failed(result: Any) -> bool:
-    """Return whether a command's result has a non-zero exit code."""
+    """Return whether a command's result has a non-zero exit code, or a tool's says that it is an error."""
+    if is_mcp_error(result):
+        return True
     if not isinstance(result, dict) or "output" not in result:
         return False
     about = result["metadata"] if isinstance(result.get("metadata"), dict) else result
@@ -256,14 +261,14 @@ def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Said | None:
     if not isinstance(item, dict):
         raise RunRefused("not_a_line", f"item: {shown(item)} is not an object; the line is skipped")
     name = text_at(item, "type") or text_at(item, "item_type")
-    messages = _completed(item, name) if kind == "item.completed" else None
+    messages = _completed(item, name, counts) if kind == "item.completed" else None
     if messages is None:
         counts.drop(f"{kind} lines" if kind != "item.completed" else f"{name} items")
         return None
     return Said(messages)
 
 
-def _completed(item: Mapping[str, Any], name: str) -> tuple[Message, ...] | None:
+def _completed(item: dict[str, Any], name: str, counts: Counts) -> tuple[Message, ...] | None:
     """Return the messages of an item of `codex exec --json`; None if its type is not read."""
     if name in ("agent_message", "assistant_message", "plan"):
         return (Message("assistant", (Text(text_at(item, "text")),)),)
@@ -284,6 +289,7 @@ def _completed(item: Mapping[str, Any], name: str) -> tuple[Message, ...] | None
     elif name == "mcp_tool_call":
         name = ".".join(filter(None, (text_at(item, "server"), text_at(item, "tool")))) or "mcp"
         arguments, result, error = item.get("arguments"), item.get("result"), item.get("error")
+        failed = failed or is_mcp_error(result)
         if error is not None:
             result, failed = error, True
         elif isinstance(result, dict) and isinstance(result.get("content"), list):
@@ -294,7 +300,7 @@ def _completed(item: Mapping[str, Any], name: str) -> tuple[Message, ...] | None
         arguments = {name: item[name] for name in ("prompt", "receiver_thread_ids") if item.get(name)}
         result = item.get("agents_states")
     else:
-        return None
+        return tuple(built_in(item, name, "item", counts)) if name.endswith("_call") else None
     call_id = text_at(item, "id")
     call = Message("assistant", (ToolCall(name, arguments, call_id),))
     if name in ("web_search", "todo_list"):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, Literal
 
-from worker.runs.fields import Counts, RunRefused, as_time, objects_of, shown
+from worker.runs.fields import Counts, RunRefused, as_time, is_mcp_error, objects_of, shown
 from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult, as_text, joined
 
 Opens = Literal["", "request", "start", "command", "local", "fork"]
@@ -20,7 +22,7 @@ Opens = Literal["", "request", "start", "command", "local", "fork"]
 class Outcome:
     """How a request ended, as far as the session says."""
 
-    success: bool
+    success: bool | None  # None: it is unknown, because a line could not be read
     summary: str | None = None  # None: the session does not say
 
 
@@ -37,6 +39,7 @@ class Said:
     run: str | None = None  # None: the session's own agent; else a sub-agent's id, empty if only `after` identifies it
     after: str = ""  # id of the line before
     id: str = ""  # of the line; a later line with it replaces this one within the request
+    message: str = ""  # id of the model's message, of which other lines may hold other parts, or later versions
     created_at: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)  # of the session; they hold for later lines, too
     outcome: Outcome | None = None
@@ -48,6 +51,10 @@ def text_at(value: Mapping[str, Any], name: str) -> str:
     """Return a string field, "" if it is absent or something else."""
     found = value.get(name)
     return found if isinstance(found, str) else ""
+
+
+Placed = tuple[Any, int]
+"""The value of a line, None if it cannot be read, and its position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ class Format:
     of_header: frozenset[str] = frozenset()  # facts whose first value counts, because a header may repeat
     leaves_out: Callable[[Mapping[str, Any], Mapping[str, str]], bool] = lambda line, facts: False
     """Whether a line belongs to no request, by the facts."""
+    revised: Callable[[list[Placed], Counts], Iterable[Placed]] | None = None
+    """Of a session whose later lines take earlier ones back: what is left of all lines at its end."""
 
 
 # Pi: the files under ~/.pi/agent/sessions, in all three versions of the format
@@ -128,13 +137,41 @@ def _pi_parts(message: Mapping[str, Any], counts: Counts) -> Iterator[Part]:
             raise RunRefused("not_a_line", f"message.content.{number}: block type {shown(kind)} is not known")
 
 
-PI: Final = Format("pi", _pi_knows, _pi_read)
+def _pi_revised(lines: list[Placed], counts: Counts) -> Iterator[Placed]:
+    """Yield the lines of the branch that the session ends with: each line names the one before it."""
+    before: dict[str, str | None] = {}  # by id, in order
+    for line, _ in lines:
+        if line is not None and "parentId" in line and text_at(line, "id"):
+            before[line["id"]] = text_at(line, "parentId") or None
+    names = list(before)
+    numbers = {name: number for number, name in enumerate(names)}
+    number, kept = len(names) - 1, set[str]()
+    if not any(before.values()):
+        kept |= before.keys()  # it has no branches
+    while number >= 0:
+        kept.add(names[number])
+        parent = before[names[number]]
+        if parent is None:
+            break
+        # A parent that is not there stood on a line that cannot be read.
+        number = min(numbers.get(parent, number - 1), number - 1)
+    for line, at in lines:
+        if line is None or text_at(line, "id") not in before.keys() - kept:
+            yield line, at
+        else:
+            counts.drop("lines of an abandoned branch")
+
+
+PI: Final = Format("pi", _pi_knows, _pi_read, revised=_pi_revised)
 
 
 # Gemini CLI: the files under ~/.gemini/tmp/PROJECT/chats, as one document or line by line
 
 _EXIT_CODE: Final = re.compile(r"^Exit Code: (-?\d+)$", re.MULTILINE)
 """Follows the output of a command; in some versions only of a failed one."""
+
+
+_ADDED: Final = re.compile(r"\s*<(session_context|state_snapshot)>")
 
 
 def _gemini_knows(line: Mapping[str, Any]) -> bool:
@@ -155,6 +192,9 @@ def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
     kind, time, name = line.get("type"), text_at(line, "timestamp"), text_at(line, "id")
     if kind == "user":
         text = _gemini_content(line, counts)
+        if (added := _ADDED.match(text)) is not None:  # by Gemini CLI at the start, and where it compresses
+            counts.drop("context added to a message")
+            text = text.partition(f"</{added[1]}>")[2].strip()
         if not text.strip():
             return None
         opens: Opens = "command" if text.lstrip().startswith(("/", "?")) else "request"
@@ -166,9 +206,33 @@ def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
     if kind == "error":
         return Said(outcome=Outcome(False, _gemini_text(line.get("content"), counts) or None), created_at=time)
     if isinstance(kind, str) or "$set" in line or "$rewindTo" in line:
-        counts.drop(f"{kind} lines" if isinstance(kind, str) else "changes of the session's header, and of its past")
+        counts.drop(f"{kind} lines" if isinstance(kind, str) else "changes of the session's header")
         return None
     raise RunRefused("not_a_line", "the line has no type, and is skipped")
+
+
+def _gemini_revised(lines: list[Placed], counts: Counts) -> Iterable[Placed]:
+    """Return the messages that are left: a list of them replaces all before, and `$rewindTo` takes some back."""
+    kept: dict[Any, list[Placed]] = {}  # messages by id, other lines by number
+    for number, (line, at) in enumerate(lines):
+        change = line.get("$set", line) if line is not None else None
+        messages = change.get("messages") if isinstance(change, dict) else None
+        taken: list[str] = []
+        if line is None or not ("$rewindTo" in line or isinstance(messages, list)):
+            kept.setdefault((line and text_at(line, "id")) or number, []).append((line, at))
+            continue
+        names = [name for name in kept if isinstance(name, str)]
+        if "$rewindTo" in line:
+            taken = names[names.index(line["$rewindTo"]) if line["$rewindTo"] in names else 0 :]
+        elif isinstance(messages, list):
+            taken = names
+        gone = {name: kept.pop(name) for name in taken}
+        for each in messages if isinstance(messages, list) else []:
+            name = text_at(each, "id") if isinstance(each, dict) else ""
+            gone.pop(name, None)
+            kept[name or (number, len(kept))] = [((each if isinstance(each, dict) else None), at)]
+        counts.drop("messages that were taken back", len(gone))
+    return sorted(chain.from_iterable(kept.values()), key=itemgetter(1))
 
 
 def _gemini_messages(line: Mapping[str, Any], counts: Counts) -> Iterator[Message]:
@@ -193,16 +257,18 @@ def _gemini_messages(line: Mapping[str, Any], counts: Counts) -> Iterator[Messag
 
 
 def _gemini_result(call: Mapping[str, Any], counts: Counts) -> ToolResult:
-    found, texts = call.get("result"), []
+    found, texts, failed = call.get("result"), [], False
     for part in found if isinstance(found, list) else [found]:
         answer = part.get("functionResponse") if isinstance(part, dict) else None
         value = answer.get("response") if isinstance(answer, dict) else None
         if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"output", "error"}:
+            failed |= "error" in value
             value = next(iter(value.values()))
+        failed |= is_mcp_error(value)
         texts.append(_gemini_text(part, counts) if value is None else as_text(value))
     text, name = joined(texts), text_at(call, "name")
     codes = _EXIT_CODE.findall(text) if name == "run_shell_command" else []
-    is_error = call.get("status") in ("error", "cancelled") or codes[-1:] not in ([], ["0"])
+    is_error = failed or call.get("status") in ("error", "cancelled") or codes[-1:] not in ([], ["0"])
     return ToolResult(text, text_at(call, "id"), name, is_error=is_error)
 
 
@@ -220,7 +286,7 @@ def _gemini_text(content: Any, counts: Counts) -> str:
     return text_at(content, "text") if isinstance(content, dict) else as_text(content)
 
 
-GEMINI_CLI: Final = Format("gemini-cli", _gemini_knows, _gemini_read, _gemini_lines)
+GEMINI_CLI: Final = Format("gemini-cli", _gemini_knows, _gemini_read, _gemini_lines, revised=_gemini_revised)
 
 
 # OpenCode: the document of `opencode export`, and the lines of `opencode run --format json`

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final
 
-from worker.runs.fields import Counts, RunRefused, as_time, fault, parse_json, shown
-from worker.runs.messages import Message, Text, ToolCall, ToolResult
+from worker.runs.fields import Counts, RunRefused, as_time, fault, json_documents, shown
+from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult
 from worker.runs.sessions import claude_code, codex
-from worker.runs.sessions.formats import GEMINI_CLI, OPENCODE, PI, Format, Outcome, Said, text_at
+from worker.runs.sessions.formats import GEMINI_CLI, OPENCODE, PI, Format, Outcome, Placed, Said, text_at
 
 FORMATS: Final[Mapping[str, Format]] = {
     each.name: each for each in (claude_code.FORMAT, codex.FORMAT, GEMINI_CLI, OPENCODE, PI)
@@ -33,7 +34,8 @@ class Request:
     """session, request, and, if the session says them, cwd, branch, model, version; for a sub-agent also subagent."""
     messages: tuple[Message, ...]  # the first is the request, if the session has it
     created_at: str | None
-    success: bool  # as the session says; otherwise whether the agent gave an answer
+    success: bool | None
+    """As the session says; otherwise whether the agent gave an answer; None: a line that may have it is unreadable."""
     summary: str | None
     counts: Counts
     first: int  # position of its first line
@@ -50,6 +52,10 @@ class Request:
         return "/".join(part for part in (self.format, self.facts.get("subagent")) if part)
 
 
+_Place = tuple[str, int, int]
+"""A line's id, and the numbers of a message in it and of a part in that."""
+
+
 @dataclass(slots=True)
 class _Open:
     """A request that is not closed."""
@@ -60,10 +66,75 @@ class _Open:
     created_at: str = ""
     numbered: bool = False  # it has no id but its number
     answered: bool = False
+    unread: bool = False  # something behind the agent's last word could not be read
     said: dict[str, tuple[Message, ...]] = field(default_factory=dict)  # by line id
     outcome: Outcome | None = None
     counts: Counts = field(default_factory=Counts)
     spawns: dict[str, tuple[str, str]] = field(default_factory=dict)  # as in Said
+    _places: dict[tuple[str, str], list[_Place]] = field(default_factory=dict)
+    """By the kind of a part and the id of its message, or of its call: where it is in `said`."""
+
+    def say(self, said: Said) -> None:
+        """Add the messages of a line. A later version of a part takes the place of the earlier one."""
+        name, new = said.id or f"#{len(self.said)}", list[Message]()
+        versions = said.id not in self.said
+        self.counts.drop("lines that a later one replaces", not versions)
+        replaced = 0
+        for message in said.messages:
+            parts = list[Part]()
+            seen = Counter[str]()
+            for part in message.parts:
+                kind = type(part).__name__
+                place = self._earlier(said, message, part, seen[kind]) if versions else None
+                seen[kind] += 1
+                if place is None:
+                    call = part.call_id if isinstance(part, ToolCall | ToolResult) else said.message
+                    if call:
+                        self._places.setdefault((kind, call), []).append((name, len(new), len(parts)))
+                    parts.append(part)
+                else:
+                    replaced += 1
+                    self._put(place, part)
+            if parts or message.parts == ():
+                new.append(Message(message.role, tuple(parts)))
+        self.counts.drop("parts that a later version replaces", replaced)
+        self.said[name] = tuple(new)
+
+    def _earlier(self, said: Said, message: Message, part: Part, number: int) -> _Place | None:
+        """Return where an earlier version of a part is. `number`: its place among its line's parts of this kind."""
+        if isinstance(part, ToolCall | ToolResult):
+            for place in self._places.get((type(part).__name__, part.call_id), ()):
+                known = self._at(place)
+                answered = isinstance(part, ToolResult) or ("ToolResult", part.call_id) in self._places
+                if known == part or (known is not None and not answered):
+                    return place
+            return None
+        places = [
+            place for place in self._places.get((type(part).__name__, said.message), ()) if self._at(place) is not None
+        ]
+        if len(message.parts) > 1:  # a line with the whole message so far
+            return places[number] if number < len(places) else None
+        for place in places:
+            known = self._at(place)
+            if isinstance(known, Text | Reasoning):
+                begin, whole = sorted((known.text.rstrip(" .\u2026\n"), part.text), key=len)
+                if whole.startswith(begin):
+                    return place
+        return None
+
+    def _at(self, place: _Place) -> Part | None:
+        name, message, part = place
+        try:
+            return self.said[name][message].parts[part]
+        except LookupError:
+            return None
+
+    def _put(self, place: _Place, part: Part) -> None:
+        name, number, index = place
+        messages = list(self.said[name])
+        parts = messages[number].parts
+        messages[number] = replace(messages[number], parts=(*parts[:index], part, *parts[index + 1 :]))
+        self.said[name] = tuple(messages)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -101,6 +172,7 @@ class Session:
         self._open: dict[str | None, _Open] = {}
         self._command: dict[str, str] = {}
         self._roots: dict[str, str] = {}
+        self._kept: list[Placed] = []  # of a format whose later lines take earlier ones back
 
     @property
     def open_since(self) -> int | None:
@@ -119,7 +191,25 @@ class Session:
         """
         if not line.strip():
             return []
-        return self.add(line_value(line), at)
+        values, problem = line_values(line)
+        closed = list[Request]()
+        for value in values:
+            try:
+                closed += self.add(value, at)
+            except RunRefused as error:
+                problem = problem or error
+        if problem is not None:
+            self.skip(at)
+            if len(values) < 2:
+                raise problem
+            self.counts.drop("documents behind another one on their line that cannot be read")
+        return closed
+
+    def skip(self, at: int) -> None:
+        """Note that a line cannot be read: it may have had the answer."""
+        self._kept.append((None, at))
+        for run in self._open.values():
+            run.unread = True
 
     def add(self, value: Any, at: int) -> list[Request]:
         """Read the value of a line; like `feed`."""
@@ -127,15 +217,17 @@ class Session:
             raise RunRefused("not_a_line", f"{shown(value)} is not a line of a session, and is skipped")
         if self.format is None:
             self.format = format_of(value)
-            if self.format is None:
-                raise RunRefused("not_a_line", "no known agent writes such a line; it is skipped")
+        if self.format is None or self.format.revised is None:
+            return self._add_line(value, at)
+        self._read(self.format, value, Counts())
+        self._kept.append((value, at))
+        return []
+
+    def _add_line(self, value: dict[str, Any], at: int) -> list[Request]:
+        if self.format is None:
+            raise RunRefused("not_a_line", "no known agent writes such a line; it is skipped")
         counts = Counts()
-        try:
-            said = self.format.read(value, counts)
-        except RunRefused:
-            raise
-        except Exception as error:
-            raise fault(error) from error
+        said = self._read(self.format, value, counts)
         idle = self._close_after_pause(text_at(value, "timestamp"))
         if said is not None:
             # history copied from another session may include that one's header
@@ -151,10 +243,22 @@ class Session:
         if said is None or not (said.messages or said.outcome or said.opens):
             self.counts.dropped.update(counts.dropped)
             main = self._open.get(None)
+            for run in self._open.values():
+                run.unread |= _is_in_part(counts)
             if said is not None and main is not None and not main.answered:
                 main.facts |= said.facts
             return idle
         return idle + self._take(said, at, counts)
+
+    @staticmethod
+    def _read(form: Format, value: Any, counts: Counts) -> Said | None:
+        """Return what a line says. Raises RunRefused, whatever is wrong."""
+        try:
+            return form.read(value, counts)
+        except RunRefused:
+            raise
+        except Exception as error:
+            raise fault(error) from error
 
     def _close_after_pause(self, timestamp: str) -> list[Request]:
         try:
@@ -169,9 +273,16 @@ class Session:
 
     def close(self) -> list[Request]:
         """Close and return the open requests, because the session has ended or nothing came for a while."""
+        closed, kept, self._kept = list[Request](), self._kept, []
+        if self.format is not None and self.format.revised is not None:
+            for value, at in self.format.revised(kept, self.counts):
+                try:
+                    closed += self._add_line(value, at)
+                except RunRefused:
+                    self.skip(at)
         self._leave_command()
         self._closed = True
-        return self._close_all()
+        return closed + self._close_all()
 
     def _take(self, said: Said, at: int, counts: Counts) -> list[Request]:
         if said.opens in ("command", "local"):
@@ -246,9 +357,7 @@ class Session:
 
     def _add(self, run: _Open, said: Said, at: int, counts: Counts) -> None:
         run.last = at
-        if said.id in run.said:
-            run.counts.drop("lines that a later one replaces")
-        run.said[said.id or f"#{len(run.said)}"] = said.messages
+        run.say(said)
         run.counts.dropped.update(counts.dropped)
         try:
             run.created_at = as_time(said.created_at) if said.created_at else run.created_at
@@ -256,6 +365,7 @@ class Session:
             run.counts.drop("invalid timestamps")
         run.facts |= said.facts
         run.answered |= _acts(said)
+        run.unread = _is_in_part(counts) or (run.unread and not _acts(said))
         run.spawns.update(said.spawns)
         if said.outcome is not None or _acts(said):
             run.outcome = said.outcome
@@ -273,7 +383,7 @@ class Session:
             self.counts.dropped.update(found.counts.dropped)
             return []
         form = "" if self.format is None else self.format.name
-        outcome = found.outcome or Outcome(found.has_answer())
+        outcome = found.outcome or Outcome(found.has_answer() or (None if found.unread else False))
         return [
             Request(
                 key=_key(form, found), format=form,
@@ -316,15 +426,19 @@ def _key(form: str, run: _Open) -> str:
     return f"{form}/{request}" if _UNIQUE.fullmatch(request) else f"{form}/{session}/{request}"
 
 
-def line_value(line: bytes) -> Any:
-    """Return the value of a line. Raises RunRefused. Half of a surrogate pair, left by truncation, becomes "?"."""
-    try:
-        value = parse_json(line)
-        if b"\\u" in line:
-            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError) as error:
-        raise RunRefused("not_json", f"{error}; the line is skipped") from None
-    return value
+def _is_in_part(counts: Counts) -> bool:
+    return bool(counts.dropped.keys() & {"blocks of other types", "parts of other types"})
+
+
+def line_values(line: bytes) -> tuple[list[Any], RunRefused | None]:
+    """Return the values of a line, most often one, and the problem with the first that cannot be read.
+
+    Half of a surrogate pair, left by truncation, becomes "?".
+    """
+    values, problem = json_documents(line)
+    if b"\\u" in line:
+        values = json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
+    return values, None if problem is None else RunRefused("not_json", f"{problem}; the line is skipped")
 
 
 def format_of(value: Any) -> Format | None:
