@@ -6,18 +6,19 @@ import os
 from pathlib import Path
 from typing import Final
 
-from worker.lab.broker.kafka_jars import Jar, check, default_cache, fetch, install
+from tests.support.kafka_versions import since
+from worker.lab.broker.kafka_jars import Jar, Runtime, check, default_cache, fetch, install
 
 TOOLS_JAR: Final = Jar(
-    "org.apache.kafka:kafka-tools:4.3.0", "b88bc6ccc520d648142515526e4042c285612ce94b032434a88e3e936e38b600"
+    "org.apache.kafka:kafka-tools:4.4.0", "4eb9a7fbfd63badfd8d1a677aa2d54b47b2b2d442ff7d68fd223972afea1954c"
 )
-"""The broker needs no tools, so this jar (0.6 MB) is not in its list."""
+"""The broker needs no tools, so this jar (0.8 MB) is not in its list."""
 
 CLASSES: Final = {
     "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
     "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
     "kafka-features.sh": "org.apache.kafka.tools.FeatureCommand",
-    "kafka-configs.sh": "kafka.admin.ConfigCommand",
+    "kafka-configs.sh": "org.apache.kafka.tools.ConfigCommand",
     "kafka-transactions.sh": "org.apache.kafka.tools.TransactionsCommand",
     "kafka-log-dirs.sh": "org.apache.kafka.tools.LogDirsCommand",
 }
@@ -32,6 +33,13 @@ def tools_jar() -> Path:
         fetch(TOOLS_JAR, jars)
     check(TOOLS_JAR, jar, jars)
     return jar
+
+
+def config_command(runtime: Runtime) -> tuple[str, str]:
+    """Return class path and class of kafka-configs for a release of Kafka: before 4.4 it was part of the broker."""
+    if since("4.4"):
+        return f"{runtime.class_path}{os.pathsep}{tools_jar()}", CLASSES["kafka-configs.sh"]
+    return runtime.class_path, "kafka.admin.ConfigCommand"
 
 
 def write_scripts(directory: Path) -> None:

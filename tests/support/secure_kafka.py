@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from tests.support.kafka_fixtures import admin
+from tests.support.kafka_tools import config_command
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 USER = "kp"
@@ -178,10 +179,11 @@ def _add_scram_user(broker: EmbeddedKafka) -> None:
     """Run kafka-configs (the admin client of aiokafka has no such request), once for each mechanism, both at once."""
     runtime = broker._runtime
     assert runtime is not None
+    class_path, class_name = config_command(runtime)
     started = []
     for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
         command = [
-            str(runtime.jre.java), "-XX:TieredStopAtLevel=1", "-cp", runtime.class_path, "kafka.admin.ConfigCommand",
+            str(runtime.jre.java), "-XX:TieredStopAtLevel=1", "-cp", class_path, class_name,
             "--bootstrap-server", broker.bootstrap_servers, "--alter", "--entity-type", "users", "--entity-name", USER,
             "--add-config", f"{mechanism}=[iterations=4096,password={PASSWORD}]",
         ]  # fmt: skip

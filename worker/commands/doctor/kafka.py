@@ -113,7 +113,7 @@ async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
         return fail(
             "API versions",
             f"no version in common with the broker: {', '.join(lacking)}",
-            "use another Kafka version; 3.9 to 4.3 are tested",
+            "use another Kafka version; 3.9 to 4.4 are tested",
         )
     if old:
         return warn(
@@ -213,8 +213,8 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         return ok("transactions", told)
     return warn(
         "transactions",
-        f"{told}. But in Kafka 4.0 to 4.2 a transaction can stay open indefinitely if its worker dies in the last "
-        "epoch of its producer id, one in 32,767 (KAFKA-20090)",
+        f"{told}. But in Kafka 4.0 to 4.2 a transaction can stay open indefinitely if its worker dies, or its "
+        "coordinator moves, in the last epoch of its producer id, one in 32,767 (KAFKA-20090, KAFKA-20310)",
         "use Kafka 4.3.0 or later",
     )
 

@@ -266,7 +266,8 @@ def may_hang_at_last_epoch(response: ApiVersionsResponse_v3) -> bool:
     """Return whether transactions V2 of this broker can hang at a producer's last epoch: Kafka 4.0 to 4.2.
 
     A transaction that times out in epoch 32,766 stays open (KAFKA-20090, fixed in 4.3.0); in 4.0.0 the next start of
-    its producer fails, too (KAFKA-19367). A broker does not tell its release, but its newest metadata.version.
+    its producer fails, too (KAFKA-19367). One whose coordinator moves meanwhile loses the producer id that follows
+    (KAFKA-20310, fixed in 4.3.0). A broker does not tell its release, but its newest metadata.version.
     """
     _, newest = _features(response, SUPPORTED_FEATURES).get("metadata.version", (0, METADATA_4_3))
     return transaction_protocol(response) == 2 and newest < METADATA_4_3

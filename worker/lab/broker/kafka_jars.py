@@ -18,7 +18,7 @@ from worker.version import install_extra
 
 log = logging.getLogger(__name__)
 
-KAFKA_VERSION = "4.3.0"
+KAFKA_VERSION = "4.4.0"
 JAVA_25 = (25, 0, 0)
 LOCK_FILE = Path(__file__).with_name("kafka_jars.lock")
 
