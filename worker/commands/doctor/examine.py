@@ -62,6 +62,7 @@ async def examine() -> AsyncIterator[Finding]:
         reachable = False
         yield fail("broker", f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network")
     models: Counter[str] = Counter()
+    documents: list[bytes] = []
     if reachable:
         findings, models = await check_cache(settings)
         findings += await check_caches(settings)
@@ -69,13 +70,14 @@ async def examine() -> AsyncIterator[Finding]:
         if isinstance(outputs, Finding):
             findings.append(outputs)
         else:
+            documents = outputs.values
             findings += [*check_domains(settings, outputs), *check_threshold(settings, outputs)]
             findings += await check_verdicts(settings, outputs)
         for finding in findings:
             yield finding
     for finding in check_runtime(settings):
         yield finding
-    for finding in await check_model(settings, models):
+    for finding in await check_model(settings, models, documents):
         yield finding
     async for finding in check_registry(settings):
         yield finding

@@ -7,7 +7,7 @@ import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.config import Settings
 from worker.core.records import EmbedderIdentity
 from worker.core.terminal import number_of
+from worker.core.trace import InvalidTrace, embedded_texts, parse_trace
 from worker.embed.embedder import (
     MULTILINGUAL,
     Embedder,
@@ -34,6 +35,8 @@ MODEL_SECONDS: Final = 120.0
 
 TIMED_TEXTS: Final = 5
 
+MOST_TEXTS: Final = 100  # of the last documents, to see how many are cut; a millisecond each
+
 
 def check_runtime(settings: Settings) -> list[Finding]:
     """Return a warning if the slow runtime embeds; shown before the model loads, to explain the wait."""
@@ -41,14 +44,14 @@ def check_runtime(settings: Settings) -> list[Finding]:
     return [] if slow is None else [warn("runtime", *slow.split(". ", 1))]
 
 
-async def check_model(settings: Settings, models: Mapping[str, int]) -> list[Finding]:
-    """Check the model in a daemon thread. `models`: models of the cache's entries (traces.py)."""
+async def check_model(settings: Settings, models: Mapping[str, int], documents: Sequence[bytes] = ()) -> list[Finding]:
+    """Check the model in a daemon thread. `models`: of the cache's entries; `documents`: scored last (traces.py)."""
     result: list[Finding] = []
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def check() -> None:
-        result.extend(_check(settings, models))
+        result.extend(_check(settings, models, documents))
         with contextlib.suppress(RuntimeError):  # the command has ended
             loop.call_soon_threadsafe(done.set)
 
@@ -60,7 +63,7 @@ async def check_model(settings: Settings, models: Mapping[str, int]) -> list[Fin
     return result
 
 
-def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
+def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[bytes]) -> Iterator[Finding]:
     if settings.embedder == "none":
         yield warn("model", "KP_EMBEDDER=none: novelty is 0.5 for every trace", "set KP_EMBEDDER=auto to compare texts")
         return
@@ -83,6 +86,28 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
     else:
         yield from _findings(settings, embedder.identity, loaded, slowest)
         yield from other_entries(embedder.identity, models)
+        yield from long_texts(settings, embedder, documents)
+
+
+def long_texts(settings: Settings, embedder: Embedder, documents: Sequence[bytes]) -> Iterator[Finding]:
+    """Yield how many of the last texts are cut, if most are and the objective is not embedded separately.
+
+    A service says nothing about it: only the service has the tokenizer.
+    """
+    if settings.embed_text != "whole":
+        return
+    texts: list[str] = []
+    for document in documents[-MOST_TEXTS:]:
+        with contextlib.suppress(InvalidTrace):  # not the worker's
+            texts.extend(embedded_texts(parse_trace(document)))
+    cut = sum(embedder.read(text).truncated for text in texts)
+    if 2 * cut > len(texts):
+        yield ok(
+            "long texts",
+            f"{cut} of the last {number_of(len(texts), 'text')} are longer than KP_MAX_TOKENS={settings.max_tokens}: "
+            "novelty compares their beginnings. A higher limit usually tells repeats from new tasks worse, "
+            "KP_EMBED_TEXT=objective better (docs/models.md)",
+        )
 
 
 def _missing_model(settings: Settings) -> Finding | None:

@@ -146,7 +146,7 @@ class LastOutputs(NamedTuple):
     """The newest scored documents."""
 
     heads: list[tuple[Head, int]]  # each with its record's timestamp, ms
-    values: list[bytes]  # the unchanged documents, if the checks of verdicts need them
+    values: list[bytes]  # the unchanged documents
     complete_from: int  # time, ms, from which on both topics are complete
 
 
@@ -159,8 +159,7 @@ async def last_outputs(settings: Settings) -> LastOutputs | Finding:
     def take(value: bytes | None, _where: str, record_ms: int) -> None:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not the worker's
             heads.append((decoder.decode(value or b""), record_ms))
-            if settings.verdict_key_file is not None:
-                values.append(value or b"")
+            values.append(value or b"")
 
     outputs = (settings.accepted_topic, settings.rejected_topic)
     reading = read_topics(settings, outputs, take, last=LAST_OUTPUTS)
