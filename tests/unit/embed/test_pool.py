@@ -185,7 +185,7 @@ async def test_equal_texts_are_embedded_once_and_a_failure_is_not_remembered() -
     assert [text for text in Counting.calls if text == "a"] == ["a", "a"]
 
 
-class ReadsFour(TextEmbedder):
+class ReadsFour(SlowEmbedder):
     """Reads four characters of a text, and fails to read "!"."""
 
     def read(self, text: str, objective: bool = False) -> Reading:
@@ -199,6 +199,7 @@ async def test_texts_that_the_model_reads_alike_are_embedded_once() -> None:
     pool = EmbeddingPool(embedder, remembered=8)
     first = submitted(pool, "task: one end")
     assert pool.embed("task of others") is first  # while it is still being embedded
+    embedder.go_on.set()
     vector = (await first).vector
     again = pool.embed("task")
     assert isinstance(again, Embedding)
@@ -207,7 +208,9 @@ async def test_texts_that_the_model_reads_alike_are_embedded_once() -> None:
 
 
 async def test_a_text_that_cannot_be_read_fails_alone() -> None:
-    pool = EmbeddingPool(ReadsFour(), remembered=8)
+    embedder = ReadsFour()
+    embedder.go_on.set()
+    pool = EmbeddingPool(embedder, remembered=8)
     for _ in range(2):
         with pytest.raises(ValueError, match="unreadable"):
             await submitted(pool, "!")

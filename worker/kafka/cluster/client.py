@@ -69,6 +69,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=authority)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(_unusable("KP_TLS_CA_FILE", authority, error, "PEM file of certificates")) from error
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # Debian's Python sets none
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     if certificate is not None:
         password = _secret(settings, "tls_key_password")
