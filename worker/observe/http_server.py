@@ -185,7 +185,7 @@ class _Connection(web.RequestHandler):
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a failure as one short line: nobody may fill the log through the port (logs.py limits the rate)."""
         error = kw.get("exc_info")
-        said = f"{args[0] % args[1:]}: {error!r}"[:FAILURE_LENGTH]
+        failure = f"{args[0] % args[1:]}: {error!r}"[:FAILURE_LENGTH]
         place = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, BaseException) else []
         where = f" at {place[0].name}:{place[0].lineno}" if place else ""
-        log.error("HTTP port: %s%s", said, where)
+        log.error("HTTP port: %s%s", failure, where)

@@ -195,9 +195,9 @@ class LastRows:
         return domain, objective if self._texts else None
 
     def _dead_letter(self, record: SourceRecord, output: OutputRecord) -> DeadLetterRow:
-        said = dict(output.headers)
+        headers = dict(output.headers)
         reason, path, message = (
-            clean(said[f"kp-error-{name}"].decode("utf-8", "replace")) for name in ("reason", "path", "message")
+            clean(headers[f"kp-error-{name}"].decode("utf-8", "replace")) for name in ("reason", "path", "message")
         )
         shown = message[:TEXT_LENGTH] if self._texts else None
         return DeadLetterRow(now_ms(), record.partition, record.offset, reason, path, shown)
@@ -416,8 +416,8 @@ def content_security_policy(html: bytes) -> str:
 
 def _samples(metric: Any, name: str | None = None) -> list[tuple[dict[str, str], float]]:
     """Return labels and value of a metric's samples, of those called `name` where it is given."""
-    found = (sample for family in metric.collect() for sample in family.samples)
-    return [(sample.labels, sample.value) for sample in found if name in (None, sample.name)]
+    samples = (sample for family in metric.collect() for sample in family.samples)
+    return [(sample.labels, sample.value) for sample in samples if name in (None, sample.name)]
 
 
 def _value(counter: Any) -> float:

@@ -169,12 +169,12 @@ def _exporter() -> SpanExporter:
         or "http/protobuf"
     )
     entry = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}.get(protocol) if name == "otlp" else name
-    found = entry_points(group="opentelemetry_traces_exporter", name=entry or "")
-    if not found:
+    entries = entry_points(group="opentelemetry_traces_exporter", name=entry or "")
+    if not entries:
         installed = sorted(entry_points(group="opentelemetry_traces_exporter").names)
         raise ConfigError(
             f"no exporter for OTEL_TRACES_EXPORTER={name} with OTEL_EXPORTER_OTLP_PROTOCOL={protocol} is installed "
             f"(there are: {', '.join(installed)}); for grpc, install opentelemetry-exporter-otlp-proto-grpc"
         )
-    exporter: SpanExporter = next(iter(found)).load()()
+    exporter: SpanExporter = next(iter(entries)).load()()
     return exporter
