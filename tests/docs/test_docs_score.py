@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, TRACE, scored
+from tests.support.snippets import snippets
 from worker.config import load
 from worker.core.scorer import PartitionScorer
-from worker.core.scoring import PROFILES, Components
+from worker.core.scoring import PROFILES, Components, weights_by_verdicts
 from worker.core.trace import embedding_text, parse_trace
 
 
@@ -78,3 +79,14 @@ def test_the_profiles_are_the_code_s_and_the_example_of_own_ones_is_taken() -> N
     assert profiles["legal"].threshold == 0.7
     assert profiles["medical"].threshold == 0.85
     assert profiles["medical"].weights == PROFILES["medical"].weights
+
+
+def test_the_weights_for_verdicts_are_in_proportion_to_the_code_s() -> None:
+    (text,) = (it.text for it in snippets("tests/docs/test_docs_score.py") if it.page == "docs/verdicts.md")
+    _, _, variable = shlex.split(text)
+    profiles = load(profiles=json.loads(variable.removeprefix("KP_PROFILES="))).scoring_profiles()
+    assert profiles.keys() == PROFILES.keys()
+    for name, profile in PROFILES.items():
+        wanted = weights_by_verdicts(profile.weights)
+        for part in Components.__dataclass_fields__:
+            assert getattr(profiles[name].weights, part) == pytest.approx(getattr(wanted, part), abs=0.001)

@@ -51,6 +51,13 @@ class Weights:
             raise ValueError(f"weights must sum to 1, got {values} with sum {math.fsum(values):g}")
 
 
+def weights_by_verdicts(weights: Weights) -> Weights:
+    """Return weights for confidences by verdicts: the outcome's is 0.6, and the others keep their proportions."""
+    rest = 0.4 / (1 - weights.outcome_confidence) if weights.outcome_confidence < 1 else 0.0
+    others = (weights.complexity * rest, weights.novelty * rest, weights.tool_diversity * rest)
+    return Weights(*others, 0.6) if weights.outcome_confidence < 0.6 else weights
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """How traces of one task domain are scored."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -52,6 +52,7 @@ from worker.core.scoring import (
     arithmetic,
     score_trace,
     unused_profiles,
+    weights_by_verdicts,
     without_profile,
 )
 from worker.core.terminal import number_of
@@ -280,6 +281,7 @@ class Scope(Struct, frozen=True):
     """Probability that the score of a success exceeds that of a failure (of one domain or file); ties count half."""
     auc_confidence: Interval | None  # the same of the outcome confidence
     best_fifth: Interval  # share of successes among the fifth with the highest scores (of each)
+    best_novelty: float  # mean novelty of the fifth with the highest scores (of all)
     base: float  # Brier score of the share of successes (of each)
 
 
@@ -344,7 +346,9 @@ class Outcomes(Struct, frozen=True):
     orders: int  # random orders; without simulated verdicts one
     measured: int  # runs in each order; without simulated verdicts all
     stated: Basis
-    record: Basis | None  # only with verdicts, as `gain`
+    record: Basis | None  # only with verdicts, as those below
+    weighted: Basis | None  # by the record, with weights where the outcome has 0.6
+    weighted_gain: Interval | None  # by how much that raises the successes among the best fifth; paired, too
     gain: Interval | None  # by how much the AUC of the score rises, with the interval of the paired difference
 
 
@@ -952,20 +956,30 @@ class Measurement:
             if len(np.unique(groups)) > 1:
                 self._scopes.append((name, groups))
 
-    def score(self, confidence: Floats | None = None) -> Results:
-        """Score all runs with these confidences; None or NaN: the claimed one."""
+    def score(self, confidence: Floats | None = None, weights: Callable[[Weights], Weights] = lambda it: it) -> Results:
+        """Score all runs with these confidences; None or NaN: the claimed one. `weights`: changes those of a run."""
         used = np.array([it.components.outcome_confidence for it in self._runs.scored])
         scores = np.array([it.score for it in self._runs.scored])
-        for place in [] if confidence is None else np.flatnonzero(~np.isnan(confidence)):
+        for place in [] if confidence is None else range(len(self._runs)):
             it = self._runs.scored[place]
-            used[place] = confidence[place]  # type: ignore[index]  # there are places only with confidences
+            if not np.isnan(confidence[place]):  # type: ignore[index]  # there are places only with confidences
+                used[place] = confidence[place]  # type: ignore[index]
             components = replace(it.components, outcome_confidence=float(used[place]))
-            scores[place] = min(1.0, max(0.0, arithmetic(components, it.weights, it.overrides).before_clamp))
+            scores[place] = min(1.0, max(0.0, arithmetic(components, weights(it.weights), it.overrides).before_clamp))
         return Results(scores, used, (scores >= self._runs.thresholds).astype(float))
 
     def auc_draws(self, orders: Sequence[Order]) -> Floats | None:
         """Return the AUC of the score over all runs: draw 0 is the sample itself."""
         return mean_of([self._auc(at, it.score, self._scopes[0][1]) for at, it in orders])
+
+    def best_draws(self, orders: Sequence[Order]) -> Floats | None:
+        """Return the share of successes in the best fifth of all runs: draw 0 is the sample itself."""
+        return mean_of([self._best(at, it.score, self._scopes[0][1]) for at, it in orders])
+
+    def _novelty(self, orders: Sequence[Order]) -> float:
+        novelty = np.array([it.components.novelty for it in self._runs.scored])
+        best = (at[np.argsort(-it.score[at], kind="stable")[: max(1, len(at) // BEST)]] for at, it in orders)
+        return round(float(np.mean([novelty[those].mean() for those in best])), 4)
 
     def basis(self, name: str, orders: Sequence[Order]) -> Basis:
         """Return the figures, as means over the orders."""
@@ -987,6 +1001,7 @@ class Measurement:
             interval([self._auc(at, it.score, groups) for at, it in orders]),
             interval([self._auc(at, it.confidence, groups) for at, it in orders]),
             _sure(interval([self._best(at, it.score, groups) for at, it in orders])),
+            self._novelty(orders),
             round(float(np.mean([base_rate(self._runs.outcome[at], groups[at]) for at, _ in orders])), 4),
         )
 
@@ -1160,7 +1175,9 @@ def outcomes(
         orders = judged_orders(runs, asked.judging)
     by_stated = [(at, stated) for at, _ in orders] or [(everything, stated)]
     by_record = [(at, measurement.score(confidence)) for at, confidence in orders]
+    weighted = [(at, measurement.score(confidence, weights_by_verdicts)) for at, confidence in orders]
     before, after = measurement.auc_draws(by_stated), measurement.auc_draws(by_record)
+    best, best_weighted = measurement.best_draws(by_record), measurement.best_draws(weighted)
     failures = 1 - runs.outcome[~runs.claims]
     return Outcomes(
         outcome=asked.outcome,
@@ -1178,6 +1195,8 @@ def outcomes(
         measured=len(by_stated[0][0]),
         stated=measurement.basis("stated", by_stated),
         record=measurement.basis("record", by_record) if by_record else None,
+        weighted=measurement.basis("record, outcome 0.6", weighted) if weighted else None,
+        weighted_gain=None if best is None or best_weighted is None else interval([best_weighted - best]),
         gain=None if before is None or after is None else interval([after - before]),
     )
 

@@ -282,9 +282,10 @@ def _outcome_parts(it: Outcomes) -> Iterator[Any]:
         ))  # fmt: skip
         yield ""
     bases = _bases(it)
-    yield _table(("confidence", "AUC of the score", "of the confidence", "best fifth"), (
-        [f"{basis.name}, {scope.name}", _cell(scope.auc_score), _cell(scope.auc_confidence), _cell(scope.best_fifth)]
-        for basis in bases for scope in basis.scopes
+    yield _table(("confidence", "AUC of the score", "of the confidence", "best fifth", "novelty"), (
+        [f"{basis.name}, {scope.name}", _cell(scope.auc_score), _cell(scope.auc_confidence), _cell(scope.best_fifth),
+         f"{scope.best_novelty:.2f}" if scope is basis.scopes[0] else ""]
+        for basis in [*bases, *([it.weighted] if it.weighted else [])] for scope in basis.scopes
     ))  # fmt: skip
     yield ""
     yield _table(("", "accepted", "of them succeeded", "Brier", "constant", "ECE"), (
@@ -327,6 +328,13 @@ def sentences(it: Outcomes) -> Iterator[str]:
                     f"{scope.name.capitalize()}, the record's AUC is {scope.auc_confidence}: it tells agents and "
                     "fleets apart rather than runs."
                 )
+    if it.weighted is not None and it.record is not None and it.weighted_gain is not None:
+        now, then = it.record.scopes[0], it.weighted.scopes[0]
+        pays = "; docs/verdicts.md has such weights" if it.weighted_gain.low > 0 else "; no difference is shown"
+        yield (
+            f"Weights where the outcome has 0.6 change the successes in the best fifth by {_signed(it.weighted_gain)}, "
+            f"and its novelty from {now.best_novelty:.2f} to {then.best_novelty:.2f}{pays}."
+        )
     yield from map(_about_threshold, _bases(it))
     if it.admissions:
         yield f"Admissions of failure: {it.admissions:,}, of which {percent(it.admissions_true or 0)} failed."
