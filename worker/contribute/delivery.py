@@ -420,14 +420,14 @@ class Delivery:
     async def _attempt(self, unit: Unit, attempts: _Attempts, stop: Stop) -> Verdict:
         """Look the unit up, and post it if it is absent."""
         async with self._gateway.turn(stop) as turn:
-            found = await turn.look_up(unit.trace_id)
-            if not isinstance(found, Absent):
-                return found
+            stored = await turn.look_up(unit.trace_id)
+            if not isinstance(stored, Absent):
+                return stored
             if attempts.replayed:  # it was deleted after the replayed answer
                 attempts.key, attempts.replayed = uuid.uuid4().hex, False
             stop.check()
             if time.monotonic() - turn.began > FRESH_SECONDS:
-                return found
+                return stored
             verdict = await turn.post(unit, attempts.key)
             attempts.doubted |= isinstance(verdict, Doubtful) and not verdict.unsent
             return verdict
@@ -479,10 +479,10 @@ def _is_definite(verdict: Verdict) -> bool:
 
 def denied_words(denied: Denied) -> str:
     """Return the registry's words when it does not accept the key, and what to do."""
-    said = f"{denied.status}{f' {denied.words!r}' if denied.words else ''}"
+    answer = f"{denied.status}{f' {denied.words!r}' if denied.words else ''}"
     if denied.status == 403:
         return (
-            f"the registry denies contributing: {said}. The key needs the scope write, and a new agent needs a "
+            f"the registry denies contributing: {answer}. The key needs the scope write, and a new agent needs a "
             "reputation of at least 0.1 (docs/contribute.md)"
         )
-    return f"the registry does not accept the key: {said}. It is missing, wrong or revoked (docs/contribute.md)"
+    return f"the registry does not accept the key: {answer}. It is missing, wrong or revoked (docs/contribute.md)"

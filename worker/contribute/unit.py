@@ -179,8 +179,8 @@ _decoder = msgspec.json.Decoder(float_hook=float)  # 1e400 is inf, which is sent
 
 def known_fields(document: Any) -> dict[str, Any]:
     """Return only the document's schema fields, at every level that the schema describes."""
-    found: dict[str, Any] = _known(document, ReasoningTrace)
-    return found
+    known: dict[str, Any] = _known(document, ReasoningTrace)
+    return known
 
 
 def _known(value: Any, kind: Any) -> Any:

@@ -30,11 +30,6 @@ log = logging.getLogger(__name__)
 
 GAUGE_SECONDS: Final = 1.0
 
-POLL_MS: Final = 500  # how long a poll waits for the first record
-
-NO_POLL_LIMIT_MS: Final = 2**31 - 1
-"""Work on a batch may take longer than Kafka's limit between two polls; heartbeats show that the process is alive."""
-
 Result = TypeVar("Result")
 
 
@@ -103,8 +98,8 @@ class Claim:
     async def poll(self, most: int) -> list[SourceRecord]:
         """Return the next records, at most so many; none if none arrive for a while. Raises StoppedError."""
         # During a rebalance getmany waits for its end, which waits for the work to end: so a stop gives it up.
-        found = await self.stop.unless_set(self.consumer.getmany(self.tp, timeout_ms=POLL_MS, max_records=most))
-        return [_unsized(record) for record in found.get(self.tp, ())]
+        polled = await self.stop.unless_set(self.consumer.getmany(self.tp, timeout_ms=500, max_records=most))
+        return [_unsized(record) for record in polled.get(self.tp, ())]
 
 
 def _unsized(record: SourceRecord) -> SourceRecord:
@@ -237,7 +232,7 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
             session_timeout_ms=round(settings.session_timeout_seconds * 1000),
             heartbeat_interval_ms=round(settings.session_timeout_seconds * 1000 / 5),
             rebalance_timeout_ms=round(drain_seconds * 1000),
-            max_poll_interval_ms=NO_POLL_LIMIT_MS,
+            max_poll_interval_ms=2**31 - 1,  # none: work on a batch may take long; heartbeats show that it is alive
         )
         self._assignment: Assignment[_Sender, _Owned[AnyWork]] = Assignment(settings, client, group, self)
 

@@ -54,20 +54,8 @@ FETCH_RECORDS: Final = 512
 FETCH_BYTES: Final = 1 << 20
 """About the most bytes of one fetch of one partition: 512 records of 100 kB in a compressed record batch are 50 MB."""
 
-RESPONSE_BYTES: Final = 16 << 20
-"""Most bytes of one response for all partitions of a broker; aiokafka's default is 50 MiB."""
-
 FETCH_WAIT_MS: Final = 500
 """How long a fetch waits for the first record; an idle worker fetches each partition twice per second."""
-
-HEARTBEAT_MS: Final = 300
-"""Time between two heartbeats, whose answers announce a rebalance. The group waits for its last member, so with
-aiokafka's 3 s partitions stand still for that long. This costs a worker about 1 ms of CPU a second."""
-
-GROUP_CHECK_SECONDS: Final = 1.0  # how often the worker checks whether the group's coordinator has refused it
-
-MAX_POLL_INTERVAL_SECONDS: Final = 600.0
-"""The group removes a member that does not fetch for this long: longer than any restore or drain."""
 
 UNHELD_SECONDS: Final = 10.0
 """How often a static member looks for partitions that no member owns, with one small request to the coordinator."""
@@ -131,12 +119,14 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             isolation_level="read_committed",
             partition_assignment_strategy=[StickyPartitionAssignor],
             session_timeout_ms=session_ms,
-            heartbeat_interval_ms=min(HEARTBEAT_MS, session_ms // 5),
+            # The answers announce a rebalance. The group waits for its last member, so with aiokafka's 3 s partitions
+            # stand still for that long. 300 ms cost a worker about 1 ms of CPU a second.
+            heartbeat_interval_ms=min(300, session_ms // 5),
             rebalance_timeout_ms=max(session_ms, round(settings.transaction_timeout_seconds * 1000)),
-            max_poll_interval_ms=round(MAX_POLL_INTERVAL_SECONDS * 1000),
+            max_poll_interval_ms=600_000,  # without a fetch: longer than any restore or drain
             fetch_max_wait_ms=FETCH_WAIT_MS,
             max_poll_records=FETCH_RECORDS,
-            fetch_max_bytes=RESPONSE_BYTES,
+            fetch_max_bytes=16 << 20,  # of one response, for all partitions of a broker; the default is 50 MiB
         )
 
     async def fetch(self, tp: TopicPartition, portion: _Portion) -> None:
@@ -212,7 +202,7 @@ class KpConsumer(driver.Consumer):
         aiokafka raises that error only from a fetch, and a member without partitions never fetches.
         """
         while not self.should_stop:
-            await self.sleep(GROUP_CHECK_SECONDS)
+            await self.sleep(1.0)
             try:
                 await self._thread.call_thread(self._thread.check_group)
             except KafkaError as error:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from aiokafka import TopicPartition
 
@@ -37,9 +37,6 @@ from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.partition import DeadLetterLimit, Partition
 
 log = logging.getLogger(__name__)
-
-DRAIN_SECONDS: Final = 5.0
-"""How long a drain waits for a model elsewhere: well below KP_SHUTDOWN_TIMEOUT_SECONDS, as the group waits for it."""
 
 
 async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity: EmbedderIdentity | None) -> Layout:
@@ -116,7 +113,8 @@ class PartitionFactory:
             metrics,
             fail=self._failure.set,
             commit_interval_seconds=settings.commit_interval_seconds,
-            drain_seconds=None if self._service is None else DRAIN_SECONDS,
+            # For a model elsewhere: well below KP_SHUTDOWN_TIMEOUT_SECONDS, as the group waits for it.
+            drain_seconds=None if self._service is None else 5.0,
             dead_letter_limit=self._dead_letter_limit,
             status=self._status,
         )

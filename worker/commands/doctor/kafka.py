@@ -134,12 +134,12 @@ def _topics(settings: Settings, found: Observed) -> Iterator[Finding]:
 
 def _topic(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
-    told = f"{number_of(topic.partitions, 'partition')}, replicas {topic.replicas}"
+    state = f"{number_of(topic.partitions, 'partition')}, replicas {topic.replicas}"
     if name in found.configs:
         shown = ("min.insync.replicas", "max.message.bytes", "cleanup.policy")
-        told = ", ".join([told, *(f"{key} {found.config(name, key, '?')}" for key in shown)])
+        state = ", ".join([state, *(f"{key} {found.config(name, key, '?')}" for key in shown)])
     wrong = list(_topic_problems(settings, name, topic, found))
-    yield from wrong or [ok(check, told)]
+    yield from wrong or [ok(check, state)]
 
 
 def _topic_problems(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
@@ -205,15 +205,15 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
     except KafkaError as error:
         return fail("transactions", error_text(error), "the worker's transactions need a coordinator")
     transactions = await transactions_of(admin)
-    told = (
+    state = (
         f"{TRANSACTIONS[transactions.version]}; transactional id {transactional_id}: Describe is granted, coordinator "
         "found"
     )
     if not transactions.may_hang:
-        return ok("transactions", told)
+        return ok("transactions", state)
     return warn(
         "transactions",
-        f"{told}. But in Kafka 4.0 to 4.2 a transaction can stay open indefinitely if its worker dies, or its "
+        f"{state}. But in Kafka 4.0 to 4.2 a transaction can stay open indefinitely if its worker dies, or its "
         "coordinator moves, in the last epoch of its producer id, one in 32,767 (KAFKA-20090, KAFKA-20310)",
         "use Kafka 4.3.0 or later",
     )
@@ -283,8 +283,8 @@ async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -
     behind = await _open_transactions(settings, client, list(starts))
     waiting, exact = await _backlog(settings, client, starts)
     bound = "" if exact else "at most "
-    told = f"{bound}{number_of(waiting, 'record waits', 'records wait')} in {number_of(partitions, 'partition')}"
-    return [ok("lag", told), *behind]
+    backlog = f"{bound}{number_of(waiting, 'record waits', 'records wait')} in {number_of(partitions, 'partition')}"
+    return [ok("lag", backlog), *behind]
 
 
 async def _open_transactions(

@@ -90,10 +90,10 @@ async def reach_any(settings: Settings, client: Mapping[str, Any]) -> Unreachabl
     faults: list[BrokerFault] = []
     try:
         for answer in asyncio.as_completed(asked):
-            found = await answer
-            if not isinstance(found, BrokerFault):
+            brokers = await answer
+            if not isinstance(brokers, BrokerFault):
                 return None
-            faults.append(found)
+            faults.append(brokers)
     finally:
         for task in asked:
             task.cancel()

@@ -124,7 +124,6 @@ OPERATIONS: Final[Mapping[int, str]] = {
 """Names of the bits that stand for operations (KIP-430)."""
 
 NOT_TOLD: Final = -(2**31)  # the value from a broker that does not report operations
-LIMIT_SECONDS: Final = 5.0  # how long reading a topic's limit may take; a transaction waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +191,9 @@ async def topic_configs(
 
 
 async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
-    """Return a topic's current max.message.bytes; None if the broker does not report it."""
+    """Return a topic's current max.message.bytes; None if the broker does not report it in 5 s: a transaction waits."""
     try:
-        async with asyncio.timeout(LIMIT_SECONDS), admin_client(client) as admin:
+        async with asyncio.timeout(5.0), admin_client(client) as admin:
             configs, _ = await topic_configs(admin, [name])
         return int(configs[name]["max.message.bytes"])
     except (KafkaError, TimeoutError, KeyError):

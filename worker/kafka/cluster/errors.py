@@ -36,12 +36,12 @@ class HungUpError(ConnectionError):
 
 def chain(error: BaseException) -> list[BaseException]:
     """Return the error and its causes, outermost first."""
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and current not in found:
-        found.append(current)
+    while current is not None and current not in errors:
+        errors.append(current)
         current = current.__cause__ or current.__context__
-    return found
+    return errors
 
 
 def remedy(error: BaseException) -> str | None:

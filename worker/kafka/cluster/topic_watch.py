@@ -28,9 +28,6 @@ from worker.kafka.reading.fetches import End
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS: Final = 2.0
-"""Time between two metadata requests; each takes about a millisecond of CPU."""
-
 ANSWER_SECONDS: Final = 5.0
 """How long an answer may take, but at most a quarter of KP_SESSION_TIMEOUT_SECONDS: the next request goes to another
 broker, so one that does not answer is not noticed if others do."""
@@ -137,7 +134,7 @@ class TopicWatch:
     async def _watch(self, admin: AIOKafkaAdminClient, fail: Callable[[BaseException], None]) -> None:
         try:
             while True:
-                await asyncio.sleep(CHECK_SECONDS)
+                await asyncio.sleep(2.0)  # a metadata request takes about a millisecond of CPU
                 await self._check(admin)
         except Exception as error:
             fail(error)

@@ -458,8 +458,8 @@ class PartitionFetch(FetchResult):
 
     def getone(self) -> SourceRecord | None:
         """Return the next record; None at the end."""
-        found = self.getall(1)
-        return found[0] if found else None
+        records = self.getall(1)
+        return records[0] if records else None
 
     def getall(self, max_records: int | None = None) -> list[SourceRecord]:
         """Return the next records, up to the number or about the bytes allowed. Raises NoRoom."""
@@ -468,23 +468,23 @@ class PartitionFetch(FetchResult):
             return []
         if reading.budget is not None:
             reading.budget.records.room(self.tp)
-        found: list[SourceRecord] = []
+        taken: list[SourceRecord] = []
         size = 0
         for record in records:
-            found.append(record)
+            taken.append(record)
             size += record.size
-            if size >= reading.fetch_bytes or (max_records is not None and len(found) >= max_records):
+            if size >= reading.fetch_bytes or (max_records is not None and len(taken) >= max_records):
                 self.update_position()
                 if records.batches.make_room():
                     if records.batches.at_end():
                         self.drop()  # now: the response is released and the next one fetched
                     else:
                         records.restart()
-                return found
+                return taken
         self.update_position()
         no_room = records.batches.no_room
         if no_room is None:
             self.drop()
-        elif not found:
+        elif not taken:
             raise NoRoom(no_room.share, no_room.key)
-        return found
+        return taken

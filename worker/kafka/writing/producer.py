@@ -47,7 +47,6 @@ LONGEST_PAUSE_SECONDS: Final = 1.0  # other pauses double from the first to the 
 FIRST_READ_SECONDS: Final = 0.005
 """Pause before a committed offset is read back again; it doubles up to the longest one, 1.3 s in all."""
 
-TELL_SECONDS: Final = 10.0  # how often the log warns that a request is sent again and again
 ABORT_SECONDS: Final = 3.0  # how long a producer that has failed tries to abort
 SEQUENCES: Final = 2**31  # sequence numbers are less than this; 0 follows the last
 
@@ -540,7 +539,7 @@ class _Pauses:
     def __init__(self, name: str | None) -> None:
         self._name = name or "producer"
         self._seconds = FIRST_PAUSE_SECONDS
-        self._told: float | None = None
+        self._logged: float | None = None
 
     async def pause(self, troubles: Sequence[_Trouble]) -> None:
         """Wait before the next try, and say why now and then."""
@@ -549,11 +548,11 @@ class _Pauses:
             return
         now = asyncio.get_running_loop().time()
         why = "; ".join(trouble.why for trouble in troubles)
-        if self._told is None:  # most troubles are over after a moment: a new leader, a coordinator that is loading
-            self._told = now
+        if self._logged is None:  # most troubles are over after a moment: a new leader, a coordinator that is loading
+            self._logged = now
             log.info("%s: %s; trying again", self._name, why)
-        elif now - self._told >= TELL_SECONDS:
-            self._told = now
+        elif now - self._logged >= 10.0:
+            self._logged = now
             log.warning("%s: %s; still trying", self._name, why)
         await asyncio.sleep(self._seconds)
         self._seconds = min(2 * self._seconds, LONGEST_PAUSE_SECONDS)
@@ -572,5 +571,5 @@ def _error(response: Any) -> tuple[int, str | None]:
 def _refusal(partition: TopicPartition, code: int, rest: Sequence[Any]) -> TopicRefusedError:
     records, words = rest[3:]
     about = {index: message or "" for index, message in records}
-    told = next(iter(about.values()), "") or words or ""
-    return TopicRefusedError(partition.topic, partition.partition, code, told, about)
+    message = next(iter(about.values()), "") or words or ""
+    return TopicRefusedError(partition.topic, partition.partition, code, message, about)

@@ -118,12 +118,13 @@ class CommitContents:
 
     def partition_rows(self) -> list[PartitionRows]:
         """Return what to send; each topic partition occurs once."""
-        return by_partition(self._rows())
+        parts = by_partition(self._rows())
+        if self._changelog is not None and self.commit.entries:
+            rows: list[Row] = [(key, value, None, []) for key, value in self.commit.entries]
+            parts.insert(0, PartitionRows(self._changelog, self._partition, rows))
+        return parts
 
     def _rows(self) -> Iterator[tuple[OutputTopic, int, Row, int | None]]:
-        if (changelog := self._changelog) is not None:
-            for key, value in self.commit.entries:
-                yield changelog, self._partition, (key, value, None, []), None
         for position, whole in enumerate(self._outputs):
             output = self._fitted(position, whole)
             topic = self._topics[output.kind]

@@ -114,15 +114,15 @@ async def replace_refused(
 
     Raises PublishError if no row is refused alone, and no limit is lower than known: another round would end the same.
     """
-    found = []
+    by_part = []
     news = False
     for part, batches in refused:
         rows, lowered = await find_refused_rows(producer, part, batches, limit_of)
         news |= bool(rows) or lowered
-        found.append((part, rows))
+        by_part.append((part, rows))
     if not news:
         raise PublishError(f"the record batch is refused, but none of its records alone is: {refused[0][1][0].error}")
-    for part, rows in found:
+    for part, rows in by_part:
         contents.replace(part, rows)
 
 
@@ -142,19 +142,19 @@ async def find_refused_rows(
             topic.learn(limit)
         if any(topic.batch_bytes < each.limit for each in too_large):  # found now, or by another partition task
             return {}, True  # the next round fits batches, records and dead letters
-    found: dict[int, TopicRefusedError] = {}
+    alone: dict[int, TopicRefusedError] = {}
     waiting = list(refused)
     while waiting:
         each = waiting.pop()
         named = each.refused_rows()
         if named is not None:
-            found |= named
+            alone |= named
             continue
         for rows in each.parts():
             again = PartitionRows(topic, part.partition, part.rows[rows.start : rows.stop])
             for _, batches in await producer.send([again]):
                 waiting += [replace(more, first=rows.start + more.first) for more in batches]
-    if too_large and not found:
+    if too_large and not alone:
         topic.limit_batches(min(each.size // 2 for each in too_large))
         return {}, True
-    return found, False
+    return alone, False
