@@ -21,7 +21,7 @@ from worker.kafka.writing.rows import OutputTopic, PartitionRows
 from worker.kafka.writing.transaction import run_transaction, unknown_limit
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(3600)  # 40,000 transactions on three brokers take a quarter of an hour
 
 LAST_EPOCH = 32_766  # the broker leaves the last of a 16-bit number free
 
