@@ -193,8 +193,9 @@ def count_unread(value: Mapping[str, Any], read: Set[str], place: str, counts: C
 
 
 def says_error(result: Mapping[str, Any]) -> bool:
-    """Return whether a result says that it is an error: `is_error` is true, or `status` is "error"."""
-    return result.get("is_error") is True or result.get("status") == "error"
+    """Return whether a result says that it is an error: `is_error` is true, `status` is "error", or it has an error."""
+    said = any(result.get(name) is True for name in ("is_error", "isError", "error"))
+    return said or result.get("status") == "error" or (isinstance(found := result.get("error"), str) and found != "")
 
 
 def is_mcp_error(result: Any) -> bool:

@@ -1,7 +1,8 @@
 """The forms in which runs are logged: how a form is recognised, and how its messages are read.
 
 A form is a list of messages (of OpenAI's Chat Completions or Responses API, Anthropic's Messages API, or LangChain), or
-a trajectory in ATIF. A reader counts what it leaves out, and raises RunRefused, with the place, at anything unknown.
+a trajectory in ATIF. A reader counts what it leaves out, also what it does not know, and raises RunRefused, with the
+place, at something unknown that may be a call or a result: a trace without it would be wrong.
 """
 
 from __future__ import annotations
@@ -35,6 +36,30 @@ MEDIA_PARTS: Final = {
 """Content parts that no step can hold, and their names in the report."""
 
 
+_CALL_WORDS: Final = frozenset({"call", "calls", "function", "functions", "tool", "tools"})
+
+_CALL_FIELDS: Final = frozenset({
+    "args", "arguments", "call_id", "function_call", "tool_call", "tool_calls", "tool_call_id", "tool_call_ids",
+    "tool_name", "tool_use_id", "toolCalls",
+})  # fmt: skip
+
+
+def leave_out(value: Any, kind: Any, place: str, what: str, counts: Counts) -> None:
+    """Count something of an unknown type. Raises RunRefused if its type or a field speaks of a call."""
+    inner = value.get("value") if isinstance(value, dict) else None  # as LangChain's parts `non_standard` have it
+    for each, name in ((value, kind), (inner, part_type_of(inner))):
+        fields = each.keys() if isinstance(each, dict) else set[str]()
+        if not isinstance(each, dict | None) or (each is value and not isinstance(name, str)):
+            raise RunRefused("not_a_run", f"{place}: {what} {shown(name)} is not known")
+        if (
+            _CALL_WORDS & {*re.findall("[a-z]+", str(name).lower())}
+            or _CALL_FIELDS & fields
+            or ({"name", "input"} <= fields)
+        ):
+            raise RunRefused("not_a_run", f"{place}: {what} {shown(name)} is not known, and may be a call or a result")
+    counts.drop(f"{what} {shown(kind)}, which is not known")
+
+
 def text_of(content: Any, place: str, kind: str, counts: Counts) -> str:
     """Return the text of a content, its parts joined by line breaks; other parts are counted."""
     if content is None or isinstance(content, str):
@@ -47,12 +72,13 @@ def text_of(content: Any, place: str, kind: str, counts: Counts) -> str:
         if isinstance(part, str):
             texts.append(part)
         elif part_type in TEXT_PARTS:
-            texts.append(text_field(part, TEXT_PARTS[part_type], f"{place}.{number}"))
-            count_unread(part, {"type", TEXT_PARTS[part_type]}, f"{kind}.", counts)
+            name = TEXT_PARTS[part_type] if TEXT_PARTS[part_type] in part else "content"  # AgentDojo's name
+            texts.append(text_field(part, name, f"{place}.{number}"))
+            count_unread(part, {"type", name}, f"{kind}.", counts)
         elif part_type in MEDIA_PARTS:
             counts.drop(MEDIA_PARTS[part_type])
-        else:
-            raise RunRefused("not_a_run", f"{place}.{number}: part type {shown(part_type)} is not known")
+        elif part_type != "thinking":
+            leave_out(part, part_type, f"{place}.{number}", "part type", counts)
     return "\n".join(texts)
 
 
@@ -90,15 +116,29 @@ _CHAT: Final = {
     "assistant": {
         "role", "content", "refusal", "tool_calls", "function_call", "audio", "reasoning_content", "reasoning",
     },
-    "tool": {"role", "content", "tool_call_id", "name", "is_error", "status"},
+    "tool": {
+        "role", "content", "tool_call_id", "tool_call_ids", "tool_call", "id", "name", "is_error", "isError", "status",
+        "error",
+    },
     "function": {"role", "content", "name", "is_error", "status"},
 }  # fmt: skip
+
+
+_SPEAKERS: Final = frozenset({"agent", "ai", "bot", "gpt", "human", "model"})
+"""Roles of other forms whose texts a run needs."""
 
 
 def chat_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[Message]:
     """Yield chat messages in OpenAI's style."""
     called: dict[str, str] = {}
     for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if isinstance(message, dict) and message.get("is_demo") is True:
+            counts.drop("messages of a demonstration")
+            continue
+        if isinstance(role, str) and role not in (*_CHAT, *_SPEAKERS):  # a note, such as the `exit` of mini-SWE-agent
+            leave_out(message, role, f"{place}.{number}", "role", counts)
+            continue
         read = _chat_message(message, f"{place}.{number}", counts)
         for part in read.parts:
             if isinstance(part, ToolCall) and part.call_id:
@@ -121,8 +161,11 @@ def _chat_message(message: Any, place: str, counts: Counts) -> Message:
     elif role == "assistant":
         read = Message("assistant", tuple(_chat_parts(message, text, place, counts)))
     else:
-        call_id = text_field(message, "tool_call_id", place)
+        ids = message.get("tool_call_ids")  # of SWE-agent; of tau2 it is `id`
+        first = ids[0] if isinstance(ids, list) and ids and isinstance(ids[0], str) else ""
+        call_id = text_field(message, "tool_call_id", place) or first or text_field(message, "id", place)
         name = text_field(message, "name", place)
+        text = text or (message["error"] if isinstance(message.get("error"), str) else "")
         read = Message("tool", (ToolResult(text, call_id, name, is_error=says_error(message)),))
     count_unread(message, _CHAT[role], "messages[].", counts)
     return read
@@ -132,6 +175,11 @@ def _chat_parts(message: dict[str, Any], text: str, place: str, counts: Counts) 
     reasoning = [text_field(message, name, place) for name in ("reasoning_content", "reasoning")]
     for part in dict.fromkeys(reasoning):  # some servers send the same text under both names
         yield Reasoning(part)
+    content = message.get("content")
+    for number, part in enumerate(content if isinstance(content, list) else []):
+        if part_type_of(part) == "thinking":  # of Mistral
+            where = f"{place}.content.{number}.thinking"
+            yield Reasoning(text_of(part.get("thinking"), where, "messages[].content[]", counts))
     audio = message.get("audio")
     if isinstance(audio, dict):
         counts.drop("audio")
@@ -150,6 +198,12 @@ def _chat_parts(message: dict[str, Any], text: str, place: str, counts: Counts) 
 
 def _chat_call(call: Any, place: str, counts: Counts) -> ToolCall:
     call = call if isinstance(call, dict) else {}
+    flat = call.get("function") if isinstance(call.get("function"), str) else call.get("name")
+    if isinstance(flat, str) and not isinstance(call.get("function"), dict):  # of tau2 and AgentDojo
+        given = "arguments" if "arguments" in call else "args"
+        known = {"id", "type", "name", "function", given, "requestor", "placeholder_args"}
+        count_unread(call, known, "messages[].tool_calls[].", counts)
+        return ToolCall(flat, call.get(given), text_field(call, "id", place))
     kind, given = ("custom", "input") if isinstance(call.get("custom"), dict) else ("function", "arguments")
     called = call.get(kind)
     name = _name_of(called, place, f"a tool call needs a {kind} with a name")
@@ -212,15 +266,17 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
         yield Message("tool", (ToolResult(text, call_id, is_error=item.get("status") == "incomplete"),))
     elif kind == "item_reference":
         counts.drop("references to items of other responses")
-    elif kind is not None and kind.endswith("_call"):
+    elif (kind is not None and kind.endswith("_call")) or kind == "program":
         yield from built_in(item, kind, place, counts)
-    elif kind is not None and kind.endswith("_call_output"):
+    elif kind is not None and kind.endswith("_output"):
         call_id = text_field(item, "call_id", place)
-        yield Message("tool", (ToolResult(as_text(item.get("output")), call_id),))
+        output = next((item[name] for name in ("tools", *_OUTPUTS) if item.get(name) is not None), None)
+        failed = item.get("status") in ("failed", "incomplete")
+        yield Message("tool", (ToolResult(as_text(output), call_id, is_error=failed),))
     elif kind in ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction"):
         counts.drop(f"{kind} items")
     else:
-        raise RunRefused("not_a_run", f"{place}: item type {shown(kind)} is not known")
+        leave_out(item, kind, place, "item type", counts)
 
 
 def built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Iterator[Message]:
@@ -317,7 +373,7 @@ def _block(block: Any, place: str, counts: Counts) -> Part | None:
     elif kind in _LEFT_OUT:
         counts.drop(MEDIA_PARTS.get(str(kind), "documents"))
     else:
-        raise RunRefused("not_a_run", f"{place}: block type {shown(kind)} is not known")
+        leave_out(block, kind, place, "block type", counts)
     return None
 
 
@@ -378,9 +434,12 @@ def _langchain_message(kind: str, body: dict[str, Any], place: str, counts: Coun
         parts = [ToolResult(_joined_texts(parts), call_id, name, is_error=body.get("status") == "error")]
     elif role == "assistant":
         where = f"{place}.additional_kwargs"
-        said = [part for part in parts if not isinstance(part, ToolCall)]
+        calls = list(_langchain_calls(body, extra, place))
+        # The content has them, too, and calls of the service's own tools.
+        own = {part.call_id for part in calls}
+        said = [part for part in parts if not isinstance(part, ToolCall) or part.call_id not in own]
         parts = [Reasoning(text_field(extra, "reasoning_content", where)), Text(text_field(extra, "refusal", where))]
-        parts += [*said, *_langchain_calls(body, extra, place)]
+        parts += [*said, *calls]
     else:
         parts = [Text(_joined_texts(parts))]
         if role == "system":
@@ -402,14 +461,22 @@ def _langchain_parts(content: Any, place: str, counts: Counts) -> Iterator[Part]
             yield Text(part)
         elif kind in TEXT_PARTS:
             yield Text(text_field(part, TEXT_PARTS[kind], f"{place}.{number}"))
+        elif kind in (*_USES, "tool_call", "invalid_tool_call", "function_call", "server_tool_call"):
+            given = next((part[name] for name in ("args", "arguments", "input") if part.get(name) is not None), None)
+            call_id = text_field(part, "call_id" if "call_id" in part else "id", f"{place}.{number}")
+            yield ToolCall(_name_of(part, f"{place}.{number}"), given, call_id)
+        elif kind is not None and kind.endswith("tool_result"):
+            name = "tool_call_id" if "tool_call_id" in part else "tool_use_id"
+            found = part.get("output") if "output" in part else part.get("content")
+            yield ToolResult(as_text(found), text_field(part, name, f"{place}.{number}"), is_error=says_error(part))
         elif kind in ("thinking", "reasoning"):
             summary = objects_of(part, "summary", f"{place}.{number}.summary")
             texts = [part.get(kind), part.get("text"), *(each.get("text") for each in summary)]
             yield Reasoning("\n".join(text for text in texts if isinstance(text, str)))
         elif kind in MEDIA_PARTS:
             counts.drop(MEDIA_PARTS[kind])
-        elif kind not in ("tool_use", "tool_call", "function_call", "redacted_thinking", "input_json_delta"):
-            raise RunRefused("not_a_run", f"{place}.{number}: part type {shown(kind)} is not known")
+        elif kind not in ("redacted_thinking", "input_json_delta"):
+            leave_out(part, kind, f"{place}.{number}", "part type", counts)
 
 
 def _langchain_calls(body: dict[str, Any], extra: dict[str, Any], place: str) -> Iterator[ToolCall]:
@@ -459,7 +526,10 @@ def form_of(run: Any, path: FieldPath | None = None, append: FieldPath | None = 
     for item in items:
         kind = part_type_of(item)
         content = item.get("content") if isinstance(item, dict) else None
-        types = {part_type_of(part) for part in content} if isinstance(content, list) else set()
+        parts = content if isinstance(content, list) else []
+        if any(isinstance(part, dict) and isinstance(part.get("thinking"), list) for part in parts):
+            return "chat"  # of Mistral
+        types = {part_type_of(part) for part in parts}
         if isinstance(item, dict) and "role" not in item and _langchain_kind(item) is not None:
             return "langchain"
         if kind in ITEMS or (kind == "message" and types & {"input_text", "output_text"}):

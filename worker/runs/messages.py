@@ -140,6 +140,8 @@ class Transcript:
 
     def add_result(self, text: str, call_id: str | None, name: str = "", *, is_error: bool) -> None:
         """Add a tool's result: an observation, or an error_recovery if it is an error and the agent continues."""
+        if not call_id and not name and self._waiting.total() == 1:  # it belongs to the lone call before it
+            call_id, name = next(iter(self._waiting.elements()))
         key = (call_id, "" if call_id else name)
         if self._waiting[key]:
             self._waiting[key] -= 1

@@ -271,7 +271,6 @@ class _Conversion:
                     try:
                         self._write_requests(session.add(each, (line or 0) if inner is None else at))
                     except RunRefused as refused:
-                        session.skip(line or 0)
                         self.report.skip_line(line, refused, "" if inner is None else f"entry {at}")
             if error is not None:
                 session.skip(line or 0)

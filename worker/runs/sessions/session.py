@@ -192,17 +192,18 @@ class Session:
         if not line.strip():
             return []
         values, problem = line_values(line)
-        closed = list[Request]()
+        closed, taken = list[Request](), 0
         for value in values:
             try:
                 closed += self.add(value, at)
+                taken += 1
             except RunRefused as error:
-                problem = problem or error
+                refused = error
         if problem is not None:
             self.skip(at)
-            if len(values) < 2:
-                raise problem
-            self.counts.drop("documents behind another one on their line that cannot be read")
+        if not taken:
+            raise problem or refused
+        self.counts.drop("documents beside others on a line that cannot be read", taken < len(values) or bool(problem))
         return closed
 
     def skip(self, at: int) -> None:
@@ -217,9 +218,13 @@ class Session:
             raise RunRefused("not_a_line", f"{shown(value)} is not a line of a session, and is skipped")
         if self.format is None:
             self.format = format_of(value)
-        if self.format is None or self.format.revised is None:
-            return self._add_line(value, at)
-        self._read(self.format, value, Counts())
+        try:
+            if self.format is None or self.format.revised is None:
+                return self._add_line(value, at)
+            self._read(self.format, value, Counts())
+        except RunRefused:
+            self.skip(at)
+            raise
         self._kept.append((value, at))
         return []
 
