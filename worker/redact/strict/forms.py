@@ -99,6 +99,11 @@ def decoded(text: str) -> bytes | None:
         return None
 
 
+def _family(prefixes: str, rest: str) -> tuple[str, str]:
+    """Return hint and pattern of keys that differ in their prefixes."""
+    return prefixes, f"(?:{prefixes}){rest}"
+
+
 _ANYWHERE: Final = (
     ("gh[pousra]_[A-Za-z0-9]{8}", "gh[pousra]_[A-Za-z0-9]{30,255}+"),  # GitHub
     ("github_pat_", "github_pat_[A-Za-z0-9_]{22,255}+"),
@@ -125,9 +130,6 @@ _AT_WORDS: Final = (
     ("1//0", "1//0[A-Za-z0-9_-]{30,512}+"),
     ("(?:A[KS]IA|ABIA|ACCA|A3T[A-Z0-9])[A-Z0-9]",  # AWS
      "(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    ("npm_", "npm_[A-Za-z0-9]{30,64}+"),
-    ("pypi-", "pypi-[A-Za-z0-9_-]{32,1024}+"),
-    ("hf_|api_org_", "(?:hf|api_org)_[A-Za-z0-9]{30,64}+"),  # Hugging Face
     (r"SG\.", r"SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,128}+"),  # SendGrid
     (r"hvs\.|hvb\.|hvr\.", r"hv[sbr]\.[A-Za-z0-9_-]{20,512}+"),  # Vault
     ("dapi[a-f0-9]{8}", "dapi[a-f0-9]{32}(?:-[0-9])?(?![A-Za-z0-9])"),  # Databricks
@@ -138,57 +140,27 @@ _AT_WORDS: Final = (
      "(?:ntn_[A-Za-z0-9]{40,64}+|secret_[A-Za-z0-9]{43}(?![A-Za-z0-9]))"),
     (r"pat[A-Za-z0-9]{14}\.", r"pat[A-Za-z0-9]{14}\.[a-f0-9]{64}"),  # Airtable
     ("ATATT|ATCTT|ATBB", "(?:AT[AC]TT3|ATBB)[A-Za-z0-9_=-]{20,512}+"),  # Atlassian
-    ("pul-", "pul-[a-f0-9]{40}"),  # Pulumi
     ("PMAK-", "PMAK-[a-f0-9]{24}-[a-f0-9]{34}"),  # Postman
     (r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9_.-]{20,100}+"),  # Doppler
     ("pscale_(?:tkn|pw|oauth)_", "pscale_(?:tkn|pw|oauth)_[A-Za-z0-9_.=-]{30,64}+"),  # PlanetScale
-    ("sbp_", "sbp_[a-f0-9]{40}"),  # Supabase
-    ("nfp_", "nfp_[A-Za-z0-9]{36,64}+"),  # Netlify
-    ("fo1_", "fo1_[A-Za-z0-9_-]{43}"),  # Fly
-    ("r8_", "r8_[A-Za-z0-9]{37,64}+"),  # Replicate
-    ("gsk_", "gsk_[A-Za-z0-9]{40,64}+"),  # Groq
-    ("xai-", "xai-[A-Za-z0-9]{40,100}+"),  # xAI
-    ("pplx-", "pplx-[A-Za-z0-9]{40,64}+"),  # Perplexity
     ("tvly-", "tvly-[A-Za-z0-9-]{20,64}+"),  # Tavily
-    ("pcsk_", "pcsk_[A-Za-z0-9_]{40,100}+"),  # Pinecone
     ("lsv2_(?:pt|sk)_", "lsv2_(?:pt|sk)_[a-f0-9_]{32,64}+"),  # LangSmith
     ("sntry[su]_", "sntry[su]_[A-Za-z0-9+/=_]{40,512}+"),  # Sentry
-    ("rubygems_", "rubygems_[a-f0-9]{48}"),
-    ("figd_", "figd_[A-Za-z0-9_-]{40,64}+"),  # Figma
-    ("CFPAT-", "CFPAT-[A-Za-z0-9_-]{40,64}+"),  # Contentful
     ("tfp_", "tfp_[A-Za-z0-9_.=-]{40,80}+"),  # Typeform
     ("rzp_(?:live|test)_", "rzp_(?:live|test)_[A-Za-z0-9]{14,32}+"),  # Razorpay
     ("FLWSECK", "FLWSECK(?:_TEST)?-[A-Za-z0-9-]{12,64}+"),  # Flutterwave
     ("AGE-SECRET-KEY-1", "AGE-SECRET-KEY-1[A-Z0-9]{58}"),  # age
-    ("HRKU-", "HRKU-[A-Za-z0-9_-]{30,80}+"),  # Heroku
     ("fm2_", "(?:FlyV1 )?fm2_[A-Za-z0-9+/=_-]{40,1024}+"),  # Fly
     ("tskey-", "tskey-[a-z]{2,12}-[A-Za-z0-9]{6,32}-[A-Za-z0-9]{20,64}+"),  # Tailscale
-    ("slk_", "slk_[a-f0-9]{64}"),  # Sourcegraph
     ("fc-", "fc-[a-f0-9]{32}(?![A-Za-z0-9])"),  # Firecrawl
-    ("CLOJARS_", "CLOJARS_[a-f0-9]{60}"),
-    ("tgp_v1_", "tgp_v1_[A-Za-z0-9_-]{40,64}+"),  # Together
-    ("pnu_", "pnu_[A-Za-z0-9]{36}"),  # Prefect
     ("rdme_", "rdme_[a-z0-9]{40,100}+"),  # ReadMe
-    ("rpa_", "rpa_[A-Za-z0-9]{40,64}+"),  # RunPod
-    ("wandb_v1_", "wandb_v1_[A-Za-z0-9_-]{40,128}+"),
     ("re_", "re_(?=[A-Za-z_]{0,32}[0-9])[A-Za-z0-9]{8}_[A-Za-z0-9]{20,32}+"),  # Resend
     ("sb_secret_", "sb_secret_[A-Za-z0-9_-]{20,64}+"),  # Supabase
-    ("shippo_(?:live|test)_", "shippo_(?:live|test)_[a-f0-9]{40}"),
-    ("jina_", "jina_[A-Za-z0-9]{40,80}+"),
-    ("phx_", "phx_[A-Za-z0-9]{40,64}+"),  # PostHog
-    ("sgp_", "sgp_[A-Za-z0-9_]{40,80}+"),  # Sourcegraph
-    ("CCIPAT_", "CCIPAT_[A-Za-z0-9_]{40,80}+"),  # CircleCI
-    ("rnd_", "rnd_[A-Za-z0-9]{28,40}+"),  # Render
-    ("apify_api_", "apify_api_[A-Za-z0-9]{30,48}+"),
-    ("e2b_", "e2b_[a-f0-9]{40}"),
-    ("sq[apu]_", "sq[apu]_[a-f0-9]{40}"),  # SonarQube
-    ("bkua_", "bkua_[a-f0-9]{40}"),  # Buildkite
     ("oy2", "oy2[a-z0-9]{43}(?![A-Za-z0-9])"),  # NuGet
     ("cio", "cio(?=[a-z]{0,30}[A-Z0-9])[A-Za-z0-9]{32}(?![A-Za-z0-9])"),  # crates.io
     ("EZ[AT]K", "EZ[AT]K[a-f0-9]{54,64}+"),  # EasyPost
     ("LTAI", "LTAI[A-Za-z0-9]{12,20}(?![A-Za-z0-9])"),  # Alibaba Cloud
     ("AKID", "AKID[A-Za-z0-9]{32}(?![A-Za-z0-9])"),  # Tencent Cloud
-    ("nvapi-", "nvapi-[A-Za-z0-9_-]{60,80}+"),  # NVIDIA
     ("xkeysib-", "xkeysib-[a-f0-9]{64}-[A-Za-z0-9]{16}"),  # Brevo
     (r"mlsn\.", r"mlsn\.[a-f0-9]{60,64}"),  # MailerSend
     (r"dt0c01\.", r"dt0c01\.[A-Z0-9]{24}\.[A-Z0-9]{64}"),  # Dynatrace
@@ -204,6 +176,12 @@ _AT_WORDS: Final = (
     ("AKCp", "AKCp[A-Za-z0-9]{60,80}+"),  # Artifactory
     (r"\.[A-Za-z0-9_-]{6}\.",  # Discord
      r"[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}(?![A-Za-z0-9_-])"),
+    # npm, Hugging Face, Netlify, Replicate, Groq, xAI, Perplexity, Prefect, RunPod, Jina, PostHog, Render, Apify
+    _family("npm_|hf_|api_org_|nfp_|r8_|gsk_|xai-|pplx-|pnu_|rpa_|jina_|phx_|rnd_|apify_api_", "[A-Za-z0-9]{28,128}+"),
+    # Pulumi, Supabase, RubyGems, Shippo, E2B, SonarQube, Buildkite, Sourcegraph, Clojars
+    _family("pul-|sbp_|rubygems_|shippo_(?:live|test)_|e2b_|sq[apu]_|bkua_|slk_|CLOJARS_", "[a-f0-9]{40,64}"),
+    # Fly, Figma, Contentful, Together, Weights & Biases, Sourcegraph, CircleCI, Pinecone, NVIDIA, PyPI, Heroku
+    _family("fo1_|figd_|CFPAT-|tgp_v1_|wandb_v1_|sgp_|CCIPAT_|pcsk_|nvapi-|pypi-|HRKU-", "[A-Za-z0-9_-]{30,1024}+"),
 )  # fmt: skip
 """Keys recognised by their prefix at the beginning of a word."""
 
