@@ -76,6 +76,10 @@ class Log:
         self.faults.append(f"offset {position}: {fault.message}")
         self.end = position + 1
 
+    def clear(self) -> None:
+        """Drop the live records: their values need as much memory as what is restored from them."""
+        self._values.clear()
+
     def live(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield key and value of the live records, in the order of writing."""
         for key, (_, value) in self._values.items():

@@ -180,6 +180,7 @@ class PartitionFactory:
         """Restore one partition. Called in a thread: 100,000 entries take a second, and heartbeats must go out."""
         position = positions[number]
         restored = restore(log, position.on_source(), cache)
+        log.clear()
         scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
         scorer.record = restored.track_record
         scorer.restore(restored.cache(), position.stream_time_ms)
