@@ -188,6 +188,8 @@ def traces_of(run: Any, options: Options) -> Iterator[tuple[bytes, Counts]]:
             for message in (*messages, *answer):
                 transcript.add(message)
         transcript.finish()
+        if transcript.counts.dropped["role 'exit', which is not known"] and transcript.last_text is None:
+            transcript.last_text = ""  # the agent's last word was the call that ended the run
         document = _document_of(each, above, transcript, options, _canonical(each))
         trace = _checked(_as_json(document), options.limits)
         _count_unused(each, transcript, options)
