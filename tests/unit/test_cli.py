@@ -337,7 +337,7 @@ def test_all_that_is_missing_is_named_at_once(form: str, all_need: str, its_own:
     words = ["--confidence", "1", "--domain", "x", "--visibility", "org", "--privacy", "private"]
     result = CliRunner().invoke(cli, ["convert", "--from", form, __file__, *words])
     assert (result.exit_code, f"Missing: {its_own}." in result.stderr) == (2, True)
-    assert "Missing argument 'FILE'" in CliRunner().invoke(cli, ["score"]).stderr
+    assert "Missing argument 'FILES...'" in CliRunner().invoke(cli, ["score"]).stderr
 
 
 READ = {

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from worker.config import Loaded, Settings
 
 HIDDEN: Final = "(set, not shown)"
-VALUE_COLUMNS: Final = 24
-"""Width of the column of values; a longer value moves its origin to the right."""
 
 
 class Setting(NamedTuple):
@@ -130,7 +128,8 @@ def show(changed: bool, as_json: bool) -> None:
             shown = row._asdict() | {"variable": PREFIX + row.name.partition(".")[0].upper()}
             write_line(clean_json(json.dumps(shown, ensure_ascii=False)))
         else:
-            write_line(clean(f"{row.name:{width}}  {_text(row.value):{VALUE_COLUMNS}}  {row.origin}"))
+            # Width of the column of values; a longer value moves its origin to the right
+            write_line(clean(f"{row.name:{width}}  {_text(row.value):{24}}  {row.origin}"))
     say_warnings(loaded)
     if problem is not None:
         raise problem

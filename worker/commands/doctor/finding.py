@@ -56,12 +56,12 @@ def as_lines(finding: Finding, width: int) -> list[str]:
 
 def verdict(findings: Sequence[Finding]) -> str:
     """Summarise all findings: how many failed or warned, and in which checks."""
-    said = []
+    parts = []
     for level, noun in (("fail", "problem"), ("warn", "warning")):
         checks = [each.check for each in findings if each.level == level]
         if checks:
-            said.append(f"{number_of(len(checks), noun)} ({', '.join(dict.fromkeys(checks))})")
-    return f"doctor: {', '.join(said) or 'all is well'}"
+            parts.append(f"{number_of(len(checks), noun)} ({', '.join(dict.fromkeys(checks))})")
+    return f"doctor: {', '.join(parts) or 'all is well'}"
 
 
 def write_finding(finding: Finding, *, as_json: bool) -> None:

@@ -91,19 +91,19 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
         yield warn("broker", "SASL_PLAINTEXT: login and records cross the network unencrypted", "use SASL_SSL")
     yield await _apis(admin, settings)
     try:
-        found = await look(admin, settings, list(settings.topics.values()))
+        observed = await look(admin, settings, list(settings.topics.values()))
     except MissingTopicsError as error:
         yield warn("topics", str(error), "run this again: the topic is new")
         return
-    for finding in _topics(settings, found):
+    for finding in _topics(settings, observed):
         yield finding
     described = await describe_topics(admin, [*settings.topics.values(), GROUPS, TRANSACTION_LOG], operations=True)
-    for finding in _permissions(settings, found, described):
+    for finding in _permissions(settings, observed, described):
         yield finding
     missing = {name for name, topic in described.items() if topic.error is UnknownTopicOrPartitionError}
     if settings.delivery == "exactly_once":
         yield await _transactions(admin, settings, TRANSACTION_LOG in missing)
-    async for finding in _group(admin, settings, client, found, unused=GROUPS in missing):
+    async for finding in _group(admin, settings, client, observed, unused=GROUPS in missing):
         yield finding
 
 
@@ -122,29 +122,29 @@ async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
     return ok("API versions", f"a version in common for each of {needed} requests")
 
 
-def _topics(settings: Settings, found: Observed) -> Iterator[Finding]:
-    for problem in problems(settings, found):
+def _topics(settings: Settings, observed: Observed) -> Iterator[Finding]:
+    for problem in problems(settings, observed):
         if problem.missing and settings.create_topics:
             yield warn("topics", f"{problem.message}: the worker will create them", "see kp-worker topics")
         else:
             yield Finding(problem.level, "topics", problem.message, problem.remedy)
-    for name, topic in found.topics.items():
-        yield from _topic(settings, name, topic, found)
+    for name, topic in observed.topics.items():
+        yield from _topic(settings, name, topic, observed)
 
 
-def _topic(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
+def _topic(settings: Settings, name: str, topic: TopicDescription, observed: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
     state = f"{number_of(topic.partitions, 'partition')}, replicas {topic.replicas}"
-    if name in found.configs:
+    if name in observed.configs:
         shown = ("min.insync.replicas", "max.message.bytes", "cleanup.policy")
-        state = ", ".join([state, *(f"{key} {found.config(name, key, '?')}" for key in shown)])
-    wrong = list(_topic_problems(settings, name, topic, found))
+        state = ", ".join([state, *(f"{key} {observed.config(name, key, '?')}" for key in shown)])
+    wrong = list(_topic_problems(settings, name, topic, observed))
     yield from wrong or [ok(check, state)]
 
 
-def _topic_problems(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
+def _topic_problems(settings: Settings, name: str, topic: TopicDescription, observed: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
-    in_sync = int(found.config(name, "min.insync.replicas", "0"))  # 0: not known
+    in_sync = int(observed.config(name, "min.insync.replicas", "0"))  # 0: not known
     if topic.leaderless:
         yield fail(
             check,
@@ -165,20 +165,22 @@ def _topic_problems(settings: Settings, name: str, topic: TopicDescription, foun
             f"min.insync.replicas=1 with {topic.replicas} replicas: a record that only one broker has can be lost",
             "set min.insync.replicas=2",
         )
-    wanted = {topic.name: topic.configs for topic in plan(settings, found)}[name]
-    if name == settings.changelog and name in found.configs:
-        values = {key: found.config(name, key, "") for key in CHANGELOG_CONFIG if key != "cleanup.policy"}
+    wanted = {topic.name: topic.configs for topic in plan(settings, observed)}[name]
+    if name == settings.changelog and name in observed.configs:
+        values = {key: observed.config(name, key, "") for key in CHANGELOG_CONFIG if key != "cleanup.policy"}
         other = [f"{key}={value} (not {wanted[key]})" for key, value in values.items() if value != wanted[key]]
         if other:
             yield warn(check, f"is not set as intended: {', '.join(other)}", "kp-worker topics has the command")
 
 
-def _permissions(settings: Settings, found: Observed, described: Mapping[str, TopicDescription]) -> Iterator[Finding]:
+def _permissions(
+    settings: Settings, observed: Observed, described: Mapping[str, TopicDescription]
+) -> Iterator[Finding]:
     needed = {name: {"Write"} for name in settings.topics.values()}
     needed[settings.source_topic] = {"Read"}
     needed[settings.changelog] = {"Read", "Write", *(["Alter"] if settings.create_topics else [])}
     complete = True
-    for name in found.topics:
+    for name in observed.topics:
         topic = described.get(name)
         have = None if topic is None or topic.error is not None else topic.operations
         if have is None:
@@ -188,8 +190,8 @@ def _permissions(settings: Settings, found: Observed, described: Mapping[str, To
             complete = False
             operations = " and ".join(sorted(lacking))
             yield fail("permissions", f"{operations} denied on topic {name}", f"grant the ACL {operations} on it")
-    if complete and found.topics:
-        yield ok("permissions", f"Read and Write on {number_of(len(found.topics), 'topic')} as needed")
+    if complete and observed.topics:
+        yield ok("permissions", f"Read and Write on {number_of(len(observed.topics), 'topic')} as needed")
 
 
 async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: bool) -> Finding:
@@ -232,7 +234,7 @@ async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
 
 
 async def _group(
-    admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any], found: Observed, unused: bool
+    admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any], observed: Observed, unused: bool
 ) -> AsyncIterator[Finding]:
     check = f"group {settings.group_id}"
     if unused:
@@ -251,7 +253,7 @@ async def _group(
         return
     state = "does not exist yet" if group["state"] == "Dead" else f"{group['state']}, {len(group['members'])} members"
     yield ok(check, state)
-    source = found.topics.get(settings.source_topic)
+    source = observed.topics.get(settings.source_topic)
     if source is None:
         return
     try:

@@ -133,10 +133,10 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
     """Yield the model, local or remote, and its speed: seconds to load, seconds for the longest text."""
     service = settings.embedder == "http"
     if service:
-        told = (
+        message = (
             f"{identity.name} at {settings.embedder_url}: {identity.dimensions} dimensions, checked in {loaded:.1f} s"
         )
-        yield ok("model", told)
+        yield ok("model", message)
     else:
         yield ok(
             "model",
@@ -147,13 +147,15 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
         yield ok("precision", f"this CPU supports {', '.join(offered)}; KP_PRECISION={settings.precision}")
     budget = settings.latency_budget_seconds
     parts = "words" if service else "tokens"
-    told = f"a text of {settings.max_tokens} {parts} takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
+    message = (
+        f"a text of {settings.max_tokens} {parts} takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
+    )
     if slowest < budget:
-        yield ok("embedding", told)
+        yield ok("embedding", message)
     else:
         fetch = "kp-worker fetch-model, " if identity.runtime != "openvino" and is_default(settings.model) else ""
         here = f"more or faster CPU, {fetch}a lower KP_MAX_TOKENS or KP_PRECISION=bf16"
-        yield warn("embedding", told, "a faster or nearer service" if service else here)
+        yield warn("embedding", message, "a faster or nearer service" if service else here)
 
 
 def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iterator[Finding]:
@@ -162,12 +164,15 @@ def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iter
     for model, partitions in models.items():
         if model == own:
             continue
-        told = (
+        message = (
             f"the last cache entries of {number_of(partitions, 'partition')} were made by another embedder ({model}); "
             f"with these settings ({own}) the worker starts there with an empty cache, once"
         )
-        yield warn("cache entries", told, "repeats count as new until the cache has filled; if you do not want that, "
-                   "set KP_MODEL and the other settings of the embedder as before")  # fmt: skip
+        remedy = (
+            "repeats count as new until the cache has filled; if you do not want that, set KP_MODEL and the other "
+            "settings of the embedder as before"
+        )
+        yield warn("cache entries", message, remedy)
 
 
 def _median_seconds(embedder: Embedder, tokens: int) -> float:

@@ -96,9 +96,6 @@ def _about_key(known: HttpAnswer, nobody: HttpAnswer, source: str) -> Finding:
 
 ASSEMBLE_REMEDY: Final = "assemble exits with code 2 (docs/opentelemetry.md)"
 
-LAST_RECORDS: Final = 50
-"""How many records to read at the end of each partition of the span topics."""
-
 
 async def check_assemble(settings: Settings) -> AsyncIterator[Finding]:
     """Yield the findings; none if no setting of `assemble` is set."""
@@ -115,19 +112,19 @@ async def check_assemble(settings: Settings) -> AsyncIterator[Finding]:
     try:
         rules_from(settings)
         async with connected_admin(settings, prepare_clients(settings)) as admin:
-            found = await look_for_assemble(admin, settings)
+            observed = await look_for_assemble(admin, settings)
     except ConfigError as error:
         yield fail("assemble", str(error), ASSEMBLE_REMEDY)
         return
     except KafkaError as error:
         yield fail("assemble", error_text(error), ASSEMBLE_REMEDY)
         return
-    missing, problems = missing_topics(settings, found), assemble_problems(settings, found)
+    missing, problems = missing_topics(settings, observed), assemble_problems(settings, observed)
     for problem in problems:
         yield fail("assemble", problem, ASSEMBLE_REMEDY)
-    for each in (problem for name in settings.span_topics for problem in deleted_early(found, name, "assembled")):
+    for each in (problem for name in settings.span_topics for problem in deleted_early(observed, name, "assembled")):
         yield warn("assemble", each.message, each.remedy)
-    for small, remedy in small_topics(settings, found):
+    for small, remedy in small_topics(settings, observed):
         yield warn("assemble", small, f"{remedy} (docs/opentelemetry.md)")
     if missing and not settings.create_topics:
         yield fail("assemble", f"missing: {', '.join(missing)}", "create them: kp-worker topics --create")
@@ -145,7 +142,8 @@ async def _what_is_not_read(settings: Settings) -> AsyncIterator[Finding]:
 
     preview = Preview(rules_from(settings))
     for topic in settings.span_topics:
-        reading = read_newest(settings, topic, LAST_RECORDS, preview)
+        # How many records to read at the end of each partition of the span topics
+        reading = read_newest(settings, topic, 50, preview)
         unread = await read_within(10.0, reading, "assemble", "the newest spans", "run this again")
         if unread is not None:
             yield unread

@@ -31,15 +31,6 @@ from worker.kafka.cluster.topic_plan import MissingTopicsError
 
 Found = TypeVar("Found")
 
-LAST_ENTRIES: Final = 500
-"""Offsets to read at the end of each changelog partition. At a low rate every other one is a marker."""
-
-ENOUGH_ENTRIES: Final = 100
-"""Entries of a partition that are needed before their rate is worth advice."""
-
-LAST_OUTPUTS: Final = 200
-"""Offsets to read at the end of each partition of the accepted and rejected topics."""
-
 READ_SECONDS: Final = 10.0
 """Time limit for reading entries, and for reading outputs."""
 
@@ -83,16 +74,17 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
     """Return the last entries of each changelog partition, of its latest epoch and model, by sequence."""
     async with session.admin() as admin:
         topic = (await session.topics(admin, session.settings.changelog)).get(session.settings.changelog)
-    found: dict[int, list[Entry]] = defaultdict(list)
+    entries_of: dict[int, list[Entry]] = defaultdict(list)
     if topic is None:
-        return found
-    async for record in session.newest(topic, LAST_ENTRIES):
+        return entries_of
+    # Offsets to read at the end of each changelog partition. At a low rate every other one is a marker
+    async for record in session.newest(topic, 500):
         if kind_of(record.key) is not Kind.ENTRY:
             continue
         with suppress(CorruptEntry):  # or a tombstone
             entry = decode(record.value)
-            found[record.partition].append(entry)  # a partition without a readable entry is omitted
-    return {partition: _latest(entries) for partition, entries in found.items()}
+            entries_of[record.partition].append(entry)  # a partition without a readable entry is omitted
+    return {partition: _latest(entries) for partition, entries in entries_of.items()}
 
 
 def _latest(entries: list[Entry]) -> list[Entry]:
@@ -107,22 +99,23 @@ def _capacity(settings: Settings, entries: dict[int, list[Entry]]) -> Finding:
     rates: dict[int, float] = {}
     for number, those in entries.items():
         rate = per_second([entry.stream_time_ms for entry in those])
-        if rate is not None and len(those) >= ENOUGH_ENTRIES:
+        # Entries of a partition that are needed before their rate is worth advice
+        if rate is not None and len(those) >= 100:
             rates[number] = rate
     dimensions = next((len(those[-1].vector) // 4 for those in entries.values()), 384)
     memory = megabytes(capacity * entry_bytes(dimensions))
-    told = f"{capacity} entries for each partition, at most {memory}"
+    message = f"{capacity} entries for each partition, at most {memory}"
     if not rates:
-        return ok("cache", f"{told}; too few traces yet to tell their rate (capacity = rate x TTL)")
+        return ok("cache", f"{message}; too few traces yet to tell their rate (capacity = rate x TTL)")
     partition = max(rates, key=lambda it: rates[it])
     reach_ms = 1000 * capacity / rates[partition]
-    told += f"; partition {partition}, the busiest, takes {rates[partition]:.3g} traces a second of stream time"
+    message += f"; partition {partition}, the busiest, takes {rates[partition]:.3g} traces a second of stream time"
     if ttl_ms is None:
-        return ok("cache", f"{told}: they hold {_seconds(reach_ms)}, without a TTL")
-    told += f": they hold {_seconds(reach_ms)}, the TTL is {_seconds(ttl_ms)}"
+        return ok("cache", f"{message}: they hold {_seconds(reach_ms)}, without a TTL")
+    message += f": they hold {_seconds(reach_ms)}, the TTL is {_seconds(ttl_ms)}"
     if is_short(reach_ms, ttl_ms):
-        return warn("cache", told, advice(rates[partition], reach_ms, ttl_ms, dimensions))
-    return ok("cache", told)
+        return warn("cache", message, advice(rates[partition], reach_ms, ttl_ms, dimensions))
+    return ok("cache", message)
 
 
 def _seconds(ms: float) -> str:
@@ -162,7 +155,8 @@ async def last_outputs(settings: Settings) -> LastOutputs | Finding:
             values.append(value or b"")
 
     outputs = (settings.accepted_topic, settings.rejected_topic)
-    reading = read_topics(settings, outputs, take, last=LAST_OUTPUTS)
+    # Offsets to read at the end of each partition of the accepted and rejected topics
+    reading = read_topics(settings, outputs, take, last=200)
     try:
         complete_from = await read_within(READ_SECONDS, reading, "domains", "the last scored traces")
     except MissingTopicsError:  # reported by the check of the topics
@@ -224,12 +218,12 @@ def _unused_profiles(settings: Settings, traces: Counter[str]) -> Iterator[Findi
 
 def _summary(settings: Settings, traces: Counter[str]) -> str:
     without = without_profile(traces, settings.scoring_profiles())
-    told = f"{len(traces)} in the last {number_of(traces.total(), 'scored trace')}"
+    message = f"{len(traces)} in the last {number_of(traces.total(), 'scored trace')}"
     if not without:
-        return f"{told}, each with its own profile"
+        return f"{message}, each with its own profile"
     named = ", ".join(f"{shown_name(domain.name)} ({domain.traces})" for domain in without[:NAMED])
     more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-    return f"{told}; without their own profile: {named}{more}"
+    return f"{message}; without their own profile: {named}{more}"
 
 
 # -- verdicts: whether they can count, who is judged, and what KP_CONFIDENCE=record accepts
@@ -330,15 +324,15 @@ def spread_agents(documents: Iterable[Head], share: float) -> Finding | None:
 
 def _switch(settings: Settings, documents: list[bytes], standings: Standings) -> Finding:
     switch = switch_to_record(documents, standings, settings)
-    told = number_of(standings.verdicts, "verdict counts", "verdicts count")
+    message = number_of(standings.verdicts, "verdict counts", "verdicts count")
     if switch is None:
-        return ok("verdicts", f"{told}; no trace is scored yet")
+        return ok("verdicts", f"{message}; no trace is scored yet")
     if settings.confidence == "record":
-        return ok("verdicts", f"{told}; {switch.accepted} of the last {switch.traces} traces are accepted")
-    told += (
+        return ok("verdicts", f"{message}; {switch.accepted} of the last {switch.traces} traces are accepted")
+    message += (
         f"; with KP_CONFIDENCE=record {switch.accepted_by_record} of the last {switch.traces} traces would be "
         f"accepted, now {switch.accepted} are"
     )
     if switch.same_share is not None:
-        told += f" (the same share at KP_THRESHOLD={switch.same_share.threshold:.3g})"
-    return ok("verdicts", told)
+        message += f" (the same share at KP_THRESHOLD={switch.same_share.threshold:.3g})"
+    return ok("verdicts", message)

@@ -46,11 +46,11 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool) 
             raise ArgumentError("--line", f"goes with a file, and there is no file {trace}")
         from worker.commands.explain.search import explain_found, find, show_letter  # with Kafka's client
 
-        found, *others = find(trace, settings, options)
-        if found.letter is not None:
-            show_letter(found, found.letter, others, options, as_json=as_json)
+        hit, *others = find(trace, settings, options)
+        if hit.letter is not None:
+            show_letter(hit, hit.letter, others, options, as_json=as_json)
             return
-        explanation = explain_found(found, others, novelty, settings)
+        explanation = explain_found(hit, others, novelty, settings)
     if as_json:
         write_json(explanation)
     else:

@@ -87,19 +87,19 @@ def find(target: str, settings: Settings, options: str = "") -> list[Hit]:
     return exact
 
 
-def explain_found(found: Hit, others: Sequence[Hit], novelty: float | None, settings: Settings) -> Explanation:
+def explain_found(hit: Hit, others: Sequence[Hit], novelty: float | None, settings: Settings) -> Explanation:
     """Explain a scored document, and name the other records of its trace. Raises CommandError."""
-    raw = found.record.value or b""
+    raw = hit.record.value or b""
     # It was scored, so it was within the limits of that time.
     limits = replace(settings.limits, max_bytes=len(raw), max_steps=sys.maxsize, strict_context=False)
     try:
         explanation = explain_trace(raw, settings, novelty, limits)
     except InvalidTrace as error:
-        raise CommandError(f"{found.place}: {error.reason}: {error.message}") from None
+        raise CommandError(f"{hit.place}: {error.reason}: {error.message}") from None
     return msgspec.structs.replace(
         explanation,
-        record=found.place,
-        record_time=rfc3339(found.record.time_ms),
+        record=hit.place,
+        record_time=rfc3339(hit.record.time_ms),
         also=[str(other.place) for other in others],
     )
 
@@ -133,9 +133,9 @@ class _Search:
         one = self.wanted if isinstance(self.wanted, RecordPlace) and not self._in_source else None
         names = output_topics(self._settings) if one is None else (one.topic,)
         async with session.admin() as admin:
-            found = await session.topics(admin, *names)
-        self._topics = {name: found.get(name) for name in names}
-        tps = [tp for topic in found.values() for tp in topic.tps]
+            topics = await session.topics(admin, *names)
+        self._topics = {name: topics.get(name) for name in names}
+        tps = [tp for topic in topics.values() for tp in topic.tps]
         hits: list[Hit] = []
         async with session.connected(session.reader(max_partition_fetch_bytes=FETCH_BYTES)) as reader:
             starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
@@ -247,7 +247,7 @@ async def _about_source(session: Session, place: RecordPlace) -> str:
 # -- a dead letter
 
 
-def show_letter(found: Hit, letter: DeadLetter, others: Sequence[Hit], options: str, *, as_json: bool) -> None:
+def show_letter(hit: Hit, letter: DeadLetter, others: Sequence[Hit], options: str, *, as_json: bool) -> None:
     """Show a dead letter, or write it as JSON like `tail`; `others`: more records that the search found."""
     if as_json:
         write_line(clean_json(letter_json(letter, letter.key, letter.record.value, letter.record.headers).decode()))
@@ -257,12 +257,12 @@ def show_letter(found: Hit, letter: DeadLetter, others: Sequence[Hit], options: 
     if letter.path:
         table.add_row("path", Text(clean(letter.path)))
     table.add_row("message", Text(clean(letter.message)))
-    table.add_row("dead letter", Text(clean(str(found.place))))
+    table.add_row("dead letter", Text(clean(str(hit.place))))
     source = f"{letter.source_topic}:{letter.source_partition}"
-    several = f"{source}, offsets {found.first_offset} to {letter.source_offset}"
+    several = f"{source}, offsets {hit.first_offset} to {letter.source_offset}"
     table.add_row(
         "source",
-        Text(clean(f"{source}:{letter.source_offset}" if found.first_offset == letter.source_offset else several)),
+        Text(clean(f"{source}:{letter.source_offset}" if hit.first_offset == letter.source_offset else several)),
     )
     if letter.timestamp_ms is not None:
         table.add_row("record time", rfc3339(letter.timestamp_ms))
@@ -272,9 +272,9 @@ def show_letter(found: Hit, letter: DeadLetter, others: Sequence[Hit], options: 
         )
     for other in others:
         table.add_row("also", Pasted(clean(f"kp-worker explain{options} {other.place}")))
-    head = Text(clean(found.id or "a record without a trace id"), "bold")
-    told = Text("not scored: it is a dead letter", "yellow")
-    text_console().print(Group(head, told, "", table, "", *_remedy(letter, options)))
+    head = Text(clean(hit.id or "a record without a trace id"), "bold")
+    outcome = Text("not scored: it is a dead letter", "yellow")
+    text_console().print(Group(head, outcome, "", table, "", *_remedy(letter, options)))
 
 
 def _remedy(letter: DeadLetter, options: str) -> list[RenderableType]:

@@ -203,5 +203,5 @@ def _warn_of_retention(console: Console, counts: Counts) -> None:
 
 def _topics(names: Iterable[str]) -> str:
     """Return the target topics in words; if there are none, nothing is sent."""
-    found = sorted(names)
-    return f"topic{'s' * (len(found) > 1)} {', '.join(found)}" if found else "their topic"
+    topics = sorted(names)
+    return f"topic{'s' * (len(topics) > 1)} {', '.join(topics)}" if topics else "their topic"

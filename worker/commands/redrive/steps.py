@@ -59,9 +59,6 @@ from worker.kafka.writing.transaction import run_transaction
 OF_CLOSED_RUNS: Final = frozenset({Reason.LATE_SPAN, Reason.ASSEMBLY_FAILED})
 """Reasons of `assemble` for spans of a closed run: they would be late again, or become a second trace of it."""
 
-SOURCE_SECONDS: Final = 10.0
-"""Time limit for reading one existing record from the source topic."""
-
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -91,11 +88,11 @@ def source_topics(settings: Settings) -> list[str]:
 
 def parse_offsets(text: str) -> tuple[int, int | None]:
     """Return (first, end) of A:B (without B), A:, :B or a single offset. Raises ValueError."""
-    found = re.fullmatch(r"([0-9]{0,18})(:?)([0-9]{0,18})", text)
-    if found is None or not (found[1] or found[3]):
+    match = re.fullmatch(r"([0-9]{0,18})(:?)([0-9]{0,18})", text)
+    if match is None or not (match[1] or match[3]):
         raise ValueError(f"{text!r} is not an offset range; use A:B (B is exclusive), A:, :B or A")
-    first = int(found[1] or 0)
-    end = first + 1 if not found[2] else int(found[3]) if found[3] else None
+    first = int(match[1] or 0)
+    end = first + 1 if not match[2] else int(match[3]) if match[3] else None
     if end is not None and end <= first:
         raise ValueError(f"{text!r} is empty: the end must be greater than the start")
     return first, end
@@ -193,7 +190,7 @@ class DeadLetterSource:
         if not first <= letter.source_offset < end:
             return None
         ends = {tp: letter.source_offset + 1}
-        async with asyncio.timeout(SOURCE_SECONDS):
+        async with asyncio.timeout(10.0):  # time limit for reading one existing record from the source topic
             async for record in read_to(self.lookup, {tp: letter.source_offset}, ends):
                 return record
         return None
@@ -315,8 +312,8 @@ class Redrive:
             session.connected(session.reader()) as reader,
             session.connected(session.reader(tolerant=True)) as lookup,
         ):
-            found = {record.key or b"" async for record in read_marks(session, reader, marks)}
-            yield DeadLetterSource(self, reader, lookup, found)
+            marked = {record.key or b"" async for record in read_marks(session, reader, marks)}
+            yield DeadLetterSource(self, reader, lookup, marked)
 
     async def _marks(self) -> Topic | None:
         """Return the topic of marks; None: it is missing. Raises ConfigError."""

@@ -128,17 +128,17 @@ def report(
         )
     try:
         with Console(stderr=True).status("counting"):
-            found = traces.report(source, last, complete_from, wanted)
+            result = traces.report(source, last, complete_from, wanted)
     except CommandError as error:
         raise CommandError(f"{source}: {error.message}") from None
-    for line in left_out(found):
+    for line in left_out(result):
         say(line)
     if as_json:
-        write_json(found)
+        write_json(result)
     else:
-        print_report(found)
+        print_report(result)
     if page is not None:
-        _write_page(found, page)
+        _write_page(result, page)
 
 
 def _share(option: str, text: str | None) -> Fraction | None:
@@ -218,11 +218,11 @@ def _standings(settings: Settings) -> Standings:
     return standings
 
 
-def _write_page(found: Report, path: Path) -> None:
+def _write_page(result: Report, path: Path) -> None:
     """Write the page. Raises CommandError."""
     from worker.commands.report.view import render
 
-    page = render(found).encode()
+    page = render(result).encode()
     try:
         path.write_bytes(page)
     except OSError as error:

@@ -85,14 +85,8 @@ CHANCE: Final = 0.5
 STATED: Final = 0.95
 """The confidence that every run claims: agents state a constant, usually about this one."""
 
-ORDERS: Final = 10
-"""Random orders in which runs arrive and are judged; the figures are means over them."""
-
 WARM_UP: Final = 5
 """With simulated verdicts, the first fifth of an order is not measured, because few verdicts are known there."""
-
-BEST: Final = 5
-"""The best fifth by score."""
 
 CONFIDENCE_BINS: Final = 10
 """Equal bins of confidence, for the calibration."""
@@ -105,9 +99,6 @@ DRAWS: Final = 500
 
 TASK: Final = "x_task"
 """The field that names a run's task, if every run has it."""
-
-_PIECE: Final = 4096
-"""Rows collected before they are packed: as Python numbers, a row takes five times the memory."""
 
 _COMPONENTS: Final = tuple(Components.__dataclass_fields__)
 _COLUMNS: Final = np.dtype(
@@ -449,7 +440,8 @@ class Traces:
             self._runs.append(self._run(document, fields, where, self._asked))
         self._texts.append((cut_text(document.id, CACHED_ID_LENGTH), shown_text(document.task.objective)))
         self._new.append((hash64(raw), len(self._texts) - 1, len(self.files), record_ms, *self._cells(document)))
-        if len(self._new) == _PIECE:
+        # Rows collected before they are packed: as Python numbers, a row takes five times the memory
+        if len(self._new) == 4096:
             self._pack()
 
     def _cells(self, document: ScoredDocument) -> Iterator[Any]:
@@ -671,22 +663,22 @@ class Traces:
     def _propose(self, table: Table, share: Fraction) -> Proposal:
         counts, names = counts_of(table["domain"]), self._names["domain"]
         chosen = [code for rank, (code, count) in enumerate(counts) if rank < DOMAINS or count >= FEW_TRACES]
-        found = [self._proposal(names[code], table[table["domain"] == code], share) for code in chosen]
+        proposals = [self._proposal(names[code], table[table["domain"] == code], share) for code in chosen]
         before = int(np.count_nonzero(table["accepted"]))
-        accepted = before + sum(it.accepted - it.accepted_before for it in found)
-        cut = [it.domain for it in found if is_cut(it.domain)]
-        return Proposal(float(share), before, accepted, found, len(counts) - len(chosen), cut)
+        accepted = before + sum(it.accepted - it.accepted_before for it in proposals)
+        cut = [it.domain for it in proposals if is_cut(it.domain)]
+        return Proposal(float(share), before, accepted, proposals, len(counts) - len(chosen), cut)
 
     def _proposal(self, name: str, rows: Table, share: Fraction) -> ProposedThreshold:
         profile, threshold, _ = self._names["setup"][rows["setup"][-1]]
         before = int(np.count_nonzero(rows["accepted"]))
         if len(rows) < LEAST_TRACES:
             return ProposedThreshold(name, profile, len(rows), threshold, threshold, before, before, None, None, None)
-        found = share_threshold(rows["score"], share)
+        proposed = share_threshold(rows["score"], share)
         interval = share_interval(rows["score"], share)
         return ProposedThreshold(
-            name, profile, len(rows), threshold, found.threshold, before, found.accepted, found.wanted, found.above,
-            interval,
+            name, profile, len(rows), threshold, proposed.threshold, before, proposed.accepted, proposed.wanted,
+            proposed.above, interval,
         )  # fmt: skip
 
     def _proposed(self, proposal: Proposal, profiles: dict[str, Profile]) -> dict[str, str]:
@@ -711,31 +703,31 @@ class Traces:
     def _outcomes(self, table: Table, asked: Asked) -> Outcomes:
         # In the order of the files, so that the same files give the same figures.
         table = table[np.argsort(table["file"], kind="stable")]
-        found = [self._runs[row] for row in table["row"]]
-        if asked.claimed is not None and all(run.claim is None for run in found):
+        of_table = [self._runs[row] for row in table["row"]]
+        if asked.claimed is not None and all(run.claim is None for run in of_table):
             raise CommandError(
                 f"no run has a claim at {asked.claimed}; --claimed must name a field with true, false or null"
             )
-        outcome = np.array([run.outcome for run in found])
+        outcome = np.array([run.outcome for run in of_table])
         if len(set(outcome.tolist())) < 2:
             raise CommandError(
-                f"{number_of(len(found), 'run')}, all with the same outcome; there must be runs that succeeded and "
+                f"{number_of(len(of_table), 'run')}, all with the same outcome; there must be runs that succeeded and "
                 "runs that failed"
             )
-        tasks = [run.task for run in found]
+        tasks = [run.task for run in of_table]
         task = None if None in tasks else TASK
         domains = [self._names["domain"][code] for code in table["domain"]]
         runs = Runs(
-            scored=[run.scored for run in found],
-            claims=np.array([run.claim is not False for run in found]),
-            thresholds=np.array([run.threshold for run in found]),
+            scored=[run.scored for run in of_table],
+            claims=np.array([run.claim is not False for run in of_table]),
+            thresholds=np.array([run.threshold for run in of_table]),
             outcome=outcome,
-            tasks=np.arange(len(found)) if task is None else numbered(tasks),
+            tasks=np.arange(len(of_table)) if task is None else numbered(tasks),
             domains=numbered(domains),
             files=numbered(table["file"].tolist()),
-            about=[(run.agent, domain) for run, domain in zip(found, domains, strict=True)],
+            about=[(run.agent, domain) for run, domain in zip(of_table, domains, strict=True)],
         )
-        used = None if self._standings is None else np.array([run.used for run in found])
+        used = None if self._standings is None else np.array([run.used for run in of_table])
         names = [self.files[code - 1] for code in dict.fromkeys(table["file"].tolist())]
         return outcomes(runs, asked, task, used, names, list(dict.fromkeys(domains)))
 
@@ -886,8 +878,8 @@ def clusters_of(
     order = np.argsort(roots, kind="stable")
     members, roots = members[order], roots[order]
     parts = np.split(members, np.flatnonzero(np.diff(roots)) + 1)
-    found = [(part, similarity[part[near[part]]]) for part in parts if len(part) >= 2]
-    return sorted(found, key=lambda item: (-len(item[0]), int(item[0][0])))
+    clusters = [(part, similarity[part[near[part]]]) for part in parts if len(part) >= 2]
+    return sorted(clusters, key=lambda item: (-len(item[0]), int(item[0][0])))
 
 
 # -- how well scores tell success from failure
@@ -978,7 +970,7 @@ class Measurement:
 
     def _novelty(self, orders: Sequence[Order]) -> float:
         novelty = np.array([it.components.novelty for it in self._runs.scored])
-        best = (at[np.argsort(-it.score[at], kind="stable")[: max(1, len(at) // BEST)]] for at, it in orders)
+        best = (at[np.argsort(-it.score[at], kind="stable")[: max(1, len(at) // 5)]] for at, it in orders)
         return round(float(np.mean([novelty[those].mean() for those in best])), 4)
 
     def basis(self, name: str, orders: Sequence[Order]) -> Basis:
@@ -1035,7 +1027,7 @@ class Measurement:
             own = at[groups[at] == group]
             good, bad = _by_value(-values[own], self._of_runs(own), self._runs.outcome[own])
             weight = good + bad
-            fifth = weight.sum(1, keepdims=True) / BEST
+            fifth = weight.sum(1, keepdims=True) / 5  # the best fifth by score
             share = np.clip(fifth - (np.cumsum(weight, 1) - weight), 0, weight)
             succeeded += np.divide(good * share, weight, out=np.zeros_like(weight), where=weight > 0).sum(1)
             taken += fifth[:, 0]
@@ -1043,7 +1035,7 @@ class Measurement:
             return np.asarray(succeeded / taken)
 
     def _bins(self, orders: Sequence[Order]) -> list[Bin]:
-        found = []
+        bins = []
         total = sum(len(at) for at, _ in orders)
         for number in range(CONFIDENCE_BINS):
             chosen = [(at[_bin_of(it.confidence[at]) == number], it) for at, it in orders]
@@ -1054,8 +1046,8 @@ class Measurement:
                 mean = sum(float(it.confidence[at].sum()) for at, it in chosen) / count
                 with np.errstate(invalid="ignore"):
                     succeeded = _sure(interval([np.asarray(good / weights)]))
-                found.append(Bin(round(count / total, 4), round(mean, 4), succeeded))
-        return found
+                bins.append(Bin(round(count / total, 4), round(mean, 4), succeeded))
+        return bins
 
     def _better(self, orders: Sequence[Order]) -> BetterThreshold | None:
         """Choose a threshold on the tasks of all folds but one, and measure it on that one."""
@@ -1139,8 +1131,8 @@ def judged_orders(runs: Runs, judging: Judging, seed: int = 1) -> list[tuple[Int
     the worker.
     """
     rng = np.random.default_rng(seed)
-    found: list[tuple[Ints, Floats]] = []
-    for _ in range(ORDERS):
+    orders: list[tuple[Ints, Floats]] = []
+    for _ in range(10):  # random orders in which runs arrive and are judged; the figures are means over them
         order, record = rng.permutation(len(runs)), TrackRecord()
         judged = rng.random(len(runs)) < judging.share
         confidence = np.full(len(runs), np.nan)
@@ -1150,8 +1142,8 @@ def judged_orders(runs: Runs, judging: Judging, seed: int = 1) -> list[tuple[Int
                 _judge(record, runs, int(order[known]), known)
             if runs.claims[run]:
                 confidence[run] = record.standing(*runs.about[run]).used
-        found.append((np.sort(order[len(runs) // WARM_UP :]), confidence))
-    return found
+        orders.append((np.sort(order[len(runs) // WARM_UP :]), confidence))
+    return orders
 
 
 def _judge(record: TrackRecord, runs: Runs, run: int, place: int) -> None:

@@ -61,9 +61,6 @@ DECISIONS: Final = 10
 TABLE: Final = range(20, 36, 2)
 """The places of the thresholds in the table: 0.5 to 0.85 in steps of 0.05."""
 
-FEW_RUNS: Final = 50
-"""With fewer runs, an AUC's interval is wider than .3: it shows nothing."""
-
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 
 
@@ -149,8 +146,8 @@ def _names(it: Report) -> Iterator[Text]:
     ):
         if named:
             yield Text(f"\n{title}", "bold")
-            for told, near in named[:SHOWN]:
-                yield Text(f"  {told}" + ("" if near is None else f"; did you mean {shown_name(near)}?"))
+            for line, near in named[:SHOWN]:
+                yield Text(f"  {line}" + ("" if near is None else f"; did you mean {shown_name(near)}?"))
             if len(named) > SHOWN:
                 yield Text(f"  and {len(named) - SHOWN:,} more")
 
@@ -196,13 +193,13 @@ def changes(it: Report) -> str:
 
 
 def _changed(it: Report, rows: Sequence[Domain]) -> Iterator[Any]:
-    total, found = it.total, it.changes
+    total, changed_by = it.total, it.changes
     changed = total.to_accepted + total.to_rejected
     yield Text(f"\n{changes(it)}" if changed else "\nWith these settings no decision changes.", "bold")
-    if found is None or not changed:
+    if changed_by is None or not changed:
         return
-    if found.same_share is not None and total.before.accepted != total.after.accepted:
-        yield Text(f"one threshold for all, {found.same_share!r}, would accept as many as now")
+    if changed_by.same_share is not None and total.before.accepted != total.after.accepted:
+        yield Text(f"one threshold for all, {changed_by.same_share!r}, would accept as many as now")
     yield ""
     yield _table(("domain", "traces", "threshold", "accepted", "become\naccepted", "become\nrejected"), (
         [_domain(row.domain), f"{row.traces:,}", _arrow(_threshold(row.before), _threshold(row.after)),
@@ -217,7 +214,7 @@ def _changed(it: Report, rows: Sequence[Domain]) -> Iterator[Any]:
         [cut_text(shown_text(each.id.removeprefix("kp:trace:")), 36), cut_text(shown_name(each.domain), 12),
          score_change(each),
          Text(each.after.decision, "green" if each.after.decision == ACCEPTED else "red")]
-        for each in found.decisions[:DECISIONS]
+        for each in changed_by.decisions[:DECISIONS]
     ))  # fmt: skip
 
 
@@ -339,7 +336,7 @@ def sentences(it: Outcomes) -> Iterator[str]:
     if it.admissions:
         yield f"Admissions of failure: {it.admissions:,}, of which {percent(it.admissions_true or 0)} failed."
     yield "Intervals are 95 %, over tasks: other agents may differ by more. ECE has none, since resampling raises it."
-    if it.runs < FEW_RUNS:
+    if it.runs < 50:  # with fewer runs, an AUC's interval is wider than .3: it shows nothing
         yield f"{it.runs} runs are few, so the intervals themselves are rough."
 
 
@@ -347,23 +344,23 @@ def _about_score(basis: Basis, how: str) -> str:
     auc = basis.scopes[0].auc_score
     if auc is None:
         return f"{how}, there is nothing to compare."
-    told = f"{how}, the score's AUC is {auc}: "
+    start = f"{how}, the score's AUC is {auc}: "
     if auc.low > CHANCE:
-        return told + f"better than chance ({CHANCE})."
+        return start + f"better than chance ({CHANCE})."
     if auc.high < CHANCE:
-        return told + f"worse than chance ({CHANCE}): runs that failed score higher."
-    return told + f"the interval holds {CHANCE}, so it is not shown to tell success from failure."
+        return start + f"worse than chance ({CHANCE}): runs that failed score higher."
+    return start + f"the interval holds {CHANCE}, so it is not shown to tell success from failure."
 
 
 def _about_threshold(basis: Basis) -> str:
     now = "" if basis.succeeded is None else f" ({percent(basis.succeeded.value)} of them succeeded)"
-    told, it = f"{basis.name}: {percent(basis.accepted.value)} are accepted{now}. ", basis.better
+    start, it = f"{basis.name}: {percent(basis.accepted.value)} are accepted{now}. ", basis.better
     if it is None or it.gain is None or it.gain.low <= 0:
         why = "" if it is None or it.gain is None else f" (on other tasks, {_signed(it.gain)})"
-        return told + f"No threshold reliably separates successes from failures{why}."
+        return start + f"No threshold reliably separates successes from failures{why}."
     succeeded = "-" if it.succeeded is None else it.succeeded
     return (
-        told + f"{it.threshold:.3f} would have been better: chosen on other tasks, such a threshold accepts "
+        start + f"{it.threshold:.3f} would have been better: chosen on other tasks, such a threshold accepts "
         f"{percent(it.accepted.value)}, of which {succeeded} succeeded."
     )
 
@@ -467,24 +464,24 @@ def render(it: Report) -> str:
 
 def _plots(it: Report, curves: Sequence[Domain], bases: Sequence[Basis]) -> dict[str, Any]:
     sides = ("before", "after") if changes(it) else ("before",)
-    found: dict[str, Any] = {
+    plots: dict[str, Any] = {
         side: _histogram(getattr(it.total, side).histogram, getattr(it.total, side).threshold) for side in sides
     }
-    found["rows"] = [
+    plots["rows"] = [
         [_histogram(row.histogram, row.threshold, small=True) for row in (getattr(domain, side) for side in sides)]
         for domain in it.domains
     ]
-    found["curves"] = _curves(curves)
+    plots["curves"] = _curves(curves)
     if it.share is not None and any(row.interval for row in it.share.domains):
-        found["thresholds"] = _intervals(
+        plots["thresholds"] = _intervals(
             [None if row.interval is None else (row.threshold, *row.interval) for row in it.share.domains],
             (1, 0), [row.threshold_before for row in it.share.domains],
         )  # fmt: skip
     if bases:
         aucs = [scope.auc_score for basis in bases for scope in basis.scopes]
-        found["auc"] = _intervals([None if auc is None else (auc.value, auc.low, auc.high) for auc in aucs], (0.3, 0.7))
-        found["calibration"] = [_calibration(basis.bins) for basis in bases]
-    return found
+        plots["auc"] = _intervals([None if auc is None else (auc.value, auc.low, auc.high) for auc in aucs], (0.3, 0.7))
+        plots["calibration"] = [_calibration(basis.bins) for basis in bases]
+    return plots
 
 
 class _Plot:
@@ -518,8 +515,8 @@ class _Plot:
         text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
         # Only clip paths and markers are referenced, and their ids are hashes of their content; other ids repeat.
         text = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", text)
-        text = re.sub(r"font: [^;]*px [^;\"]*", lambda found: found[0].split("'")[0] + "system-ui, sans-serif", text)
-        self.svg = Markup(re.sub("#0101[0-9a-f]{2}", lambda found: _VARIABLES[found[0]], text))  # noqa: S704 our own SVG
+        text = re.sub(r"font: [^;]*px [^;\"]*", lambda match: match[0].split("'")[0] + "system-ui, sans-serif", text)
+        self.svg = Markup(re.sub("#0101[0-9a-f]{2}", lambda match: _VARIABLES[match[0]], text))  # noqa: S704 our own SVG
 
 
 def _histogram(counts: Sequence[int], threshold: float | None, *, small: bool = False) -> Markup:
@@ -569,16 +566,16 @@ def _curves(domains: Sequence[Domain]) -> Markup:
 
 
 def _intervals(
-    found: Sequence[tuple[float, float, float] | None], limits: tuple[float, float], marks: Sequence[float] = ()
+    intervals: Sequence[tuple[float, float, float] | None], limits: tuple[float, float], marks: Sequence[float] = ()
 ) -> Markup:
     """Draw figures with their intervals (value, low, high) on one axis, the first one at the top.
 
     `limits`: the least range of the axis. `marks`: a value to compare with for each row, drawn as a dash.
     """
-    shown = [it for it in found if it is not None]
-    with _Plot(4.4, 0.5 + 0.28 * len(found)) as plot:
+    shown = [it for it in intervals if it is not None]
+    with _Plot(4.4, 0.5 + 0.28 * len(intervals)) as plot:
         axes = plot.axes
-        for place, interval in enumerate(found):
+        for place, interval in enumerate(intervals):
             if interval is not None:
                 value, low, high = interval
                 colour = COLOURS[f"s{place % SERIES}"]
@@ -590,7 +587,7 @@ def _intervals(
             min([limits[0], *(low for _, low, _ in shown), *marks]) - 0.01,
             max([limits[1], *(high for _, _, high in shown), *marks]) + 0.01,
         )
-        axes.set_ylim(0.6 - len(found), 0.6)
+        axes.set_ylim(0.6 - len(intervals), 0.6)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")

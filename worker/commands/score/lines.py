@@ -53,8 +53,8 @@ def run_score(
     settings: Settings,
 ) -> None:  # fmt: skip
     """Score files and report the counts. Raises CommandError, also if no line was valid."""
-    told: list[str] = []
-    named = {_name(file): BadLines(_name(file), told.append) for file in files}
+    problems: list[str] = []
+    named = {_name(file): BadLines(_name(file), problems.append) for file in files}
 
     def on_bad(file: BinaryIO, number: int, line: bytes, error: InvalidTrace) -> None:
         if number == 1 and (other := not_traces(_name(file), line)):
@@ -108,7 +108,7 @@ def run_score(
         say(f"  {count} marked by {rule}")
     for bad_lines in named.values():
         bad_lines.say_rest("--dead-letters BAD.jsonl writes them all, with their reasons")
-    for text in told:
+    for text in problems:
         say(text)
     if counts.scores and (not counts.accepted or accepts_too_few(counts.accepted, len(counts.scores))):
         say(_nothing_passed(counts, output_file(output)))

@@ -85,6 +85,7 @@ class Command(click.Command):
         ctx.allow_extra_args = True
         given = list(args)
         try:
+            self.check_files(ctx, args)
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise self.about_setting(error) from None
@@ -99,6 +100,18 @@ class Command(click.Command):
                 "a setting is given by --set NAME=VALUE"
             )
         return rest
+
+    def check_files(self, ctx: click.Context, args: list[str]) -> None:
+        """Raise UsageError for a file that may be a forgotten --set, before an error about it shows a secret."""
+        several = [it.name for it in self.params if isinstance(it, click.Argument) and it.nargs == -1]
+        values = self.make_parser(ctx).parse_args(list(args))[0] if several else {}
+        for files in (values.get(name or "") for name in several):
+            for file in files if isinstance(files, list | tuple) else ():
+                if "=" in file and not os.path.exists(file) and not ctx.resilient_parsing:
+                    ctx.fail(
+                        "An argument with = is no file (not shown, since it may be a secret); a setting is given by "
+                        "--set NAME=VALUE"
+                    )
 
     def about_setting(self, error: click.NoSuchOption) -> click.NoSuchOption:
         """Return the error, which says how to give a setting that this command takes and that has no option."""
@@ -122,8 +135,8 @@ class Command(click.Command):
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """Return the first sentence of the help in full; the list of commands wraps it."""
-        found = re.match(r".*?\.(?=\s|$)", inspect.cleandoc(self.help or ""), re.DOTALL)
-        return " ".join(found[0].split()) if found else super().get_short_help_str(limit)
+        sentence = re.match(r".*?\.(?=\s|$)", inspect.cleandoc(self.help or ""), re.DOTALL)
+        return " ".join(sentence[0].split()) if sentence else super().get_short_help_str(limit)
 
 
 class CommandGroup(click.Group):
@@ -196,10 +209,10 @@ def require_extra(extra: Literal["broker", "report", "otlp"], error: type[Comman
     """Raise `error`, which says how to install the extra, unless its libraries are installed."""
     for library in EXTRAS[extra]:
         try:
-            found = find_spec(library)
+            spec = find_spec(library)
         except ModuleNotFoundError:  # its parent package is missing too
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise error(f"{library} is not installed; {install_extra(extra)}")
 
 
@@ -324,11 +337,11 @@ def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
 def is_device(file: IO[Any]) -> bool:
     """Return whether an open file is a device that may have no end, unlike a terminal and /dev/null."""
     try:
-        found = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
     except (OSError, ValueError):  # no file behind it
         return False
-    character = stat.S_ISCHR(found.st_mode) and not file.isatty() and found.st_rdev != os.stat(os.devnull).st_rdev
-    return character or stat.S_ISBLK(found.st_mode)
+    character = stat.S_ISCHR(status.st_mode) and not file.isatty() and status.st_rdev != os.stat(os.devnull).st_rdev
+    return character or stat.S_ISBLK(status.st_mode)
 
 
 def size_of(file: BinaryIO) -> int | None:

@@ -235,12 +235,12 @@ def _formulas(it: Explanation) -> PlainTable:
         table.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
         table.add_row("", Text(f"= {formula.numbers} = {fixed(formula.value, 3)}"))
     if it.confidence is not None:
-        said = it.confidence
+        confidence = it.confidence
         table.add_row("confidence", Text(clean(f"{it.used_from}"), "dim"))
         table.add_row(
             "",
-            f"= {said.used:.6g} (stated: {said.stated:.6g}); verdicts on the agent in this domain: {said.judged}, "
-            f"successes: {said.succeeded:g}",
+            f"= {confidence.used:.6g} (stated: {confidence.stated:.6g}); verdicts on the agent in this domain: "
+            f"{confidence.judged}, successes: {confidence.succeeded:g}",
         )
     return table
 

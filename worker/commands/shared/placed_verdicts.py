@@ -182,8 +182,10 @@ class Standings:
         if not document.metadata.success or document.outcome.evaluated is True:
             return None
         source = document.scoring.source
-        found = self.at(source.partition, source.offset, document.metadata.agent_id, document.metadata.task_domain)
-        return found.used
+        standing_there = self.at(
+            source.partition, source.offset, document.metadata.agent_id, document.metadata.task_domain
+        )
+        return standing_there.used
 
 
 class Switch(NamedTuple):

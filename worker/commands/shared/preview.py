@@ -57,7 +57,7 @@ class Preview:
         """Add a record."""
         encoding = "otlp_json" if value.lstrip()[:1] == b"{" else "otlp_proto"
         try:
-            found: Decoded = decoded(value)
+            record: Decoded = decoded(value)
         except InvalidSpans as error:
             self.add_unreadable(f"{error.reason}: {shown_text(error.message)}")
             return
@@ -65,14 +65,14 @@ class Preview:
             self.add_unreadable(str(fault(error)))
             return
         self._records[encoding] += 1
-        if found.refused is not None:
-            bad = found.refused
+        if record.refused is not None:
+            bad = record.refused
             self._bad[f"bad spans ({bad.error.reason}: {shown_text(bad.error.message)})"] += bad.count
-        for span in found.spans:
+        for span in record.spans:
             self._spans[span.trace_id].append(span)
-        for log in found.logs:
+        for log in record.logs:
             self._logs[log.trace_id].append(log)
-        ids = {span.trace_id for span in found.spans} | {log.trace_id for log in found.logs}
+        ids = {span.trace_id for span in record.spans} | {log.trace_id for log in record.logs}
         self._keyed &= ids <= {(key or b"").decode("ascii", "replace")}
 
     def add_unreadable(self, why: str) -> None:
@@ -109,8 +109,8 @@ class Preview:
             ", ".join(f"{number} {what}" for what, number in self._records.most_common()) or "none"
         )
         yield from (f"{number} {what}" for what, number in self._bad.most_common())
-        found = number_of(len(self._spans), "OpenTelemetry trace")
-        yield f"{found}, {unfinished} of them without their root or a parent"
+        traces = number_of(len(self._spans), "OpenTelemetry trace")
+        yield f"{traces}, {unfinished} of them without their root or a parent"
         yield f"{number_of(self.traces, 'reasoning trace')} would come out"
         yield from (
             f"no trace for {number_of(number, 'run')}: {LACKS[reason]}" for reason, number in lacking.most_common()

@@ -24,9 +24,6 @@ COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
 
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
 
-LOW_NOVELTY: Final = 0.3
-"""A novelty below this is highlighted: a very similar trace came before."""
-
 SCORED: Final = {
     "id": 8, "time": 5, "domain": 16, "C": 4, "N": 4, "D": 4, "O": 4, "score": 5, "decision": 8, "nearest": 8,
     "sim.": 4, "overrides": 26,
@@ -182,7 +179,7 @@ def _scored(document: dict[str, Any]) -> list[Text]:
     nearest = scoring["nearest"]
     # A resent text's novelty may be 1e-7 below 0; the table should not show -0.00.
     parts = [Text(f"{scoring['components'][name] + 1e-6:.2f}") for name in COMPONENTS]
-    if scoring["components"]["novelty"] < LOW_NOVELTY:
+    if scoring["components"]["novelty"] < 0.3:  # a novelty below this is highlighted: a very similar trace came before
         parts[1].stylize("bold yellow")
     return [
         Text(_short(document["id"])),

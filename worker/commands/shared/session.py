@@ -99,9 +99,9 @@ class Session:
         for name, topic in described.items():
             if topic.error is TopicAuthorizationFailedError:
                 raise ConfigError(f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)")
-        found = {name: topic.partitions for name, topic in described.items() if topic.error is None}
-        configs, _ = await topic_configs(admin, list(found))  # not reported without the ACL DescribeConfigs
-        return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in found.items()}
+        partitions_of = {name: topic.partitions for name, topic in described.items() if topic.error is None}
+        configs, _ = await topic_configs(admin, list(partitions_of))  # not reported without the ACL DescribeConfigs
+        return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in partitions_of.items()}
 
     async def existing(self, *names: str, created_with: str = "KP_CREATE_TOPICS=true") -> list[Topic]:
         """Return the topics, in order. Raises MissingTopicsError that names the missing ones, ConfigError.
@@ -109,14 +109,14 @@ class Session:
         `created_with`: the settings with which a worker creates them.
         """
         async with self.admin() as admin:
-            found = await self.topics(admin, *names)
-        missing = [name for name in names if name not in found]
+            topics = await self.topics(admin, *names)
+        missing = [name for name in names if name not in topics]
         if missing:
             raise MissingTopicsError(
                 f"missing on {self.settings.bootstrap_servers}: topic {', '.join(missing)}. Correct the name (the KP_ "
                 f"topic settings must be the worker's), or create it: a worker does so with {created_with}"
             )
-        return [found[name] for name in names]
+        return [topics[name] for name in names]
 
     async def topic_id(self, topic: str) -> str:
         """Return the id of a topic, for which control records are signed. Raises KafkaError."""

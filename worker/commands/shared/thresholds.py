@@ -22,7 +22,6 @@ FEW_TRACES: Final = 50
 LEAST_TRACES: Final = 30
 """With fewer traces, no threshold is proposed: the best tenth would be two or three of them."""
 
-RESAMPLES: Final = 2000
 SEED: Final = 1
 
 _SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})(%?)")
@@ -40,8 +39,8 @@ class ShareThreshold(NamedTuple):
 
 def parse_share(text: str) -> Fraction:
     """Read a share, 0.1 or 10%, exactly. Raises ValueError."""
-    found = _SHARE.fullmatch(text.strip())
-    share = Fraction(found[1]) / (100 if found[2] else 1) if found else Fraction(0)
+    match = _SHARE.fullmatch(text.strip())
+    share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(0)
     if not 0 < share <= 1:
         raise ValueError(f"{text!r}: give a share above 0 and up to 1, such as 0.1 or 10%")
     return share
@@ -68,9 +67,9 @@ def share_interval(scores: npt.NDArray[Any], share: Fraction, seed: int = SEED) 
     """
     ordered, count = np.sort(scores), len(scores)
     rank = count - math.ceil(share * count) + 1
-    draws = np.random.default_rng(seed).beta(rank, count + 1 - rank, RESAMPLES)
-    found = ordered[np.minimum((count * draws).astype(np.int64), count - 1)]
-    low, high = np.quantile(found, (0.025, 0.975), method="inverted_cdf")
+    draws = np.random.default_rng(seed).beta(rank, count + 1 - rank, 2000)
+    cutoffs = ordered[np.minimum((count * draws).astype(np.int64), count - 1)]
+    low, high = np.quantile(cutoffs, (0.025, 0.975), method="inverted_cdf")
     return float(low), float(high)
 
 
