@@ -1,6 +1,6 @@
 """The worker's version, as it stands in outputs, dead letters and metrics; and how to install the rest of it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def version_with_commit() -> str:
