@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import kafka_versions, warm
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
-from worker.lab.broker import ports
+from worker.lab.broker import kafka_node
 from worker.lab.broker.kafka_jars import KAFKA_VERSION
 
 __all__ = ["cluster", "hashing", "kafka", "workers"]
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     warm.enabled = not config.option.long
     if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, none takes a port that another one is about to listen on
         mine, of = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        ports.PORT_RANGE = ports.PORT_RANGE[mine::of]
+        kafka_node.PORT_RANGE = kafka_node.PORT_RANGE[mine::of]
     # A job in the background of a shell has SIGINT ignored, and so would the commands whose Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique, wait_until
 from worker.lab.broker import embedded_kafka, kafka_jars
 from worker.lab.broker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
-from worker.lab.broker.ports import free_ports
+from worker.lab.broker.kafka_node import free_ports
 
 
 def processes_naming(text: str) -> list[str]:

@@ -16,8 +16,7 @@ from click.testing import CliRunner, Result
 from worker.cli import cli
 from worker.embed import reference_texts
 from worker.embed.embedder import OFFICIAL_SHA256, Embedding, ModelError, file_sha256
-from worker.embed.model_dir import read_manifest
-from worker.embed.openvino_embedder import OpenVinoEmbedder, runs_here
+from worker.embed.openvino_embedder import OpenVinoEmbedder, read_manifest, runs_here
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 TEXTS = [

@@ -30,7 +30,7 @@ from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topi
 from tests.support.snippets import snippets
 from worker.core.trace import Limits
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-from worker.lab.broker.ports import free_ports
+from worker.lab.broker.kafka_node import free_ports
 from worker.runs.otlp.spans import decoded
 
 pytestmark = pytest.mark.timeout(1200)

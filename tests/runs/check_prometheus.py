@@ -34,7 +34,7 @@ from tests.support.surroundings import topic_settings
 from worker import make_verdict, sign_verdict
 from worker.core.verdicts import SignedVerdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-from worker.lab.broker.ports import free_ports
+from worker.lab.broker.kafka_node import free_ports
 from worker.lab.demo.process import DemoProcess
 
 JUDGE_KEY = b"c" * 32

@@ -37,7 +37,7 @@ from tests.support.snippets import Snippet, snippets
 from tests.support.surroundings import ROOT
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-from worker.lab.broker.ports import free_ports
+from worker.lab.broker.kafka_node import free_ports
 
 DOCUMENT = (ROOT / "docs/publishing.md").read_text("utf-8")
 TOOLS = ROOT / ".cache/snippet-checks"

@@ -33,7 +33,7 @@ from tests.support import warm
 from tests.support.surroundings import ROOT, environment
 from worker.kafka.cluster import describe
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-from worker.lab.broker.ports import free_ports
+from worker.lab.broker.kafka_node import free_ports
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tests.support import kafka_versions
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-from worker.lab.broker.ports import HOST, free_ports
+from worker.lab.broker.kafka_node import HOST, free_ports
 
 NAMES = {
     0: "Produce", 22: "InitProducerId", 24: "AddPartitions", 25: "AddOffsets", 26: "EndTxn", 28: "TxnOffsetCommit",

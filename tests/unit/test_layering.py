@@ -238,10 +238,10 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
         for node in ast.walk(source(module))
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     }
-    # cli: OPENBLAS_NUM_THREADS; model_dir: the user's cache directory; tracing: OpenTelemetry's own variables. The
-    # others start processes.
+    # cli: OPENBLAS_NUM_THREADS; openvino_embedder: the user's cache directory; tracing: OpenTelemetry's own variables.
+    # The others start processes.
     assert readers <= {
-        "config.loading", "cli", "embed.model_dir", "observe.tracing",
+        "config.loading", "cli", "embed.openvino_embedder", "observe.tracing",
         "lab.demo.process", "commands.model", "lab.broker.kafka_node", "lab.broker.kafka_jars",
     }  # fmt: skip
 

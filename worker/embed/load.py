@@ -19,8 +19,7 @@ from worker.embed.embedder import (
     fetch_first,
     is_default,
 )
-from worker.embed.model_dir import default_directory, find_exported
-from worker.embed.openvino_embedder import OpenVinoEmbedder
+from worker.embed.openvino_embedder import OpenVinoEmbedder, default_directory, find_exported
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.embed.embedder import MULTILINGUAL_NAME, MULTILINGUAL_SHA256, ModelError, file_sha256
-from worker.embed.minilm import BertGraph, ExportSource, Tensors
+from worker.embed.export import BertGraph, ExportSource, Tensors
 from worker.embed.reference_texts import recorded_vectors
 
 WEIGHTS_FILE: Final = "e5-small-q4.bin"

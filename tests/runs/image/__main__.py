@@ -23,7 +23,7 @@ from tests.support.builders import read_jsonl
 from tests.support.chaos import LINES
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
-from worker.lab.broker.ports import free_ports
+from worker.lab.broker.kafka_node import free_ports
 
 PATIENCE_S: Final = 120.0
 TRACES: Final = 60

@@ -27,7 +27,7 @@ from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
 from worker.kafka.member import Stop, StoppedError
-from worker.lab.broker.ports import free_ports
+from worker.lab.broker.kafka_node import free_ports
 from worker.observe.metrics import ContributeMetrics
 
 GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))

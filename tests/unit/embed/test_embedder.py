@@ -28,7 +28,7 @@ from worker.embed.embedder import (
     weights_sha256,
 )
 from worker.embed.load import load_embedder
-from worker.embed.model_dir import MANIFEST, default_directory
+from worker.embed.openvino_embedder import MANIFEST, default_directory
 from worker.embed.pool import EmbeddingPool
 from worker.embed.torch_embedder import INSTALL_HINT, SentenceTransformersEmbedder
 

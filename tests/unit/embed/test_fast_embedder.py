@@ -12,17 +12,17 @@ from click.testing import CliRunner
 
 from worker.cli import cli
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, ModelError, file_sha256
-from worker.embed.model_dir import (
+from worker.embed.openvino_embedder import (
     FORMAT,
     MANIFEST,
     CheckedFile,
     ExportedPrecision,
     Manifest,
+    OpenVinoEmbedder,
     default_directory,
     find_exported,
     read_manifest,
 )
-from worker.embed.openvino_embedder import OpenVinoEmbedder
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from worker.embed.embedder import ModelError
-from worker.embed.minilm import open_minilm, read_safetensors
+from worker.embed.export import open_minilm, read_safetensors
 from worker.embed.reference_texts import TEXTS, recorded_vectors
 
 
@@ -69,7 +69,7 @@ def test_a_directory_without_the_model_is_named(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ModelError, match=f"{tmp_path} has no model.safetensors"):
         open_minilm(np, tmp_path)
     (tmp_path / "model.safetensors").touch()
-    monkeypatch.setattr("worker.embed.minilm.check_weights", lambda requested, digest: None)
+    monkeypatch.setattr("worker.embed.export.check_weights", lambda requested, digest: None)
     with pytest.raises(ModelError, match=f"{tmp_path} is not the directory of all-MiniLM-L6-v2"):
         open_minilm(np, tmp_path)
 

@@ -27,8 +27,7 @@ from worker.embed.embedder import (
     is_default,
 )
 from worker.embed.load import load_configured, slow_runtime
-from worker.embed.model_dir import find_exported
-from worker.embed.openvino_embedder import PRECISIONS, runs_here
+from worker.embed.openvino_embedder import PRECISIONS, find_exported, runs_here
 
 MODEL_SECONDS: Final = 120.0
 """Time limit for loading the model and embedding with it."""

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from worker.lab.broker.kafka_jars import KAFKA_VERSION, BrokerError, Runtime, default_cache, install
-from worker.lab.broker.kafka_node import STOP_TIMEOUT_S, KafkaNode, server_properties
-from worker.lab.broker.ports import free_ports, is_free
+from worker.lab.broker.kafka_node import STOP_TIMEOUT_S, KafkaNode, free_ports, is_free, server_properties
 
 __all__ = ["KAFKA_VERSION", "BrokerError", "EmbeddedKafka"]
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from worker.config import PREFIX, Settings
-from worker.lab.broker.ports import HOST, free_ports
+from worker.lab.broker.kafka_node import HOST, free_ports
 from worker.lab.demo.console import step
 from worker.observe.metrics import quantile
 
