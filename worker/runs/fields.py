@@ -102,21 +102,27 @@ def json_documents(text: str | bytes) -> tuple[list[Any], ValueError | None]:
     A line has several where a file without a last line break was copied in front of another one.
     """
     values: list[Any] = []
+    begin = 0
     try:
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text), "surrogatepass")
-        text = text.strip(" \t\n\r")
-        while text or not values:
-            value, end = _decoder.raw_decode(text)
+        begin = _behind_blanks(text, 0)
+        while begin < len(text) or not values:
+            value, end = _decoder.raw_decode(text, begin)
             values.append(value)
-            text = text[end:].lstrip(" \t\n\r")
+            begin = _behind_blanks(text, end)
     except json.JSONDecodeError as error:
-        return values, ValueError(f"{error.msg} at character {error.pos + 1}")
+        return values, ValueError(f"{error.msg} at character {error.pos - begin + 1}")
     except RecursionError:
         return values, ValueError("it is nested too deeply")
     except ValueError as error:
         return values, error
     return values, None
+
+
+def _behind_blanks(text: str, begin: int) -> int:
+    blanks = re.compile(r"[ \t\n\r]+").match(text, begin)
+    return begin if blanks is None else blanks.end()
 
 
 def _refuse_constant(name: str) -> NoReturn:
