@@ -89,11 +89,11 @@ async def reach_any(settings: Settings, client: Mapping[str, Any]) -> Unreachabl
     asked = [asyncio.create_task(_ask(client, address)) for address in split_servers(client["bootstrap_servers"])]
     faults: list[BrokerFault] = []
     try:
-        for answer in asyncio.as_completed(asked):
-            brokers = await answer
-            if not isinstance(brokers, BrokerFault):
+        for next_answer in asyncio.as_completed(asked):
+            answer = await next_answer
+            if not isinstance(answer, BrokerFault):
                 return None
-            faults.append(brokers)
+            faults.append(answer)
     finally:
         for task in asked:
             task.cancel()
