@@ -274,6 +274,15 @@ def test_a_request_that_is_too_large_closes_early(tmp_path: Path) -> None:
     assert len(texts(closed[0].request)) < 100
 
 
+def test_lines_that_later_ones_may_take_back_are_kept_up_to_the_size_of_a_request(tmp_path: Path) -> None:
+    header = b'{"sessionId": "g", "projectHash": "h"}'
+    said = [b'{"id": "m%d", "type": "%s", "content": "x"}' % (it, (b"user", b"gemini")[it % 2]) for it in range(2000)]
+    put(tmp_path / "g.jsonl", [line + b"\n" for line in (header, *said)])
+    files = SessionFiles(tmp_path, FORMATS["gemini-cli"], IDLE, 1000)
+    files.start(())
+    assert len(polled(files)) > 500  # before anything closes the session
+
+
 def test_what_is_no_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "folder.jsonl").mkdir()

@@ -177,7 +177,10 @@ class Session:
     @property
     def open_since(self) -> int | None:
         """The position of the first line that is still needed; None if reading may continue after the last one."""
-        return min((run.first for run in self._open.values()), default=None)
+        firsts = [run.first for run in self._open.values()]
+        if self.format is not None and self.format.revised is not None:
+            firsts += [at for _, at in self._kept[:1]]
+        return min(firsts, default=None)
 
     @property
     def open_names(self) -> set[tuple[str, str]]:
