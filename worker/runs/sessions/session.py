@@ -102,19 +102,20 @@ class _Open:
 
     def _earlier(self, said: Said, message: Message, part: Part, number: int) -> _Place | None:
         """Return where an earlier version of a part is. `number`: its place among its line's parts of this kind."""
+        call = part.call_id if isinstance(part, ToolCall | ToolResult) else said.message
+        places = self._places.get((type(part).__name__, call), [])
+        latest = places[-100:]  # far more than a message has, but a file may repeat an id without end
         if isinstance(part, ToolCall | ToolResult):
-            for place in self._places.get((type(part).__name__, part.call_id), ()):
+            answered = isinstance(part, ToolResult) or ("ToolResult", part.call_id) in self._places
+            for place in latest:
                 known = self._at(place)
-                answered = isinstance(part, ToolResult) or ("ToolResult", part.call_id) in self._places
                 if known == part or (known is not None and not answered):
                     return place
             return None
-        places = [
-            place for place in self._places.get((type(part).__name__, said.message), ()) if self._at(place) is not None
-        ]
         if len(message.parts) > 1:  # a line with the whole message so far
-            return places[number] if number < len(places) else None
-        for place in places:
+            there = [place for place in places if self._at(place) is not None]
+            return there[number] if number < len(there) else None
+        for place in latest:
             known = self._at(place)
             if isinstance(known, Text | Reasoning):
                 begin, whole = sorted((known.text.rstrip(" .\u2026\n"), part.text), key=len)
