@@ -497,11 +497,7 @@ class AssembleMetrics:
         self.parts = counter("kp_assemble_parts_total", "Parts of records given to runs: one per trace in a record.")
         self.repeated = counter("kp_assemble_repeated_parts_total", "Parts that came again while their run was open.")
         self.spans = counter("kp_assemble_spans_total", "Spans of closed runs.")
-        self.closed = counter(
-            "kp_assemble_closed_runs_total",
-            "Closed runs.",
-            cause=CAUSES,
-        )
+        self.closed = counter("kp_assemble_closed_runs_total", "Closed runs.", cause=CAUSES)
         self.traces = counter("kp_assemble_traces_total", "Traces written to the worker's source topic.")
         self.shortened = counter(
             "kp_assemble_shortened_traces_total",
