@@ -11,7 +11,7 @@ from tests.support.config_schema import config_schema
 from tests.support.surroundings import ROOT
 from worker.assemble.traces import rules_from
 from worker.config import Settings, describe, load
-from worker.kafka.cluster.topic_plan import (
+from worker.kafka.cluster.topics import (
     AFTER,
     CHANGELOG_CONFIG,
     DEAD_LETTER_OVERHEAD,

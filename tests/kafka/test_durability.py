@@ -33,7 +33,7 @@ from worker.core.changelog import SLACK, decode, encode, slot_key, text_hash
 from worker.core.epochs import MARKER_KEY
 from worker.core.restore import Log
 from worker.core.trace import embedding_text, parse_trace
-from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.cluster.topics import CHANGELOG_CONFIG
 from worker.kafka.restore import AT_ONCE, read_logs
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 

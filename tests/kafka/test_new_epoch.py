@@ -26,7 +26,7 @@ from worker.core.changelog import SLACK, decode
 from worker.core.epochs import MARKER_KEY
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
-from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.cluster.topics import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 BROKEN = b'{"not": "a trace"}'

@@ -11,7 +11,7 @@ from tests.support.kafka_fixtures import create_topics
 from tests.support.output_embedding import decode
 from tests.support.stage import Stage, Workers
 from worker.core.documents import embedding_bytes
-from worker.kafka.cluster.topic_plan import OUTPUT_OVERHEAD
+from worker.kafka.cluster.topics import OUTPUT_OVERHEAD
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 

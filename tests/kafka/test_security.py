@@ -35,7 +35,7 @@ from tests.support.secure_kafka import (
 from tests.support.stage import Workers
 from tests.support.surroundings import ROOT
 from worker.config import load
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.connections import client_arguments
 from worker.stream.faust_consumer import Membership
 
 LINES = (ROOT / "tests" / "data" / "traces.jsonl").read_bytes().splitlines()

@@ -16,7 +16,7 @@ from tests.support.contribute import Booth
 from tests.support.kafka_fixtures import WorkerProcess, admin, committed, produce
 from tests.support.registry import RegistryProcess
 from tests.support.stage import LINES, Stage, Workers
-from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.cluster.topics import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 SECONDS = 10.0

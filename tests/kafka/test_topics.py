@@ -24,24 +24,25 @@ from worker.config import ConfigError, load
 from worker.core.records import BATCH_OVERHEAD, encoded_size
 from worker.core.track_record import TrackRecord, encode_row
 from worker.kafka.cluster import connections
-from worker.kafka.cluster.client import client_arguments
-from worker.kafka.cluster.connections import connected_admin
+from worker.kafka.cluster.connections import client_arguments, connected_admin
 from worker.kafka.cluster.describe import TopicDescription
-from worker.kafka.cluster.topic_plan import (
+from worker.kafka.cluster.topics import (
     AFTER,
     BEFORE,
     CHANGELOG_CONFIG,
     CODECS,
     LARGEST_RECORD_BYTES,
     NO_LIMIT,
+    Layout,
     Observed,
     TopicPlan,
     codec_problems,
+    create_missing,
     look,
     plan,
+    prepare_topics,
     problems,
 )
-from worker.kafka.cluster.topics import Layout, create_missing, prepare_topics
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 

@@ -30,7 +30,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 import msgspec
 import numpy as np
 
-import worker.kafka.cluster.client
+import worker.kafka.cluster.connections
 import worker.kafka.writing.transaction
 import worker.stream.partition_factory
 from worker import config
@@ -210,7 +210,7 @@ def install() -> None:
     factory.read_logs = _slowly(factory.read_logs)
     transaction.find_refused_rows = _stepped(transaction.find_refused_rows)
     if metadata_ms := os.environ.get("TEST_METADATA_MS"):
-        client: Any = worker.kafka.cluster.client
+        client: Any = worker.kafka.cluster.connections
         client.METADATA_MS = int(metadata_ms)
     if os.environ.get("TEST_DECISIONS"):
         Evaluator.decide = _noted(Evaluator.decide)  # type: ignore[method-assign, assignment]

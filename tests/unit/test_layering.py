@@ -91,7 +91,7 @@ AIOKAFKA_MODULES = {module.name for module in pkgutil.walk_packages(aiokafka.__p
 
 AIOKAFKA_INTERNAL = {
     # a module that aiokafka does not document: the modules that may import names without an underscore from it
-    "aiokafka.codec": {"kafka.cluster.topic_plan"},  # which codecs it can read
+    "aiokafka.codec": {"kafka.cluster.topics"},  # which codecs it can read
     "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
     "aiokafka.partitioner": {"kafka.writing.rows"},  # the partition of a key, as all clients choose it
     "aiokafka.protocol": {  # requests that no method of its clients sends

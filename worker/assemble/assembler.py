@@ -26,7 +26,7 @@ from worker.core.records import ASSEMBLED, BATCH_OVERHEAD, RECORD_OVERHEAD, SPAN
 from worker.core.restore import Log
 from worker.core.terminal import clean, number_of
 from worker.kafka.aiokafka_private import count_partitions
-from worker.kafka.cluster.client import prepare_clients
+from worker.kafka.cluster.connections import prepare_clients
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member

@@ -13,16 +13,19 @@ from aiokafka.admin import AIOKafkaAdminClient
 from worker.config import ConfigError, Settings
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS
 from worker.kafka.cluster.connections import prepare_patiently
-from worker.kafka.cluster.topic_plan import (
+from worker.kafka.cluster.topics import (
     BEFORE,
     CHANGELOG_CONFIG,
     DEAD_LETTER_OVERHEAD,
+    SETTLE_ATTEMPTS,
     MissingTopicsError,
     Observed,
     TopicPlan,
+    create,
+    create_missing,
     look_at,
+    settled,
 )
-from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create, create_missing, settled
 from worker.kafka.writing.rows import OutputTopic
 
 SPANS_CONFIG: Final[Mapping[str, str]] = {

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from worker.commands.shared.shown import PlainTable
     from worker.config import Settings
-    from worker.kafka.cluster.topic_plan import Observed, Problem, TopicPlan
+    from worker.kafka.cluster.topics import Observed, Problem, TopicPlan
 
 
 class ConfigRow(Struct, frozen=True):
@@ -101,11 +101,9 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
     from worker.commands.shared.marks import marks_plan, marks_topic
     from worker.config import ConfigError
     from worker.contribute.contributor import contribute_plan, create_contributed, look_at_contributed
-    from worker.kafka.cluster.client import prepare_clients
-    from worker.kafka.cluster.connections import connected_admin
+    from worker.kafka.cluster.connections import connected_admin, prepare_clients
     from worker.kafka.cluster.errors import error_text
-    from worker.kafka.cluster.topic_plan import Problem, look, look_at, plan, problems
-    from worker.kafka.cluster.topics import create_missing
+    from worker.kafka.cluster.topics import Problem, create_missing, look, look_at, plan, problems
 
     client = {**prepare_clients(settings), "request_timeout_ms": 10_000}
     try:
@@ -143,7 +141,7 @@ async def _create_marks(admin: AIOKafkaAdminClient, settings: Settings) -> Probl
     from worker.commands.shared.marks import create_marks_topic, marks_topic
     from worker.commands.shared.session import Session
     from worker.config import ConfigError
-    from worker.kafka.cluster.topic_plan import Problem
+    from worker.kafka.cluster.topics import Problem
 
     try:
         await create_marks_topic(Session(settings), admin, marks_topic(settings))
@@ -172,7 +170,7 @@ def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: s
 
 def _bound(variable: str, name: str) -> str:
     """Return the comparison for a setting of the topic that `variable` names: ">=", "<=", or "" for equality."""
-    from worker.kafka.cluster.topic_plan import AFTER
+    from worker.kafka.cluster.topics import AFTER
 
     if name == AFTER and variable == "KP_SOURCE_TOPIC":
         return "<="

@@ -21,19 +21,19 @@ from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import CONTRIBUTED, Gate
 from worker.core.records import DEAD_LETTER
 from worker.core.terminal import number_of
-from worker.kafka.cluster.client import prepare_clients
-from worker.kafka.cluster.connections import prepare_patiently
+from worker.kafka.cluster.connections import prepare_clients, prepare_patiently
 from worker.kafka.cluster.describe import current_limit
-from worker.kafka.cluster.topic_plan import (
+from worker.kafka.cluster.topic_watch import TopicWatch
+from worker.kafka.cluster.topics import (
     DEAD_LETTER_OVERHEAD,
+    SETTLE_ATTEMPTS,
     MissingTopicsError,
     Observed,
     TopicPlan,
+    create,
     deleted_early,
     look_at,
 )
-from worker.kafka.cluster.topic_watch import TopicWatch
-from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
 from worker.kafka.member import Claim, Member
 from worker.kafka.restore import Position
 from worker.kafka.writing.publisher import ExactlyOncePublisher

@@ -41,7 +41,7 @@ from aiokafka.protocol.transaction import (
 from aiokafka.structs import BrokerMetadata
 
 from worker.kafka import aiokafka_private as private
-from worker.kafka.cluster.client import LOST_SECONDS, patch_aiokafka
+from worker.kafka.cluster.connections import LOST_SECONDS, patch_aiokafka
 from worker.kafka.reading.fetches import Consumer, PartitionFetch, PartitionReader, Reading
 
 THEIR_RECORDS: Any = private.PartitionRecords.__base__

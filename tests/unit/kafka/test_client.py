@@ -15,7 +15,7 @@ from aiokafka.conn import AIOKafkaConnection
 from tests.support.secure_kafka import KEY_PASSWORD, PASSWORD, Files
 from tests.support.surroundings import ROOT
 from worker.config import ConfigError, Settings, load
-from worker.kafka.cluster.client import client_arguments, patch_aiokafka
+from worker.kafka.cluster.connections import client_arguments, patch_aiokafka
 
 TLS = {"security_protocol": "SSL"}
 PLAIN = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "u"}
@@ -56,8 +56,8 @@ def test_whoever_makes_clients_has_patched_aiokafka() -> None:
     """Otherwise their connections would miss a lost broker, and ignore a refused token. `config check` makes none."""
     texts = {path.name: path.read_text("utf-8") for path in (ROOT / "worker").rglob("*.py")}
     assert sorted(name for name, text in texts.items() if re.search(r"\bclient_arguments\(", text)) == [
-        "client.py",
         "config.py",
+        "connections.py",
     ]
     assert sum("prepare_clients(" in text for text in texts.values()) >= 6
 

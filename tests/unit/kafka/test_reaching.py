@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from worker.config import Settings
-from worker.kafka.cluster.client import client_arguments
-from worker.kafka.cluster.connections import BrokerFault, UnreachableError, connected_admin
+from worker.kafka.cluster.connections import BrokerFault, UnreachableError, client_arguments, connected_admin
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from worker.commands.shared.options import load_settings
 from worker.config import ConfigError, Loaded, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
 from worker.embed.openvino_embedder import default_directory
-from worker.kafka.cluster.topic_plan import CODECS, codec_problems
+from worker.kafka.cluster.topics import CODECS, codec_problems
 from worker.observe.tracing import start_tracing
 from worker.stream.worker import START_CHECKS
 

@@ -18,8 +18,7 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.shared.session import read_to
 from worker.config import ConfigError, Settings
 from worker.core.terminal import number_of
-from worker.kafka.cluster.client import prepare_clients
-from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault
+from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault, prepare_clients
 from worker.kafka.cluster.describe import (
     TopicDescription,
     apis_of,
@@ -28,7 +27,7 @@ from worker.kafka.cluster.describe import (
     transactions_of,
 )
 from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topic_plan import (
+from worker.kafka.cluster.topics import (
     CHANGELOG_CONFIG,
     MissingTopicsError,
     Observed,

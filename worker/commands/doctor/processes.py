@@ -31,10 +31,9 @@ from worker.contribute.registry import (
     registry_key,
     stated_rate,
 )
-from worker.kafka.cluster.client import prepare_clients
-from worker.kafka.cluster.connections import connected_admin
+from worker.kafka.cluster.connections import connected_admin, prepare_clients
 from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topic_plan import deleted_early
+from worker.kafka.cluster.topics import deleted_early
 from worker.observe.metrics import ContributeMetrics
 
 ANSWER_SECONDS: Final = 10.0

@@ -27,7 +27,7 @@ from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scoring import accepts_too_few, unused_profiles, without_profile
 from worker.core.terminal import number_of
 from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topic_plan import MissingTopicsError
+from worker.kafka.cluster.topics import MissingTopicsError
 
 Found = TypeVar("Found")
 

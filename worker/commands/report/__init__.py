@@ -205,7 +205,7 @@ def _standings(settings: Settings) -> Standings:
     """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises SettingsError."""
     from worker.commands.shared.placed_verdicts import Standings, read_judged
     from worker.config import ConfigError
-    from worker.kafka.cluster.topic_plan import MissingTopicsError
+    from worker.kafka.cluster.topics import MissingTopicsError
 
     try:
         standings = asyncio.run(read_judged(settings))

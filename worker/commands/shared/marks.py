@@ -21,8 +21,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from worker.commands.shared.session import Session, Topic, read_to
 from worker.config import ConfigError, Settings
 from worker.core.records import SourceRecord
-from worker.kafka.cluster.topic_plan import TopicPlan
-from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
+from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, TopicPlan, create
 from worker.kafka.writing.producer import PublishError
 from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row, TopicRefusedError, by_partition
 

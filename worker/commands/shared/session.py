@@ -18,11 +18,18 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from worker.config import ConfigError, Settings
 from worker.core.records import SourceRecord
-from worker.kafka.cluster.client import prepare_clients
-from worker.kafka.cluster.connections import Client, committed_reader, connected, connected_admin, running, unreachable
+from worker.kafka.cluster.connections import (
+    Client,
+    committed_reader,
+    connected,
+    connected_admin,
+    prepare_clients,
+    running,
+    unreachable,
+)
 from worker.kafka.cluster.describe import describe_topics, topic_configs, topic_id
 from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topic_plan import DEFAULT_MAX_BYTES, MissingTopicsError
+from worker.kafka.cluster.topics import DEFAULT_MAX_BYTES, MissingTopicsError
 from worker.kafka.reading.fetches import Consumer, Reading
 from worker.kafka.writing.producer import PublishError
 

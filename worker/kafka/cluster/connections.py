@@ -1,4 +1,4 @@
-"""Open admin clients, consumers and producers, and find out why brokers cannot be reached."""
+"""A process's clients: their common arguments, with TLS and SASL, opening them, and why no broker can be reached."""
 
 from __future__ import annotations
 
@@ -6,33 +6,175 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
-from worker.config import ConfigError, Settings
-from worker.kafka.aiokafka_private import ask_once, closed, sender_task, split_servers
+from worker.config import PREFIX, ConfigError, Settings
+from worker.kafka.aiokafka_private import (
+    ask_once,
+    check_oauth_answers,
+    closed,
+    notice_lost_brokers,
+    sender_task,
+    split_servers,
+)
 from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
 from worker.kafka.reading.fetches import Consumer, Reading
 from worker.kafka.writing.producer import Producer, PublishError
 
 log = logging.getLogger(__name__)
 
-PROBE_MS: Final = 5000  # how long one broker may take to answer
-NAMED: Final = 3  # brokers that an error names, each with its reason
+METADATA_MS: Final = 30_000  # the longest time until new partitions of the source are noticed
 
-CONNECTION_ARGUMENTS: Final = (
-    "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
-    "sasl_oauth_token_provider",
-)  # fmt: skip
-"""A client's arguments that a single connection takes."""
+LOST_SECONDS: Final = 10
+"""How long a broker may be unreachable before its connections end. Longer than a switch or a route takes to fail over;
+shorter than KP_SESSION_TIMEOUT_SECONDS and KP_TRANSACTION_TIMEOUT_SECONDS, so that time is left for another broker."""
+
+SENT_IN_THE_CLEAR: Final = {
+    "PLAIN": "the password",
+    "SCRAM-SHA-256": "password proofs (open to offline guessing)",
+    "SCRAM-SHA-512": "password proofs (open to offline guessing)",
+    "OAUTHBEARER": "the token",
+}
+
+
+def prepare_clients(settings: Settings) -> dict[str, Any]:
+    """Patch aiokafka and return the `client_arguments`. Raises ConfigError for an unusable file."""
+    patch_aiokafka()
+    return client_arguments(settings)
+
+
+def patch_aiokafka() -> None:
+    """Patch aiokafka for all clients of this process; call it before the first one starts. May be called again."""
+    check_oauth_answers()
+    notice_lost_brokers(LOST_SECONDS)
+
+
+def client_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the aiokafka arguments shared by all clients; never log them. Raises ConfigError for an unusable file."""
+    arguments: dict[str, Any] = {
+        "bootstrap_servers": settings.bootstrap_servers,
+        "client_id": settings.group_id,
+        "metadata_max_age_ms": METADATA_MS,
+        "security_protocol": settings.security_protocol,
+    }
+    if settings.uses_tls:
+        arguments["ssl_context"] = _tls(settings)
+    if settings.uses_sasl:
+        arguments |= _login(settings)
+        if not settings.uses_tls:
+            log.warning(
+                "KP_SECURITY_PROTOCOL=SASL_PLAINTEXT: %s and all records cross the network unencrypted; use SASL_SSL",
+                SENT_IN_THE_CLEAR[str(settings.sasl_mechanism)],
+            )
+    return arguments
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    authority = settings.tls_ca_file
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(_unusable("KP_TLS_CA_FILE", authority, error, "PEM file of certificates")) from error
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # Debian's Python sets none
+    certificate, key = settings.tls_certificate_file, settings.tls_key_file
+    if certificate is not None:
+        password = _secret(settings, "tls_key_password")
+        for variable, path in (("KP_TLS_CERTIFICATE_FILE", certificate), ("KP_TLS_KEY_FILE", key)):
+            if path is not None:
+                _read(variable, path)  # OpenSSL does not say which of the two it cannot open
+        try:
+            context.load_cert_chain(certificate, key, _KeyPassword(password))
+        except OSError as error:
+            hint = "a PEM certificate and its private key"
+            if password is not None:
+                hint += ", and KP_TLS_KEY_PASSWORD must be the key's"
+            raise ConfigError(_unusable("KP_TLS_CERTIFICATE_FILE", certificate, error, hint, key)) from error
+    return context
+
+
+class _KeyPassword:
+    """Gives a key's password to OpenSSL, which would otherwise ask on the terminal."""
+
+    def __init__(self, password: str | None) -> None:
+        self._password = password
+
+    def __call__(self) -> str:
+        if self._password is None:
+            raise ConfigError("the private key is encrypted: set KP_TLS_KEY_PASSWORD_FILE or KP_TLS_KEY_PASSWORD")
+        return self._password
+
+
+def _unusable(variable: str, path: Path | None, error: OSError, needed: str, key: Path | None = None) -> str:
+    files = f"{variable}={path}" + ("" if key is None else f" with KP_TLS_KEY_FILE={key}")
+    return f"{files} cannot be used: {error.strerror or error}; it must be a {needed}"
+
+
+def _login(settings: Settings) -> dict[str, Any]:
+    if settings.sasl_token_file is not None:
+        provider = TokenFile(settings.sasl_token_file)
+        provider.read()
+        return {"sasl_mechanism": settings.sasl_mechanism, "sasl_oauth_token_provider": provider}
+    return {
+        "sasl_mechanism": settings.sasl_mechanism,
+        "sasl_plain_username": settings.sasl_username,
+        "sasl_plain_password": _secret(settings, "sasl_password"),
+    }
+
+
+def _secret(settings: Settings, name: str) -> str | None:
+    value, path = getattr(settings, name), getattr(settings, f"{name}_file")
+    if path is not None:
+        return _read(f"{PREFIX}{name.upper()}_FILE", path).rstrip("\r\n")
+    return None if value is None else str(value.get_secret_value())
+
+
+def _read(variable: str, path: Path) -> str:
+    """Return a file's text. Raises ConfigError if it cannot be read or is empty, without its content."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(
+            f"{variable}={path} cannot be read: {reason}; check the path, the mount and the permissions"
+        ) from None
+    if not text.strip():
+        raise ConfigError(f"{variable}={path} is empty; the secret or sidecar that provides it has not written it yet")
+    return text
+
+
+class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
+    """Reads the bearer token from its file for each new connection, so the file may be replaced at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> str:
+        """Return the token. Raises ConfigError."""
+        return _read("KP_SASL_TOKEN_FILE", self._path).strip()
+
+    async def token(self) -> str:
+        """Return the token. Raises KafkaError, after which aiokafka retries the connection later."""
+        try:
+            return await asyncio.to_thread(self.read)
+        except ConfigError as error:
+            raise KafkaError(str(error)) from None
+
+
+# -- why no broker can be reached
+
+PROBE_MS: Final = 5000  # how long one broker may take to answer
 
 Address = tuple[str, int]
 
@@ -122,7 +264,9 @@ async def find_fault(client: Mapping[str, Any]) -> BrokerFault | None:
 
 
 async def _ask(client: Mapping[str, Any], address: Address, *, advertised: bool = False) -> list[Address] | BrokerFault:
-    arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
+    arguments = {
+        name: value for name, value in client.items() if name not in ("bootstrap_servers", "metadata_max_age_ms")
+    }
     try:
         async with asyncio.timeout(PROBE_MS / 1000):  # a name server may not answer either
             answer = await ask_once(*address, MetadataRequest([]), request_timeout_ms=PROBE_MS, **arguments)
@@ -138,7 +282,7 @@ async def _ask(client: Mapping[str, Any], address: Address, *, advertised: bool 
 def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> UnreachableError:
     """Return the error that names the brokers, or only the one with a failed login."""
     final = [fault for fault in faults if is_final(fault.cause)]
-    named = final[:1] or faults[:NAMED]
+    named = final[:1] or faults[:3]
     alone = named[0].where == settings.bootstrap_servers
     text = ", ".join(fault.words() if alone else f"{fault.where} ({fault.words()})" for fault in named)
     advice = next((advice for fault in named if (advice := fault.advice())), None)
@@ -148,6 +292,8 @@ def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> Unreachable
         final=bool(final),
     )
 
+
+# -- opening clients
 
 Client = TypeVar("Client", bound=AIOKafkaConsumer | AIOKafkaProducer | Producer)
 Result = TypeVar("Result")
@@ -218,7 +364,7 @@ class _Patience:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._until = time.monotonic() + seconds
-        self._told = False
+        self._logged = False
 
     def left(self) -> float:
         """Return the seconds left."""
@@ -228,8 +374,8 @@ class _Patience:
         """Pause before the next attempt. Raises the failure if it is final or the time is up."""
         if final or not self.left():
             raise failure
-        if not self._told:
-            self._told = True
+        if not self._logged:
+            self._logged = True
             log.warning("%s; trying again for %.0f s", failure, self._seconds)
         await asyncio.sleep(RETRY_SECONDS)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from worker.config import load
-from worker.kafka.cluster.topic_plan import AFTER, NO_LIMIT, Observed, _small_outputs
+from worker.kafka.cluster.topics import AFTER, NO_LIMIT, Observed, _small_outputs
 
 
 @pytest.mark.parametrize(
