@@ -1,4 +1,4 @@
-"""The image's parts that need no engine: lock file, build context, health check. tests/runs/image has the rest."""
+"""The image's parts that need no engine: lock file, build context, health check. tests/runs/image.py has the rest."""
 
 import asyncio
 import re
