@@ -58,7 +58,7 @@ HOMES = (
         "mode": {"stream.faust_consumer"},
         "cramjam": {"kafka.reading.compression"},
         "simsimd": {"core.scan"},
-        "re2": {"redact.own", "redact.strict"},
+        "re2": {"redact.markers", "redact.strict"},
         "aiohttp": {
             "observe.http_server",
             "contribute.registry",

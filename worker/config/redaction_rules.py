@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from worker.core.control import Judges
     from worker.core.scorer import EvaluationConfig
     from worker.redact.documents import Rules
-    from worker.redact.own import OwnPattern
+    from worker.redact.markers import OwnPattern
 
 MOST_PATTERNS: Final = 100
 MOST_BYTES: Final = 1 << 20
@@ -56,7 +56,7 @@ def screening(settings: Settings) -> Screen | None:
 
 
 def _read(file: Path) -> tuple[OwnPattern, ...]:
-    from worker.redact.own import MOST_INSTRUCTIONS
+    from worker.redact.markers import MOST_INSTRUCTIONS
 
     where = f"KP_REDACT_PATTERNS_FILE={file}"
     try:
@@ -94,7 +94,7 @@ def _read(file: Path) -> tuple[OwnPattern, ...]:
 
 
 def _pattern(where: str, number: int, table: Any) -> OwnPattern:
-    from worker.redact.own import own_pattern
+    from worker.redact.markers import own_pattern
 
     place = f"{where}: pattern {number}"
     known = {"name", "pattern", "replacement"}

@@ -11,15 +11,23 @@ import msgspec
 
 from worker.core.records import LEVELS, STRICT_TYPES, TYPES
 from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, ReasoningTrace, Step, Task, Tool
-from worker.redact.markers import Found, put_markers
-from worker.redact.own import OwnPattern, replace_own
-from worker.redact.reference import PASSWORD_MARKER, found_by_reference, redact_as_reference
-from worker.redact.strict import find_secrets
-from worker.redact.strict.fold import fold
-from worker.redact.strict.names import NO, is_secret_after, is_secret_member, named_secret
+from worker.redact.markers import OwnPattern, replace_own
+from worker.redact.names import (
+    IF_RANDOM,
+    NO,
+    PASSWORD,
+    TOKEN,
+    VALUE_MEMBERS,
+    is_given,
+    labels_secret,
+    looks_secret,
+    strength_of,
+)  # fmt: skip
+from worker.redact.reference import PASSWORD_MARKER, redact_as_reference
+from worker.redact.strict import fold, redact_strictly
 
 RULES: Final = ("reference", "strict")
-"""The sets of rules: the SDK's, and those plus rules for other secrets in transcripts (strict/)."""
+"""The sets of rules: the SDK's, and those plus rules for other secrets in transcripts (strict.py)."""
 
 
 class Rules(NamedTuple):
@@ -101,27 +109,18 @@ def _checked(level: str, rules: str | Rules) -> Rules:
 def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
     before, text = text, redact_as_reference(text, level, counts)
     if rules.name == "strict":
-        text = _redact_strictly(text, level, counts)
+        text = redact_strictly(text, level, counts)
         # Markers reveal secrets after or between them; after these rounds, redaction is idempotent.
         for _ in range(_MOST_ROUNDS if len(text) <= _SHORT else 1):
             if text == before:
                 break
-            before, text = text, _redact_strictly(redact_as_reference(text, level, counts), level, counts)
+            before, text = text, redact_strictly(redact_as_reference(text, level, counts), level, counts)
     return replace_own(rules.own, text, counts) if rules.own else text
 
 
 _MOST_ROUNDS: Final = 4
 _SHORT: Final = 1 << 14
 """Characters of a text that gets up to _MOST_ROUNDS; a longer one gets one, so that time is bounded."""
-
-
-def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
-    folded = fold(text)
-    found = find_secrets(folded.text, level)
-    if folded.text is not text:
-        found += found_by_reference(folded.text, level)
-        found = [Found(*folded.original(start, end), kind) for start, end, kind in found]
-    return put_markers(text, found, counts) if found else text
 
 
 _decoder: Final = msgspec.json.Decoder(dict[str, Any], float_hook=lambda number: msgspec.Raw(number.encode()))
@@ -174,7 +173,7 @@ class _Walk:
 
     def _fill_object(self, source: dict[str, Any], target: dict[str, Any], place: int) -> None:
         read = [self._name(name) for name in source]
-        named = named_secret(source) if self._strict else NO
+        named = _named_secret(source) if self._strict else NO
         taken = {name for name, (cleaned, _) in zip(source, read, strict=True) if name == cleaned}
         numbers: dict[str, int] = {}
         for (name, value), (cleaned, is_password) in zip(source.items(), read, strict=True):
@@ -182,7 +181,7 @@ class _Walk:
             if place == _TRACE and name == "id":
                 target[unique] = value
             elif (is_password and not (place == _SCHEMA and isinstance(value, dict | list))) or (
-                self._strict and place != _SCHEMA and name not in _FIELDS and is_secret_member(name, value, named)
+                self._strict and place != _SCHEMA and name not in _FIELDS and _is_secret_member(name, value, named)
             ):
                 target[unique] = self._password(value)
             else:
@@ -194,7 +193,7 @@ class _Walk:
         before: Any = None
         for item in source:
             secret = self._strict and isinstance(before, str) and isinstance(item, str)
-            yield self._password(item) if secret and is_secret_after(before, item) else self._value(item, inside)
+            yield self._password(item) if secret and _is_secret_after(before, item) else self._value(item, inside)
             before = item
 
     def _name(self, name: str) -> tuple[str, bool]:
@@ -224,3 +223,46 @@ def _unique(name: str, taken: set[str], numbers: dict[str, int]) -> str:
         unique = f"{name}#{numbers[name]}"
     taken.add(unique)
     return unique
+
+
+# -- members of a document whose whole values are secrets
+
+
+def _is_secret_member(name: str, value: Any, named: int) -> bool:
+    """Return whether the whole value of a member is a secret. `named`: `_named_secret` of its object."""
+    strength = strength_of(fold(name).text.strip().strip("-.:"))
+    if named and name.lower() in VALUE_MEMBERS:
+        strength = max(strength, named)
+    if strength == NO:
+        return False
+    if isinstance(value, str):
+        return is_given(fold(value).text.strip(), strength)
+    if isinstance(value, dict | list):
+        # only numbers: this is usage (`"tokens": {"prompt": 5}`)
+        parts = value.values() if isinstance(value, dict) else value
+        return strength >= TOKEN and any(isinstance(part, str | dict | list) for part in parts)
+    return strength == PASSWORD and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _named_secret(source: dict[str, Any]) -> int:
+    """Return how strongly a member names the secret in another one: {"name": "DB_PASSWORD", "value": "x"}."""
+    strength = NO
+    if len(source) <= 8:
+        for name, value in source.items():
+            if isinstance(value, str) and len(value) <= 100:
+                if name.lower() in _NAME_MEMBERS and (of_value := strength_of(value)) > IF_RANDOM:
+                    strength = max(strength, min(of_value, TOKEN))
+                elif labels_secret(name, value):
+                    strength = TOKEN
+    return strength
+
+
+_NAME_MEMBERS: Final = frozenset(("name", "key", "header", "variable", "field", "env", "param", "parameter", "option"))
+
+
+def _is_secret_after(before: str, value: str) -> bool:
+    """Return whether an array item is a secret because of the item before it: ["--password", "x"]."""
+    strength = strength_of(before.strip("-:")) if len(before) <= 100 else NO
+    if strength <= IF_RANDOM:
+        return False
+    return is_given(value, strength) and not value.startswith("-") if before.startswith("--") else looks_secret(value)

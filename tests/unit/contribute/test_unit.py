@@ -29,7 +29,7 @@ from worker.contribute.unit import (
 from worker.core.records import SourceRecord
 from worker.core.trace import CONTEXT, LEGACY_CONTEXT, Limits
 from worker.redact.documents import Rules
-from worker.redact.own import own_pattern
+from worker.redact.markers import own_pattern
 
 GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
 OPEN = Gate(frozenset({"network", "org", "private"}), frozenset({"aggregated", "federated", "private"}))

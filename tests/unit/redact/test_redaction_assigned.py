@@ -1,4 +1,4 @@
-"""Values assigned to names: a line for each alternative of the patterns in strict/assigned.py."""
+"""Values assigned to names: a line for each alternative of the patterns in assigned.py."""
 
 import re
 

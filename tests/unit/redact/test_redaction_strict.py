@@ -11,10 +11,8 @@ from tests.support.made_secrets import HARMLESS, made
 from tests.support.redaction_oracle import random_text
 from worker.core.records import LEVELS, STRICT_TYPES
 from worker.redact.documents import Rules, redact_document, redact_text
-from worker.redact.markers import most_secrets
-from worker.redact.own import MOST_ON_A_LINE, own_pattern
-from worker.redact.strict import _RULES, _hints
-from worker.redact.strict.fold import fold
+from worker.redact.markers import MOST_ON_A_LINE, most_secrets, own_pattern
+from worker.redact.strict import _RULES, _hints, fold
 
 
 def strict(text: str, level: str = "aggregated") -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from worker.redact.markers import Found, Rule, most_names, rule
-from worker.redact.strict.names import (
+from worker.redact.names import (
     PASSWORD,
     VALUE_MEMBERS,
     harmless,

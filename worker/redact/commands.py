@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from worker.redact.forms import decoded, end_of
 from worker.redact.markers import Found, Rule, rule
-from worker.redact.strict.forms import decoded, end_of
-from worker.redact.strict.names import (
+from worker.redact.names import (
     IF_RANDOM,
     PLACEHOLDER,
     PROSE,

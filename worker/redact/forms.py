@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from worker.redact.markers import Found, Rule, rule
-from worker.redact.strict.names import has_digit, has_no_words, is_clear, is_random
+from worker.redact.names import has_digit, has_no_words, is_clear, is_random
 
 _BEGINS: Final = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f][0-9A-Fa-f]))"
 """The beginning of a word, also after a URL escape."""

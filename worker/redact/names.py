@@ -1,4 +1,4 @@
-"""Which names belong to secrets, which values look like secrets, and which members of a document are secrets."""
+"""Which names belong to secrets, and which values look like secrets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 import re
 from collections import Counter
 from functools import lru_cache
-from typing import Any, Final
-
-from worker.redact.strict.fold import fold
+from typing import Final
 
 
 def words_of(words: str) -> frozenset[str]:
@@ -324,47 +322,3 @@ _LABEL: Final = re.compile(
 )
 
 VALUE_MEMBERS: Final = frozenset(("value", "val", "content", "default", "data", "text"))
-
-
-# -- members of a document whose whole values are secrets
-
-
-def is_secret_member(name: str, value: Any, named: int) -> bool:
-    """Return whether the whole value of a member is a secret. `named`: `named_secret` of its object."""
-    strength = strength_of(fold(name).text.strip().strip("-.:"))
-    if named and name.lower() in VALUE_MEMBERS:
-        strength = max(strength, named)
-    if strength == NO:
-        return False
-    if isinstance(value, str):
-        return is_given(fold(value).text.strip(), strength)
-    if isinstance(value, dict | list):
-        # only numbers: this is usage (`"tokens": {"prompt": 5}`)
-        parts = value.values() if isinstance(value, dict) else value
-        return strength >= TOKEN and any(isinstance(part, str | dict | list) for part in parts)
-    return strength == PASSWORD and isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def named_secret(source: dict[str, Any]) -> int:
-    """Return how strongly a member names the secret in another one: {"name": "DB_PASSWORD", "value": "x"}."""
-    strength = NO
-    if len(source) <= 8:
-        for name, value in source.items():
-            if isinstance(value, str) and len(value) <= 100 and (lowered := name.lower()) in _NAMING:
-                if lowered in _NAME_MEMBERS and (of_value := strength_of(value)) > IF_RANDOM:
-                    strength = max(strength, min(of_value, TOKEN))
-                elif labels_secret(name, value):
-                    strength = TOKEN
-    return strength
-
-
-_NAME_MEMBERS: Final = frozenset(("name", "key", "header", "variable", "field", "env", "param", "parameter", "option"))
-_NAMING: Final = _NAME_MEMBERS | _LABELS
-
-
-def is_secret_after(before: str, value: str) -> bool:
-    """Return whether an array item is a secret because of the item before it: ["--password", "x"]."""
-    strength = strength_of(before.strip("-:")) if len(before) <= 100 else NO
-    if strength <= IF_RANDOM:
-        return False
-    return is_given(value, strength) and not value.startswith("-") if before.startswith("--") else looks_secret(value)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from worker.redact.markers import Found, Rule, most_names, most_secrets, rule
-from worker.redact.strict.names import (
+from worker.redact.names import (
     DATE_OR_NUMBER,
     IF_MIXED,
     IF_RANDOM,
