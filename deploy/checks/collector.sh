@@ -3,7 +3,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 
-version=0.159.0
+version=0.165.0
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kp-worker/collector
 COLLECTOR=${COLLECTOR:-$cache/otelcol-$version-$(cksum <deploy/checks/collector/builder.yaml | cut -d' ' -f1)}
 export COLLECTOR
