@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import sys
 from collections import Counter
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.support.accepted_topic import accepted_topic, start_reader, two_readers
-from tests.support.kafka_fixtures import create_topics, produce, wait_until
+from tests.support.accepted_topic import accepted_topic, judge, start_reader, two_readers
+from tests.support.kafka_fixtures import produce, wait_until
 from tests.support.snippets import snippets
-from worker.core.records import SourceRecord
-from worker.core.verdicts import Ruling, judged_record, make_verdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 KILLED = """
@@ -47,35 +43,17 @@ def standing(database: Path) -> set[str]:
         return {each for (each,) in found.execute("SELECT id FROM standing")}
 
 
-def judged(document: str, offset: int, *, success: float, counts: bool = True, judge: str = "ci") -> bytes:
-    """Return the record on KP_JUDGED_TOPIC of a verdict on a stored document."""
-    at = json.loads(document)["scoring"]["source"]
-    line = {
-        "trace_id": "t", "agent_id": "ada", "task_domain": "d", "partition": at["partition"], "offset": at["offset"],
-        "success": success, "judge": judge,
-    }  # fmt: skip
-    verdict = make_verdict(line, topic=at["topic"], topic_id="a" * 22, issued_at=datetime.now(UTC))
-    record = SourceRecord(at["topic"], at["partition"], offset, None, None, b"")
-    return judged_record(record, Ruling(verdict, counts, 0.5)).value or b""
-
-
 def test_the_reader_stores_each_trace_once(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
     (block,) = snippets("tests/kafka/test_reader_docs.py")
     (tmp_path / "reader.py").write_text(block.text, "utf-8")
     (tmp_path / "killed.py").write_text(KILLED)
     topic = accepted_topic(kafka, seed, traces=30)
     database, log = tmp_path / "traces.db", tmp_path / "log"
-    create_topics(kafka.bootstrap_servers, {f"{topic.name}.judged": 1})
-    failed, mended, copied, later = (topic.rows[each][1] for each in sorted(topic.rows)[:4])
-    verdicts = [
-        judged(failed, 1, success=0), judged(mended, 2, success=0.2), judged(mended, 3, success=1),
-        judged(copied, 4, success=0, counts=False),
-    ]  # fmt: skip
-    produce(kafka.bootstrap_servers, f"{topic.name}.judged", [(None, value) for value in verdicts])
+    judged, later, failed = judge(kafka, topic)
     env = {
         "PYTHONUNBUFFERED": "1", "DATABASE": str(database),
         "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_ACCEPTED_TOPIC": topic.name,
-        "KP_JUDGED_TOPIC": f"{topic.name}.judged",
+        "KP_JUDGED_TOPIC": judged,
     }  # fmt: skip
 
     with start_reader([sys.executable, "killed.py"], tmp_path, env) as killed:
@@ -84,10 +62,8 @@ def test_the_reader_stores_each_trace_once(kafka: EmbeddedKafka, tmp_path: Path,
         assert stored.execute("UPDATE accepted SET score = -1").rowcount > 0, "the reader was killed too early"
     with two_readers([sys.executable, "reader.py"], tmp_path, env):
         assert wait_until(lambda: log.read_text().count("reading") == 3 and tables(database)[0] == topic.rows, 60)
-        last = [(None, judged(later, 5, success=0, judge="ann"))]  # behind its trace; the others may come before
-        produce(kafka.bootstrap_servers, f"{topic.name}.judged", last)
-        left_out = {json.loads(each)["id"] for each in (failed, later)}
-        assert wait_until(lambda: topic.rows.keys() - standing(database) == left_out, 60)
+        produce(kafka.bootstrap_servers, judged, [(None, later)])  # behind its trace; the others may come before
+        assert wait_until(lambda: topic.rows.keys() - standing(database) == failed, 60)
     rows, unreadable = tables(database)
     assert rows == topic.rows
     assert Counter(unreadable) == Counter(topic.unreadable)

@@ -30,9 +30,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from tests.support import spans
-from tests.support.accepted_topic import accepted_topic, scored, start_reader, two_readers
+from tests.support.accepted_topic import accepted_topic, judge, scored, start_reader, two_readers
 from tests.support.builders import read_jsonl
-from tests.support.kafka_fixtures import consume_all, create_topics, unique, wait_until
+from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique, wait_until
 from tests.support.snippets import Snippet, snippets
 from tests.support.surroundings import ROOT
 from worker.core.trace import parse_trace
@@ -86,13 +86,17 @@ client.connect().then(() => client.query(process.argv[2])).then(({ rows }) => {
 });
 """
 
+FAILED = "SELECT id FROM accepted WHERE source IN (SELECT source FROM judged WHERE success < 0.5)"
+
 KILLED = """
 const { KafkaJS } = require("@confluentinc/kafka-javascript");
 const { consumer } = KafkaJS.Kafka.prototype;
 KafkaJS.Kafka.prototype.consumer = function (options) {
   options.kafkaJS.sessionTimeout = 6000; // the group waits so long for a member that was killed
   const made = consumer.call(this, options);
-  made.commitOffsets = () => process.kill(process.pid, "SIGKILL");
+  const commit = made.commitOffsets.bind(made);
+  made.commitOffsets = (offsets) =>
+    offsets[0].topic === process.env.KP_ACCEPTED_TOPIC ? process.kill(process.pid, "SIGKILL") : commit(offsets);
   return made;
 };
 require("./agent.js");
@@ -268,10 +272,12 @@ def test_the_typescript_reader_stores_each_trace_once(
     rng = random.Random(seed)
     special = [scored(rng, trace_id) for trace_id in ("kp:trace:\0", "kp:trace:" + rng.randbytes(3000).hex())]
     topic = accepted_topic(kafka, seed, 60, special)
+    judged, later, failed = judge(kafka, topic)
     log = tmp_path / "log"
     with postgres(tmp_path) as address:
         env = {
-            "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_ACCEPTED_TOPIC": topic.name, "DATABASE_URL": address
+            "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_ACCEPTED_TOPIC": topic.name, "DATABASE_URL": address,
+            "KP_JUDGED_TOPIC": judged,
         }  # fmt: skip
 
         def ask(query: str) -> list[dict[str, Any]]:
@@ -288,6 +294,8 @@ def test_the_typescript_reader_stores_each_trace_once(
             assert wait_until(lambda: 'column "score"' in log.read_text(), 60), log.read_text()
             ask("ALTER TABLE accepted RENAME away TO score")
             assert wait_until(lambda: rows() == topic.rows, 90, 0.5), log.read_text()
+            produce(kafka.bootstrap_servers, judged, [(None, later)])
+            assert wait_until(lambda: {each["id"] for each in ask(FAILED)} == failed, 60), log.read_text()
         assert rows() == topic.rows
         unreadable = ask("SELECT encode(value, 'hex') AS value FROM unreadable")
     found = [None if each["value"] is None else bytes.fromhex(each["value"]) for each in unreadable]
@@ -332,13 +340,14 @@ def ask_json(address: str) -> Any:
         return json.load(answer)
 
 
-def annotated(address: str, runs: Iterable[int]) -> dict[str, list[tuple[float, str]]]:
-    """Return the annotations of the runs: those of their traces, and those of their spans."""
+def annotated(address: str, runs: Iterable[int], name: str) -> dict[str, list[tuple[float, str]]]:
+    """Return the annotations of a name on the runs: those of their traces, and those of their spans."""
     found: dict[str, list[tuple[float, str]]] = {}
-    for kind, name in (("trace", "agent"), ("span", "agent")):
-        ids = [spans.trace_id(each) if kind == "trace" else spans.span_id(each, name) for each in runs]
+    for kind in ("trace", "span"):
+        ids = [spans.trace_id(each) if kind == "trace" else spans.span_id(each, "agent") for each in runs]
         query = urllib.parse.urlencode([(f"{kind}_ids", each) for each in ids] + [("limit", "1000")])
-        for each in ask_json(f"{address}/v1/projects/default/{kind}_annotations?{query}")["data"]:
+        read = ask_json(f"{address}/v1/projects/default/{kind}_annotations?{query}")["data"]
+        for each in (each for each in read if each["name"] == name):
             found.setdefault(each[f"{kind}_id"], []).append((each["result"]["score"], each["result"]["label"]))
     return found
 
@@ -355,14 +364,22 @@ def test_the_reader_for_phoenix_annotates_each_run_once(kafka: EmbeddedKafka, tm
 
     topic = accepted_topic(kafka, seed, traces, id_of=id_of)
     create_topics(kafka.bootstrap_servers, {f"{topic.name}.rejected": 1})
-    wanted: dict[str, list[tuple[float, str]]] = {}
-    for partition, number in itertools.product(range(2), range(traces)):
-        run = partition * traces + number
-        if run != unknown:
-            target = spans.span_id(run, "agent") if run % 3 == 0 else spans.trace_id(run)
-            score, document = topic.rows[id_of(partition, number)]
-            wanted[target] = [(score, json.loads(document)["scoring"]["decision"])]
+    targets = {
+        id_of(*each): spans.span_id(run, "agent") if run % 3 == 0 else spans.trace_id(run)
+        for run, each in enumerate(itertools.product(range(2), range(traces)))
+        if run != unknown
+    }
+    wanted = {
+        target: [(topic.rows[each][0], json.loads(topic.rows[each][1])["scoring"]["decision"])]
+        for each, target in targets.items()
+    }
+    judged, later, failed = judge(kafka, topic)
     log = tmp_path / "log"
+
+    def failures() -> set[str]:
+        stated = annotated(address, range(2 * traces), "outcome")
+        return {target for target, each in stated.items() if (0, "failure") in each}
+
     with phoenix(tmp_path) as address:
         for run in range(2 * traces):
             if run != unknown:
@@ -375,14 +392,18 @@ def test_the_reader_for_phoenix_annotates_each_run_once(kafka: EmbeddedKafka, tm
         env = {
             "PYTHONUNBUFFERED": "1", "PHOENIX_ENDPOINT": address, "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
             "KP_ACCEPTED_TOPIC": topic.name, "KP_REJECTED_TOPIC": f"{topic.name}.rejected",
+            "KP_JUDGED_TOPIC": judged,
         }  # fmt: skip
         with start_reader([sys.executable, "killed.py"], tmp_path, env) as killed:
             assert killed.wait(60) == 9, log.read_text()
-        assert annotated(address, range(2 * traces)), "the reader was killed too early"
+        assert annotated(address, range(2 * traces), "knowledge value") or failures(), "the reader was killed too early"
         with two_readers([sys.executable, "reader.py"], tmp_path, env):
-            assert wait_until(
-                lambda: log.read_text().count("reading") == 3 and annotated(address, range(2 * traces)) == wanted, 60
-            ), log.read_text()
+            assert wait_until(lambda: log.read_text().count("reading") == 3, 60), log.read_text()
+            assert wait_until(lambda: annotated(address, range(2 * traces), "knowledge value") == wanted, 60), (
+                log.read_text()
+            )
+            produce(kafka.bootstrap_servers, judged, [(None, later)])
+            assert wait_until(lambda: failures() == {targets[each] for each in failed}, 60), log.read_text()
     assert f"Phoenix does not know the trace {spans.trace_id(unknown)}" in log.read_text()
 
 

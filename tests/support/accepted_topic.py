@@ -16,14 +16,17 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from tests.support.builders import make_record, trace_document
-from tests.support.kafka_fixtures import create_topics_async, unique
+from tests.support.kafka_fixtures import create_topics, create_topics_async, produce, unique
 from worker.core.documents import scored_record
+from worker.core.records import SourceRecord
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import parse_trace
+from worker.core.verdicts import Ruling, judged_record, make_verdict
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.rows import OutputTopic, PartitionRows
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -67,6 +70,36 @@ def scored(rng: random.Random, trace_id: str) -> bytes:
     record = make_record(json.dumps(document).encode(), offset=rng.randrange(10**6))
     result = PartitionScorer(threshold=0.0).score(parse_trace(record.value or b""), None, 0)
     return scored_record(record, result, None).value or b""
+
+
+def judge(kafka: EmbeddedKafka, topic: AcceptedTopic) -> tuple[str, bytes, set[str]]:
+    """Create and fill a topic with verdicts on stored documents.
+
+    Return its name, the value of one more verdict, and the ids of what has failed in the end: by one of two judges, or
+    by the last word of a judge. A verdict that does not count changes nothing.
+    """
+    name = f"{topic.name}.judged"
+    failed, mended, copied, later = (topic.rows[each][1] for each in sorted(topic.rows)[:4])
+    create_topics(kafka.bootstrap_servers, {name: 1})
+    values = [
+        _judged(failed, 1, success=0), _judged(failed, 2, success=1, judge="ann"), _judged(mended, 3, success=0.2),
+        _judged(mended, 4, success=1), _judged(copied, 5, success=0, counts=False),
+    ]  # fmt: skip
+    produce(kafka.bootstrap_servers, name, [(None, value) for value in values])
+    return name, _judged(later, 6, success=0), {json.loads(each)["id"] for each in (failed, later)}
+
+
+def _judged(document: str, offset: int, *, success: float, counts: bool = True, judge: str = "ci") -> bytes:
+    """Return the record on KP_JUDGED_TOPIC of a verdict on a stored document."""
+    stored = json.loads(document)
+    at = stored["scoring"]["source"]
+    line = {
+        "trace_id": stored["id"], "agent_id": "ada", "task_domain": "d", "partition": at["partition"],
+        "offset": at["offset"], "success": success, "judge": judge,
+    }  # fmt: skip
+    verdict = make_verdict(line, topic=at["topic"], topic_id="a" * 22, issued_at=datetime.now(UTC))
+    record = SourceRecord(at["topic"], at["partition"], offset, None, None, b"")
+    return judged_record(record, Ruling(verdict, counts, 0.5)).value or b""
 
 
 IdOf = Callable[[int, int], str]
