@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, structs
 
-from worker.commands.report.numbers import CHANCE, Floats, Interval, Ints, interval, mean_of, numbered, resampled
+from worker.commands.report.outcomes import CHANCE, Floats, Interval, Ints, interval, mean_of, numbered, resampled
 from worker.commands.shared.json_lines import value_at
 from worker.config import ConfigError, Settings, read
 from worker.config.loading import parse_assignments

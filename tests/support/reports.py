@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from tests.support.builders import T0, make_record, random_trace_bytes, rfc3339, text_vector, trace_document
 from worker import PartitionScorer
 from worker.cli import cli
-from worker.commands.report.numbers import Asked, Report, Traces
+from worker.commands.report.numbers import Report, Traces
+from worker.commands.report.outcomes import Asked
 from worker.config import Settings
 from worker.core.scorer import Evaluation, EvaluationConfig
 from worker.core.scoring import FORMULAS, PROFILES, Profile, ScoredTrace, Weights
@@ -145,7 +146,6 @@ def taken(
 ) -> Traces:
     """Return traces that are scored again if there are settings."""
     traces = Traces(Settings(**settings), rescore=rescore or bool(settings), asked=asked)
-    traces.files.append("x")
     for number, document in enumerate(documents, 1):
         traces.add(document if isinstance(document, bytes) else dump(document), f"line {number}")
     return traces

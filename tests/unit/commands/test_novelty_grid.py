@@ -39,7 +39,7 @@ def sample(rng: random.Random) -> tuple[Any, list[int]]:
 def test_the_figures_are_those_of_an_oracle(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(novelty_grid, "BLOCK", 7)
-    monkeypatch.setattr("worker.commands.report.numbers.DRAWS", 20)
+    monkeypatch.setattr("worker.commands.report.outcomes.DRAWS", 20)
     for _ in range(10):
         vectors, labels = sample(rng)
         everything = rng.sample(range(len(labels)), len(labels))

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.reports import random_profiles
-from worker.commands.shared.thresholds import config_to_paste, parse_share, share_interval, share_threshold
+from tests.support.reports import random_profiles, run
+from worker.commands.shared.thresholds import config_to_paste, share_interval, share_threshold
 from worker.config import load
 from worker.core.scoring import PROFILES, Profile, Weights
 
@@ -61,16 +61,16 @@ def test_a_threshold_is_a_short_decimal(seed: int) -> None:
 @pytest.mark.parametrize(
     ("scores", "share", "expected"),
     [
-        ([0.3, 0.4567, 0.8], "34%", (0.45, 2, 2, 1)),
-        ([0.3, 0.456, 0.457, 0.8], "0.5", (0.457, 2, 2, 1)),
-        ([0.4567] * 7, ".1", (0.45, 1, 7, 0)),
-        ([0.2, 0.6, 0.6, 0.6, 0.9], "40%", (0.6, 2, 4, 1)),
-        ([0.0, 0.0], "1", (0.0, 2, 2, 0)),
-        ([i / 1000 for i in range(100)], "7%", (0.093, 7, 7, 6)),  # 0.07 * 100 > 7 in floats
+        ([0.3, 0.4567, 0.8], Fraction(34, 100), (0.45, 2, 2, 1)),
+        ([0.3, 0.456, 0.457, 0.8], Fraction(1, 2), (0.457, 2, 2, 1)),
+        ([0.4567] * 7, Fraction(1, 10), (0.45, 1, 7, 0)),
+        ([0.2, 0.6, 0.6, 0.6, 0.9], Fraction(4, 10), (0.6, 2, 4, 1)),
+        ([0.0, 0.0], Fraction(1), (0.0, 2, 2, 0)),
+        ([i / 1000 for i in range(100)], Fraction(7, 100), (0.093, 7, 7, 6)),  # 0.07 * 100 > 7 in floats
     ],
 )
-def test_thresholds_by_hand(scores: list[float], share: str, expected: tuple[float, int, int, int]) -> None:
-    assert share_threshold(np.array(scores), parse_share(share)) == expected
+def test_thresholds_by_hand(scores: list[float], share: Fraction, expected: tuple[float, int, int, int]) -> None:
+    assert share_threshold(np.array(scores), share) == expected
 
 
 def test_the_interval_is_that_of_resampled_scores(seed: int) -> None:
@@ -102,8 +102,8 @@ def test_the_interval_of_more_traces_is_narrower_and_of_equal_scores_a_point() -
 
 @pytest.mark.parametrize("text", ["0", "0%", "1.5", "101%", "-0.1", "nan", "1/3", "1e-9", "", "%", "ten"])
 def test_a_wrong_share_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="give a share above 0 and up to 1, such as 0"):
-        parse_share(text)
+    result = run("-", "--share", text, data=b"")
+    assert (result.exit_code, "give a share above 0 and up to 1, such as 0.1 or 10%" in result.stderr) == (2, True)
 
 
 def test_the_config_to_paste_gives_the_same_settings(seed: int, tmp_path: Path) -> None:

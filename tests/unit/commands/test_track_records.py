@@ -19,7 +19,8 @@ from tests.support.reports import changed
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
 from worker.commands.doctor.traces import Head, judged_shares, late_judges
-from worker.commands.report.numbers import Asked, Traces
+from worker.commands.report.numbers import Traces
+from worker.commands.report.outcomes import Asked
 from worker.commands.score.lines import score_lines
 from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.placed_verdicts import (
@@ -224,7 +225,6 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
     stated = output.getvalue().splitlines()
     standings = Standings(placed(verdicts))
     found = Traces(load(threshold=0.6, confidence="record"), rescore=True, asked=Asked("x_won"), standings=standings)
-    found.files.append("x")
     for number, document in enumerate(stated):
         found.add(changed(document, "x_won", number % 3 == 0), "")
     report = found.report("x")

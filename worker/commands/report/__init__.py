@@ -6,34 +6,32 @@ Heavy imports are inside functions, because `--help` loads this module.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from worker.commands.shared.console import (
-    ArgumentError,
-    Command,
-    CommandError,
-    SettingsError,
-    require_extra,
-    say,
-    write_json,
-)
+from worker.commands.shared.console import Command, CommandError, SettingsError, require_extra, say, write_json
 from worker.commands.shared.options import InputFile, Moment, json_option, read_settings, settings_options
 from worker.core.terminal import number_of
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from worker.commands.report.numbers import Report, Traces
     from worker.commands.shared.placed_verdicts import Standings
     from worker.config import Settings
 
-TRIED = {"threshold", "profiles", "confidence"}
-"""Settings that score documents again, where one is given."""
+
+def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> Fraction | None:
+    """Read a share, 0.1 or 10%, exactly. Raises BadParameter."""
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})(%?)", (text or "").strip())
+    share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(0)
+    if text is not None and not 0 < share <= 1:
+        raise click.BadParameter(f"{text!r}: give a share above 0 and up to 1, such as 0.1 or 10%")
+    return share or None
 
 
 @click.command(cls=Command)
@@ -47,7 +45,10 @@ TRIED = {"threshold", "profiles", "confidence"}
 )
 @click.option("--last", type=click.IntRange(1), metavar="N", help="With --from-kafka: the latest N traces.")
 @click.option(
-    "--share", metavar="SHARE", help="Propose thresholds that accept this share of each domain's traces (0.1 or 10%)."
+    "--share",
+    metavar="SHARE",
+    callback=_share,
+    help="Propose thresholds that accept this share of each domain's traces (0.1 or 10%).",
 )
 @click.option(
     "--outcome",
@@ -64,6 +65,7 @@ TRIED = {"threshold", "profiles", "confidence"}
 @click.option(
     "--verdicts",
     metavar="SHARE",
+    callback=_share,
     help="With --outcome: also measure KP_CONFIDENCE=record, with simulated "
     "verdicts on a random share of the runs (0.1 or 10%).",
 )
@@ -78,10 +80,10 @@ def report(
     from_kafka: bool,
     since: datetime | None,
     last: int | None,
-    share: str | None,
+    share: Fraction | None,
     outcome: str | None,
     claimed: str | None,
-    verdicts: str | None,
+    verdicts: Fraction | None,
     late: int | None,
     page: Path | None,
     as_json: bool,
@@ -105,7 +107,7 @@ def report(
     if late is not None and verdicts is None:
         raise click.UsageError("--late requires --verdicts")
     settings = read_settings()
-    tried = TRIED & settings.model_fields_set
+    tried = {"threshold", "profiles", "confidence"} & settings.model_fields_set  # each scores documents again
     by_record = "confidence" in tried and settings.confidence == "record"
     if by_record and outcome is not None and verdicts is None and not from_kafka:
         raise click.UsageError("--outcome with confidence=record requires --verdicts or --from-kafka")
@@ -113,22 +115,22 @@ def report(
         require_extra("report")
     from rich.console import Console
 
-    from worker.commands.report.numbers import Asked, Judging, Traces
+    from worker.commands.report.numbers import Traces
+    from worker.commands.report.outcomes import Asked, Judging
     from worker.commands.report.view import left_out, print_report
 
-    wanted, judged = _share("--share", share), _share("--verdicts", verdicts)
-    judging = None if judged is None else Judging(float(judged), late or 50)
+    judging = None if verdicts is None else Judging(float(verdicts), late or 50)
     asked = None if outcome is None else Asked(outcome, claimed, judging)
     standings = _standings(settings) if by_record and from_kafka else None
-    traces = Traces(settings, rescore=bool(tried) or wanted is not None, asked=asked, standings=standings)
-    source = _named(settings, since, last) if from_kafka else _joined(_names(files))
+    traces = Traces(settings, rescore=bool(tried) or share is not None, asked=asked, standings=standings)
     with Console(stderr=True).status("reading"):
-        complete_from = (
-            _read_topics(settings, traces, since, last) if from_kafka else _read_files(files, settings, traces)
-        )
+        if from_kafka:
+            source, complete_from = _read_topics(settings, traces, since, last)
+        else:
+            source, complete_from = _read_files(files, settings, traces), 0
     try:
         with Console(stderr=True).status("counting"):
-            result = traces.report(source, last, complete_from, wanted)
+            result = traces.report(source, last, complete_from, share)
     except CommandError as error:
         raise CommandError(f"{source}: {error.message}") from None
     for line in left_out(result):
@@ -141,64 +143,42 @@ def report(
         _write_page(result, page)
 
 
-def _share(option: str, text: str | None) -> Fraction | None:
-    """Return the share that an option names. Raises ArgumentError."""
-    from worker.commands.shared.thresholds import parse_share
+def _read_files(files: tuple[BinaryIO, ...], settings: Settings, traces: Traces) -> str:
+    """Read all documents; return what the files are called. Raises CommandError."""
+    from worker.commands.shared.json_lines import read_lines
 
-    try:
-        return None if text is None else parse_share(text)
-    except ValueError as error:
-        raise ArgumentError(option, str(error)) from None
-
-
-def _names(files: tuple[BinaryIO, ...]) -> list[str]:
-    """Return a name for each file: without its folders, since a page may be shared, unless two are the same."""
     given = [getattr(file, "name", "<stdin>") for file in files]
     paths = [Path("standard input" if name == "<stdin>" else name) for name in given]
     known = Counter(path.name for path in paths)
-    return [path.name if known[path.name] == 1 else str(path) for path in paths]
-
-
-def _joined(names: list[str]) -> str:
-    return " and ".join(names) if len(names) < 3 else f"{len(names)} files"
-
-
-def _read_files(files: tuple[BinaryIO, ...], settings: Settings, traces: Traces) -> int:
-    """Read all documents. Raises CommandError."""
-    from worker.commands.shared.json_lines import read_lines
-
-    for file, name in zip(files, _names(files), strict=True):
-        traces.files.append(name)
+    # Without its folders, since a page may be shared, unless two files have the same name.
+    traces.files = [path.name if known[path.name] == 1 else str(path) for path in paths]
+    for file, name in zip(files, traces.files, strict=True):
         prefix = f"{name}: " if len(files) > 1 else ""
         try:
             for line in read_lines(file, settings.max_message_bytes):
                 if line.problem is not None:
                     traces.unreadable.add(f"{prefix}line {line.number}", line.problem)
                 elif line.data.strip():
-                    traces.add(line.data, f"{prefix}line {line.number}")
+                    traces.add(line.data, f"{prefix}line {line.number}", file=name)
         except OSError as error:
             raise CommandError(f"{name} cannot be read: {error.strerror or error}") from None
-    return 0
+    return " and ".join(traces.files) if len(files) < 3 else f"{len(files)} files"
 
 
-def _named(settings: Settings, since: datetime | None, last: int | None) -> str:
-    since_then = [f"since {since:%Y-%m-%d %H:%M:%S} UTC"] if since else []
-    the_last = [f"the last {last}"] if last else []
-    return ", ".join([f"{settings.accepted_topic} and {settings.rejected_topic}", *since_then, *the_last])
-
-
-def _read_topics(settings: Settings, traces: Traces, since: datetime | None, last: int | None) -> int:
-    """Read the topics; return the time (ms) from which on they are complete. Raises SettingsError."""
+def _read_topics(settings: Settings, traces: Traces, since: datetime | None, last: int | None) -> tuple[str, int]:
+    """Read the topics; return their names, and the time (ms) from which on they are complete. Raises SettingsError."""
     from worker.commands.shared.session import read_topics
     from worker.config import ConfigError
 
-    traces.files.append("the topics")
-    since_ms = None if since is None else round(since.replace(tzinfo=UTC).timestamp() * 1000)
     topics = (settings.accepted_topic, settings.rejected_topic)
+    bounds = [f"since {since:%Y-%m-%d %H:%M:%S} UTC"] if since else []
+    bounds += [f"the last {last}"] if last else []
+    since_ms = None if since is None else round(since.replace(tzinfo=UTC).timestamp() * 1000)
     try:
-        return asyncio.run(read_topics(settings, topics, traces.add, since_ms, last))
+        complete_from = asyncio.run(read_topics(settings, topics, traces.add, since_ms, last))
     except ConfigError as error:
         raise SettingsError(str(error)) from None
+    return ", ".join([" and ".join(topics), *bounds]), complete_from
 
 
 def _standings(settings: Settings) -> Standings:

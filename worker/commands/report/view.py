@@ -8,33 +8,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from worker.commands.report.numbers import (
-    CHANCE,
-    NEAR,
-    THRESHOLDS,
-    Basis,
-    Bin,
-    Domain,
-    Interval,
-    LeftOut,
-    Outcomes,
-    Proposal,
-    ProposedThreshold,
-    Report,
-    Scores,
-    Trace,
-)
+from worker.commands.report.numbers import NEAR, THRESHOLDS, Domain, LeftOut, ProposedThreshold, Report, Scores, Trace
+from worker.commands.report.outcomes import CHANCE, Basis, Interval, Outcomes, Part
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import (
     columns,
     cut_text,
-    duration,
     fixed,
     percent,
     shown_name,
@@ -43,7 +28,7 @@ from worker.commands.shared.shown import (
     shown_threshold,
 )
 from worker.commands.shared.thresholds import FEW_TRACES, LEAST_TRACES, interval_text, too_few
-from worker.core.records import ACCEPTED
+from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scoring import DEFAULT_PROFILE
 from worker.core.terminal import clean, number_of
 from worker.version import __version__
@@ -52,16 +37,26 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-SHOWN: Final = 20
+SHOWN = 20
 """Domains without a profile, and files, that are listed; the others are counted."""
 
-DECISIONS: Final = 10
+DECISIONS = 10
 """Changed decisions that are listed."""
 
-TABLE: Final = range(20, 36, 2)
+TABLE = range(20, 36, 2)
 """The places of the thresholds in the table: 0.5 to 0.85 in steps of 0.05."""
 
-_BARS: Final = " ▁▂▃▄▅▆▇█"
+
+class Table(NamedTuple):
+    """A table in a terminal and on the page; a column of figures stands to the right."""
+
+    heads: Sequence[str]
+    rows: list[list[str]]
+
+    @property
+    def left(self) -> set[str]:
+        """The columns of text."""
+        return {"", "domain", "trace", "decision", "file", "confidence", "scores, 0 to 1"} & {*self.heads}
 
 
 def left_out(it: Report) -> Iterator[str]:
@@ -77,11 +72,8 @@ def left_out(it: Report) -> Iterator[str]:
 
 def _left_out(it: Report) -> list[tuple[str, LeftOut]]:
     """Return why documents were skipped, for each reason that there is."""
-    reasons = (
-        ("they cannot be read", it.unreadable),
-        ("their score does not follow from their own figures", it.inconsistent),
-    )
-    return [(what, documents) for what, documents in reasons if documents.count]
+    unread, wrong = "they cannot be read", "their score does not follow from their own figures"
+    return [(why, these) for why, these in ((unread, it.unreadable), (wrong, it.inconsistent)) if these.count]
 
 
 # -- in a terminal
@@ -91,7 +83,7 @@ def print_report(it: Report) -> None:
     """Print the report; the lines of the config file are not wrapped, so that they can be pasted."""
     console = text_console()
     for part in _parts(it, bars=not console.options.ascii_only):
-        console.print(part)
+        console.print(_rendered(part) if isinstance(part, Table) else part)
     if it.config:
         console.print("\nTo use it, paste this into the config file (--config FILE, KP_CONFIG):", style="bold")
         console.print(Text(it.config), soft_wrap=True)
@@ -99,57 +91,57 @@ def print_report(it: Report) -> None:
         console.print("\nThese are the built-in threshold and profiles: there is nothing to set.", style="bold")
 
 
+def _rendered(table: Table) -> Any:
+    shown = columns(*table.heads, right={*table.heads} - table.left)
+    for row in table.rows:
+        shown.add_row(*(Text(clean(cell), {ACCEPTED: "green", REJECTED: "red"}.get(cell, "")) for cell in row))
+    return shown
+
+
 def _parts(it: Report, *, bars: bool) -> Iterator[Any]:
+    """Yield texts and tables."""
+    plain = not changes(it) and it.share is None and it.outcome is None
+    rows = [it.total, *it.domains]
     yield Text(headline(it), "bold")
     yield from (Text(f"{note}.", "yellow") for note in warnings(it))
-    rows = [it.total, *it.domains]
     if changes(it):
         yield from _changed(it, rows)
-    elif it.share is None and it.outcome is None:
-        yield from _scores(rows, bars=bars)
-    if it.other_domains and (changes(it) or (it.share is None and it.outcome is None)):
+    elif plain:
+        heads = ["domain", "traces", "threshold", "accepted", "median", *(["scores, 0 to 1"] if bars else [])]
+        yield ""
+        yield Table(heads, [
+            [_domain(row.domain), f"{row.traces:,}", _threshold(row.before), percent(row.before.accepted / row.traces),
+             shown_score(row.before.quantiles[2], row.before.threshold),
+             *([_bars(row.before.histogram)] if bars else [])]
+            for row in rows
+        ])  # fmt: skip
+        yield Text("\nShare that reaches a threshold", "bold")
+        yield reaching_table(rows, _domain)
+    if it.other_domains and (changes(it) or plain):
         yield Text(f"{number_of(it.other_domains, 'smaller domain is', 'smaller domains are')} in one row.", "dim")
     if it.share is not None:
-        yield Text(f"\n{share_headline(it.share, it.total.traces)}", "bold")
-        yield _table(("domain", "traces", "threshold", "95% interval", "accepted"), (
-            [_domain(row.domain), f"{row.traces:,}", _arrow(f"{row.threshold_before!r}", f"{row.threshold!r}"),
-             "" if row.interval is None else interval_text(row.interval),
-             _arrow(*(percent(count / row.traces) for count in (row.accepted_before, row.accepted)))]
-            for row in it.share.domains
-        ))  # fmt: skip
+        yield Text(f"\n{share_headline(it)}", "bold")
+        yield share_table(it, _domain)
         yield from (Text(f"  {note}.") for note in share_notes(it))
-    yield from _names(it) if it.outcome is None else _outcome_parts(it.outcome)
+    if it.outcome is not None:
+        yield from _outcome_parts(it.outcome)
+    for title, lines in [] if it.outcome is not None else name_lists(it):
+        yield Text(f"\n{title}", "bold")
+        yield Text("\n".join(f"  {line}" for line in lines))
 
 
-def _scores(rows: Sequence[Domain], *, bars: bool) -> Iterator[Any]:
-    heads = ("domain", "traces", "threshold", "accepted", "median", *(["scores, 0 to 1"] if bars else []))
-    yield ""
-    yield _table(heads, (
-        [_domain(row.domain), f"{row.traces:,}", _threshold(row.before), percent(row.before.accepted / row.traces),
-         shown_score(row.before.quantiles[2], row.before.threshold), *([_bars(row.before.histogram)] if bars else [])]
-        for row in rows
-    ))  # fmt: skip
-    yield Text("\nShare that reaches a threshold", "bold")
-    yield _table(("domain", *(f"{THRESHOLDS[place]:.2f}" for place in TABLE)), (
-        [_domain(row.domain), *(percent(row.before.reaching[place]) for place in TABLE)] for row in rows
-    ))  # fmt: skip
-
-
-def _names(it: Report) -> Iterator[Text]:
-    without = [
-        (f"{shown_name(each.name)}: {number_of(each.traces, 'trace')}", each.near) for each in it.without_profile
-    ]
-    unused = [(shown_name(each.name), each.near) for each in it.unused_profiles]
-    for title, named in (
+def name_lists(it: Report) -> Iterator[tuple[str, list[str]]]:
+    """Yield domains and profiles that do not meet, as lines below a title."""
+    without = [(f"{shown_name(of.name)}: {number_of(of.traces, 'trace')}", of.near) for of in it.without_profile]
+    unused = [(shown_name(of.name), of.near) for of in it.unused_profiles]
+    for title, names in (
         ("Domains without a profile (they take default)", without),
         ("Profiles that no trace takes", unused),
     ):
-        if named:
-            yield Text(f"\n{title}", "bold")
-            for line, near in named[:SHOWN]:
-                yield Text(f"  {line}" + ("" if near is None else f"; did you mean {shown_name(near)}?"))
-            if len(named) > SHOWN:
-                yield Text(f"  and {len(named) - SHOWN:,} more")
+        if names:
+            hints = ["" if near is None else f"; did you mean {shown_name(near)}?" for _, near in names]
+            lines = [line + hint for (line, _), hint in zip(names, hints, strict=True)]
+            yield title, lines[:SHOWN] + ([f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
 
 
 def headline(it: Report) -> str:
@@ -181,6 +173,16 @@ def warnings(it: Report) -> Iterator[str]:
         yield f"traces with hidden text, by the screen's rule: {marks}"
 
 
+def reaching_table(rows: Iterable[Domain], name: Callable[[str], str] = shown_name) -> Table:
+    """Return the share of each domain that reaches a threshold."""
+    return Table(["domain", *(f"{THRESHOLDS[place]:.2f}" for place in TABLE)], [
+        [name(row.domain), *(percent(row.before.reaching[place]) for place in TABLE)] for row in rows
+    ])  # fmt: skip
+
+
+# -- what other settings change
+
+
 def changes(it: Report) -> str:
     """Return what the settings change, in a sentence; "" if nothing was tried, or a share alone changes nothing."""
     total = it.total
@@ -201,21 +203,19 @@ def _changed(it: Report, rows: Sequence[Domain]) -> Iterator[Any]:
     if changed_by.same_share is not None and total.before.accepted != total.after.accepted:
         yield Text(f"one threshold for all, {changed_by.same_share!r}, would accept as many as now")
     yield ""
-    yield _table(("domain", "traces", "threshold", "accepted", "become\naccepted", "become\nrejected"), (
+    yield Table(("domain", "traces", "threshold", "accepted", "become\naccepted", "become\nrejected"), [
         [_domain(row.domain), f"{row.traces:,}", _arrow(_threshold(row.before), _threshold(row.after)),
-         _arrow(*(percent(side.accepted / row.traces) for side in (row.before, row.after))),
-         Text(f"{row.to_accepted:,}", "green" if row.to_accepted else "dim"),
-         Text(f"{row.to_rejected:,}", "red" if row.to_rejected else "dim")]
+         _arrow(*(percent(side.accepted / row.traces) for side in (row.before, row.after))), f"{row.to_accepted:,}",
+         f"{row.to_rejected:,}"]
         for row in rows
-    ))  # fmt: skip
+    ])  # fmt: skip
     more = f", the first {DECISIONS} (--json has more)" if changed > DECISIONS else ""
     yield Text(f"\nDecisions that change: {changed:,}{more}", "bold")
-    yield _table(("trace", "domain", "score", "decision"), (
+    yield Table(("trace", "domain", "score", "decision"), [
         [cut_text(shown_text(each.id.removeprefix("kp:trace:")), 36), cut_text(shown_name(each.domain), 12),
-         score_change(each),
-         Text(each.after.decision, "green" if each.after.decision == ACCEPTED else "red")]
+         score_change(each), each.after.decision]
         for each in changed_by.decisions[:DECISIONS]
-    ))  # fmt: skip
+    ])  # fmt: skip
 
 
 def score_change(it: Trace) -> str:
@@ -224,10 +224,25 @@ def score_change(it: Trace) -> str:
     return max(before, after, key=len) if it.before.score == it.after.score else _arrow(before, after)
 
 
-def share_headline(it: Proposal, traces: int) -> str:
-    """Return what is proposed."""
-    before, after = (percent(count / traces) for count in (it.accepted_before, it.accepted))
-    return f"Thresholds for the best {it.share * 100:g}% of each domain; accepted of all: {before} -> {after}"
+# -- thresholds for a share
+
+
+def share_headline(it: Report) -> str:
+    """Return what is proposed; "" without a share."""
+    if it.share is None:
+        return ""
+    before, after = (percent(count / it.total.traces) for count in (it.share.accepted_before, it.share.accepted))
+    return f"Thresholds for the best {it.share.share * 100:g}% of each domain; accepted of all: {before} -> {after}"
+
+
+def share_table(it: Report, name: Callable[[str], str] = shown_name) -> Table:
+    """Return the proposed thresholds."""
+    return Table(("domain", "traces", "threshold", "95% interval", "accepted"), [
+        [name(row.domain), f"{row.traces:,}", _arrow(f"{row.threshold_before!r}", f"{row.threshold!r}"),
+         "" if row.interval is None else interval_text(row.interval),
+         _arrow(*(percent(count / row.traces) for count in (row.accepted_before, row.accepted)))]
+        for row in ([] if it.share is None else it.share.domains)
+    ])  # fmt: skip
 
 
 def share_notes(it: Report) -> Iterator[str]:
@@ -246,10 +261,6 @@ def share_notes(it: Report) -> Iterator[str]:
         )
     if any(row.domain == DEFAULT_PROFILE for row in it.share.domains):
         yield "default: its threshold also applies to every domain without a profile"
-    yield from (
-        f"{shown_name(name)}: the name is too long for a profile; this domain keeps its threshold"
-        for name in it.share.cut
-    )
     if it.share.other_domains:
         smaller = number_of(it.share.other_domains, "smaller domain keeps its", "smaller domains keep their")
         yield f"{smaller} threshold: fewer than {FEW_TRACES} traces"
@@ -268,40 +279,48 @@ def _about_domain(row: ProposedThreshold) -> Iterator[str]:
         )
 
 
+# -- recorded outcomes
+
+
 def _outcome_parts(it: Outcomes) -> Iterator[Any]:
     yield Text(f"\n{outcome_headline(it)}", "bold")
-    yield ""
-    if len(it.files) > 1:
-        yield _table(("file", "runs", "succeeded", "claims", "of them true"), (
-            [cut_text(shown_name(part.name), 32), f"{part.runs:,}", percent(part.succeeded), f"{part.claims:,}",
-             "-" if part.true is None else percent(part.true)]
-            for part in it.files
-        ))  # fmt: skip
+    for table in [*([parts_table("file", it.files)] if len(it.files) > 1 else []), *outcome_tables(it)]:
         yield ""
-    bases = _bases(it)
-    yield _table(("confidence", "AUC of the score", "of the confidence", "best fifth", "novelty"), (
-        [f"{basis.name}, {scope.name}", _cell(scope.auc_score), _cell(scope.auc_confidence), _cell(scope.best_fifth),
-         f"{scope.best_novelty:.2f}" if scope is basis.scopes[0] else ""]
-        for basis in [*bases, *([it.weighted] if it.weighted else [])] for scope in basis.scopes
-    ))  # fmt: skip
-    yield ""
-    yield _table(("", "accepted", "of them succeeded", "Brier", "constant", "ECE"), (
-        [basis.name, _cell(basis.accepted), _cell(basis.succeeded), _cell(basis.brier), f"{basis.scopes[0].base:.3f}",
-         f"{basis.ece:.3f}"]
-        for basis in bases
-    ))  # fmt: skip
+        yield table
     yield ""
     yield from (Text(clean(sentence)) for sentence in sentences(it))
-
-
-def _bases(it: Outcomes) -> list[Basis]:
-    return [it.stated] if it.record is None else [it.stated, it.record]
 
 
 def outcome_headline(it: Outcomes) -> str:
     """Return what was recorded."""
     tasks = f"{it.tasks:,} tasks ({shown_text(it.task)})" if it.task else "each run a task"
     return f"{it.runs:,} runs, {percent(it.succeeded)} succeeded by {shown_text(it.outcome)}; {tasks}"
+
+
+def parts_table(kind: str, parts: Iterable[Part]) -> Table:
+    """Return the runs of each file or domain."""
+    return Table((kind, "runs", "succeeded", "claims", "of them true"), [
+        [cut_text(shown_name(part.name), 32), f"{part.runs:,}", percent(part.succeeded), f"{part.claims:,}",
+         "-" if part.true is None else percent(part.true)]
+        for part in parts
+    ])  # fmt: skip
+
+
+def outcome_tables(it: Outcomes) -> list[Table]:
+    """Return the figures by kind of confidence."""
+    bases = [basis for basis in (it.stated, it.record) if basis]
+    return [
+        Table(("confidence", "AUC of the score", "of the confidence", "best fifth", "novelty"), [
+            [f"{basis.name}, {scope.name}", _cell(scope.auc_score), _cell(scope.auc_confidence),
+             _cell(scope.best_fifth), "" if place else f"{basis.best_novelty:.2f}"]
+            for basis in [*bases, *([it.weighted] if it.weighted else [])] for place, scope in enumerate(basis.scopes)
+        ]),
+        Table(("", "accepted", "of them succeeded", "Brier", "constant", "ECE"), [
+            [basis.name, _cell(basis.accepted), _cell(basis.succeeded), _cell(basis.brier), f"{basis.constant:.3f}",
+             f"{basis.ece:.3f}"]
+            for basis in bases
+        ]),
+    ]  # fmt: skip
 
 
 def sentences(it: Outcomes) -> Iterator[str]:
@@ -326,15 +345,14 @@ def sentences(it: Outcomes) -> Iterator[str]:
                     "fleets apart rather than runs."
                 )
     if it.weighted is not None and it.record is not None and it.weighted_gain is not None:
-        now, then = it.record.scopes[0], it.weighted.scopes[0]
         pays = "; docs/verdicts.md has such weights" if it.weighted_gain.low > 0 else "; no difference is shown"
         yield (
             f"Weights where the outcome has 0.6 change the successes in the best fifth by {_signed(it.weighted_gain)}, "
-            f"and its novelty from {now.best_novelty:.2f} to {then.best_novelty:.2f}{pays}."
+            f"and its novelty from {it.record.best_novelty:.2f} to {it.weighted.best_novelty:.2f}{pays}."
         )
-    yield from map(_about_threshold, _bases(it))
-    if it.admissions:
-        yield f"Admissions of failure: {it.admissions:,}, of which {percent(it.admissions_true or 0)} failed."
+    for basis in (it.stated, it.record):
+        if basis is not None:
+            yield _about_threshold(basis)
     yield "Intervals are 95 %, over tasks: other agents may differ by more. ECE has none, since resampling raises it."
     if it.runs < 50:  # with fewer runs, an AUC's interval is wider than .3: it shows nothing
         yield f"{it.runs} runs are few, so the intervals themselves are rough."
@@ -354,15 +372,17 @@ def _about_score(basis: Basis, how: str) -> str:
 
 def _about_threshold(basis: Basis) -> str:
     now = "" if basis.succeeded is None else f" ({percent(basis.succeeded.value)} of them succeeded)"
-    start, it = f"{basis.name}: {percent(basis.accepted.value)} are accepted{now}. ", basis.better
+    start, it = f"{basis.name}: {_percent(basis.accepted)} are accepted{now}. ", basis.better
     if it is None or it.gain is None or it.gain.low <= 0:
         why = "" if it is None or it.gain is None else f" (on other tasks, {_signed(it.gain)})"
         return start + f"No threshold reliably separates successes from failures{why}."
-    succeeded = "-" if it.succeeded is None else it.succeeded
     return (
         start + f"{it.threshold:.3f} would have been better: chosen on other tasks, such a threshold accepts "
-        f"{percent(it.accepted.value)}, of which {succeeded} succeeded."
+        f"{_percent(it.accepted)}, of which {it.succeeded or '-'} succeeded."
     )
+
+
+# -- cells
 
 
 def _signed(it: Interval) -> str:
@@ -370,19 +390,12 @@ def _signed(it: Interval) -> str:
     return f"{value:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
+def _percent(it: Interval | None) -> str:
+    return "-" if it is None else percent(it.value)
+
+
 def _cell(it: Interval | None) -> str:
     return "-" if it is None else f"{it.value:.3f} {it.low:.3f}-{it.high:.3f}"
-
-
-_LEFT: Final = {"", "domain", "trace", "decision", "file", "confidence", "scores, 0 to 1"}
-"""Columns of text."""
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Any:
-    table = columns(*heads, right={*heads} - _LEFT)
-    for row in rows:
-        table.add_row(*(Text(clean(cell)) if isinstance(cell, str) else cell for cell in row))
-    return table
 
 
 def _domain(name: str) -> str:
@@ -402,25 +415,23 @@ def _bars(counts: Sequence[int]) -> str:
     """Draw a histogram in half as many characters."""
     pairs = [one + other for one, other in zip(counts[::2], counts[1::2], strict=True)]
     most = max(pairs) or 1
-    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in pairs)
+    return "".join(" ▁▂▃▄▅▆▇█"[-(-count * 8 // most)] for count in pairs)
 
 
 # -- the page
 
-SERIES: Final = 8
-"""Number of colours for curves and rows; a ninth would be hard to distinguish."""
+SERIES = 8
+"""Number of colours for curves; a ninth would be hard to distinguish."""
 
 # matplotlib accepts only real colours: each variable has one that is used for nothing else.
-_VARIABLES: Final = {f"#0101{index:02x}": f"var(--{name})" for index, name in enumerate(
-    ("ink", "muted", "line", "yes", "no", "mark", "s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7")
+COLOURS = {name: f"#0101{index:02x}" for index, name in enumerate(
+    ("ink", "muted", "line", "yes", "no", "mark", *(f"s{number}" for number in range(SERIES)))
 )}  # fmt: skip
-COLOURS: Final = {variable[6:-1]: colour for colour, variable in _VARIABLES.items()}
-STYLE: Final[dict[Any, Any]] = {  # matplotlib's type is a Literal of all its 300 names
+STYLE: dict[Any, Any] = {  # matplotlib's type is a Literal of all its 300 names
     "svg.fonttype": "none",  # text stays text: small and searchable
     "svg.hashsalt": "kp-worker",  # the same input gives the same bytes
     "font.size": 9,
     "axes.edgecolor": COLOURS["line"],
-    "axes.labelcolor": COLOURS["muted"],
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -430,7 +441,6 @@ STYLE: Final[dict[Any, Any]] = {  # matplotlib's type is a Literal of all its 30
     "ytick.color": COLOURS["line"],
     "xtick.labelcolor": COLOURS["muted"],
     "ytick.labelcolor": COLOURS["muted"],
-    "text.color": COLOURS["ink"],
     "path.simplify": False,
 }
 
@@ -445,81 +455,53 @@ def render(it: Report) -> str:
     )  # fmt: skip
     environment.filters |= {
         "n": lambda value: f"{value:,}", "pct": percent, "f2": lambda value: fixed(value, 2),
-        "f3": lambda value: fixed(value, 3), "duration": duration, "text": shown_text, "name": shown_name,
-        "score": shown_score, "threshold": shown_threshold, "score_change": score_change,
+        "text": shown_text, "name": shown_name, "score": shown_score, "threshold": shown_threshold,
+        "score_change": score_change,
     }  # fmt: skip
     template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
     curves = [it.total] if len(it.domains) == 1 else it.domains[: SERIES if not it.other_domains else -1][:SERIES]
-    bases = [] if it.outcome is None else _bases(it.outcome)
-    outcome = it.outcome
+    rows, outcome = [it.total, *it.domains], it.outcome
+    sides = ("before", "after") if changes(it) else ("before",)
     return template.render(
-        r=it, version=__version__, shown=SHOWN, decisions=DECISIONS, near=NEAR, period=_period(it), curves=curves,
-        table=[(THRESHOLDS[place], place) for place in TABLE], warnings=list(warnings(it)), left_out=_left_out(it),
-        changed=changes(it), notes=list(share_notes(it)), bases=bases, plots=_plots(it, curves, bases),
-        share_headline="" if it.share is None else share_headline(it.share, it.total.traces),
-        outcome_headline="" if outcome is None else outcome_headline(outcome),
-        told=[] if outcome is None else list(sentences(outcome)),
+        r=it, version=__version__, decisions=DECISIONS, near=NEAR, period=_period(it), curves=curves,
+        warnings=list(warnings(it)), left_out=_left_out(it), changed=changes(it), names=list(name_lists(it)),
+        reaching=reaching_table(rows), share_headline=share_headline(it), share=share_table(it),
+        notes=list(share_notes(it)), outcome_headline="" if outcome is None else outcome_headline(outcome),
+        sentences=[] if outcome is None else list(sentences(outcome)),
+        figures=[] if outcome is None else outcome_tables(outcome),
+        parts=[] if outcome is None else [parts_table("file", outcome.files), parts_table("domain", outcome.domains)],
+        plots={side: _histogram(getattr(it.total, side)) for side in sides},
+        small=[[_histogram(getattr(row, side), small=True) for side in sides] for row in it.domains],
+        curves_plot=_curves(curves),
     )  # fmt: skip
 
 
-def _plots(it: Report, curves: Sequence[Domain], bases: Sequence[Basis]) -> dict[str, Any]:
-    sides = ("before", "after") if changes(it) else ("before",)
-    plots: dict[str, Any] = {
-        side: _histogram(getattr(it.total, side).histogram, getattr(it.total, side).threshold) for side in sides
-    }
-    plots["rows"] = [
-        [_histogram(row.histogram, row.threshold, small=True) for row in (getattr(domain, side) for side in sides)]
-        for domain in it.domains
-    ]
-    plots["curves"] = _curves(curves)
-    if it.share is not None and any(row.interval for row in it.share.domains):
-        plots["thresholds"] = _intervals(
-            [None if row.interval is None else (row.threshold, *row.interval) for row in it.share.domains],
-            (1, 0), [row.threshold_before for row in it.share.domains],
-        )  # fmt: skip
-    if bases:
-        aucs = [scope.auc_score for basis in bases for scope in basis.scopes]
-        plots["auc"] = _intervals([None if auc is None else (auc.value, auc.low, auc.high) for auc in aucs], (0.3, 0.7))
-        plots["calibration"] = [_calibration(basis.bins) for basis in bases]
-    return plots
+def _svg(width: float, height: float, draw: Callable[[Axes], object]) -> Markup:
+    """Return a plot as an SVG element that needs no escaping; the same figures give the same text."""
+    import matplotlib as mpl
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    out = io.StringIO()
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02))
+        axes = figure.subplots()
+        figure.patch.set_visible(False)
+        axes.patch.set_visible(False)
+        draw(axes)
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = out.getvalue()
+    text = re.sub(r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :].strip(), flags=re.DOTALL)
+    # Only clip paths and markers are referenced, and their ids are hashes of their content; other ids repeat.
+    text = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", text)
+    text = re.sub(r"font: [^;]*px [^;\"]*", lambda match: match[0].split("'")[0] + "system-ui, sans-serif", text)
+    for name, colour in COLOURS.items():
+        text = text.replace(colour, f"var(--{name})")
+    return Markup(text)  # noqa: S704 our own SVG
 
 
-class _Plot:
-    """One plot, as an SVG element that needs no escaping; the same figures give the same text."""
-
-    def __init__(self, width: float, height: float) -> None:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-        self._context = mpl.rc_context(STYLE)
-        self._context.__enter__()
-        self._figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02))
-        self._figure.patch.set_visible(False)
-        self.axes: Axes = self._figure.subplots()
-        self.axes.patch.set_visible(False)
-        self.svg: Markup
-
-    def __enter__(self) -> _Plot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        from markupsafe import Markup
-
-        out = io.StringIO()
-        self._figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        self._context.__exit__(None, None, None)
-        text = out.getvalue()
-        text = text[text.index("<svg") :].strip()
-        text = re.sub(r"<!--.*?-->\s*", "", text)
-        text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-        # Only clip paths and markers are referenced, and their ids are hashes of their content; other ids repeat.
-        text = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", text)
-        text = re.sub(r"font: [^;]*px [^;\"]*", lambda match: match[0].split("'")[0] + "system-ui, sans-serif", text)
-        self.svg = Markup(re.sub("#0101[0-9a-f]{2}", lambda match: _VARIABLES[match[0]], text))  # noqa: S704 our own SVG
-
-
-def _histogram(counts: Sequence[int], threshold: float | None, *, small: bool = False) -> Markup:
+def _histogram(scores: Scores, *, small: bool = False) -> Markup:
     """Draw the distribution of scores, in bars of equal width.
 
     Bars at or above the threshold have another colour; a bar belongs to the side of its middle, which is exact if the
@@ -527,13 +509,14 @@ def _histogram(counts: Sequence[int], threshold: float | None, *, small: bool = 
     """
     from matplotlib.ticker import MaxNLocator
 
+    counts, threshold = scores.histogram, scores.threshold
     edges = [edge / len(counts) for edge in range(len(counts) + 1)]
-    with _Plot(*((2.4, 0.5) if small else (4.4, 2.2))) as plot:
-        axes = plot.axes
-        for side, chosen in (("no", False), ("yes", True)):
-            bars = [count if ((edge + 0.5 / len(counts) >= (2 if threshold is None else threshold)) is chosen) else 0
-                    for count, edge in zip(counts, edges, strict=False)]  # fmt: skip
-            axes.stairs(bars, edges, fill=True, color=COLOURS[side])
+    passes = [threshold is not None and edge + 0.5 / len(counts) >= threshold for edge in edges[:-1]]
+
+    def draw(axes: Axes) -> None:
+        for name, side in (("no", False), ("yes", True)):
+            bars = [count if passed is side else 0 for count, passed in zip(counts, passes, strict=True)]
+            axes.stairs(bars, edges, fill=True, color=COLOURS[name])
         if threshold is not None:
             axes.axvline(threshold, color=COLOURS["mark"], linewidth=1, linestyle="--")
         axes.set_xlim(0, 1)
@@ -545,15 +528,15 @@ def _histogram(counts: Sequence[int], threshold: float | None, *, small: bool = 
         else:
             axes.grid(axis="y")
             axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    return plot.svg
+
+    return _svg(*((2.4, 0.5) if small else (4.4, 2.2)), draw)
 
 
 def _curves(domains: Sequence[Domain]) -> Markup:
     """Draw the share that reaches each threshold, one line per domain."""
     from matplotlib.ticker import PercentFormatter
 
-    with _Plot(4.4, 2.2) as plot:
-        axes = plot.axes
+    def draw(axes: Axes) -> None:
         for index, domain in enumerate(domains):
             axes.plot(THRESHOLDS, domain.before.reaching, color=COLOURS[f"s{index}"], linewidth=1.3)
         for threshold in sorted({it.before.threshold for it in domains if it.before.threshold is not None}):
@@ -562,50 +545,5 @@ def _curves(domains: Sequence[Domain]) -> Markup:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.grid()
-    return plot.svg
 
-
-def _intervals(
-    intervals: Sequence[tuple[float, float, float] | None], limits: tuple[float, float], marks: Sequence[float] = ()
-) -> Markup:
-    """Draw figures with their intervals (value, low, high) on one axis, the first one at the top.
-
-    `limits`: the least range of the axis. `marks`: a value to compare with for each row, drawn as a dash.
-    """
-    shown = [it for it in intervals if it is not None]
-    with _Plot(4.4, 0.5 + 0.28 * len(intervals)) as plot:
-        axes = plot.axes
-        for place, interval in enumerate(intervals):
-            if interval is not None:
-                value, low, high = interval
-                colour = COLOURS[f"s{place % SERIES}"]
-                axes.plot([low, high], [-place, -place], color=colour, linewidth=2)
-                axes.plot([value], [-place], "o", color=colour, markersize=5)
-        for place, mark in enumerate(marks):
-            axes.plot([mark, mark], [-place - 0.3, -place + 0.3], color=COLOURS["mark"], linewidth=2)
-        axes.set_xlim(
-            min([limits[0], *(low for _, low, _ in shown), *marks]) - 0.01,
-            max([limits[1], *(high for _, _, high in shown), *marks]) + 0.01,
-        )
-        axes.set_ylim(0.6 - len(intervals), 0.6)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x")
-    return plot.svg
-
-
-def _calibration(bins: Sequence[Bin]) -> Markup:
-    """Draw the share of successes over confidence; on the diagonal the confidence is right."""
-    with _Plot(3.2, 3.0) as plot:
-        axes = plot.axes
-        axes.plot([0, 1], [0, 1], color=COLOURS["mark"], linewidth=1, linestyle="--")
-        for each in bins:
-            it = each.succeeded
-            axes.plot([each.confidence, each.confidence], [it.low, it.high], color=COLOURS["s0"], linewidth=2)
-            axes.plot([each.confidence], [it.value], "o", color=COLOURS["s0"], markersize=4 + 8 * each.share)
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.grid()
-        axes.set_xlabel("confidence")
-        axes.set_ylabel("succeeded")
-    return plot.svg
+    return _svg(4.4, 2.2, draw)

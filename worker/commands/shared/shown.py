@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Container, Iterable
 from dataclasses import replace
@@ -15,20 +16,10 @@ from rich.text import Text
 
 from worker.core import terminal
 
-TEXT_LENGTH: Final = 160
-"""Characters shown of an id, a domain or an objective: enough to recognise it."""
 
-_BLANKS: Final = dict.fromkeys(map(ord, "\t\n\r"), " ")
-
-
-def cut_text(text: str, length: int = TEXT_LENGTH) -> str:
-    """Return a text of at most `length` characters."""
+def cut_text(text: str, length: int = 160) -> str:
+    """Return a text of at most `length` characters: by default enough to recognise an id, a domain or an objective."""
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def is_cut(text: str) -> bool:
-    """Return whether a text that `cut_text` returned may have lost its end."""
-    return len(text) == TEXT_LENGTH and text.endswith("…")
 
 
 def shown_text(text: str) -> str:
@@ -36,7 +27,7 @@ def shown_text(text: str) -> str:
     shown = cut_text(text)
     if shown.isascii() and shown.isprintable():
         return shown
-    return terminal.clean(shown.translate(_BLANKS))
+    return terminal.clean(re.sub(r"[\t\n\r]", " ", shown))
 
 
 def shown_name(name: str) -> str:
@@ -76,20 +67,6 @@ def percent(share: float) -> str:
     if 99.9 < value < 100:
         return ">99.9%"
     return f"{value:.0f}%" if value in (0, 100) else f"{value:.1f}%"
-
-
-def duration(ms: float) -> str:
-    """Format a time span (ms) in a suitable unit."""
-    if abs(ms) < 1000:
-        return f"{ms:.0f} ms"
-    seconds = ms / 1000
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = seconds / 60
-    if minutes < 60:
-        return f"{minutes:.1f} min"
-    hours = minutes / 60
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.4g} d"
 
 
 LEAST_TEXT: Final = 8

@@ -24,7 +24,6 @@ LEAST_TRACES: Final = 30
 
 SEED: Final = 1
 
-_SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})(%?)")
 _FEWEST_DECIMALS, _MOST_DECIMALS = 2, 17
 
 
@@ -35,15 +34,6 @@ class ShareThreshold(NamedTuple):
     wanted: int  # the share in traces, rounded up
     accepted: int  # more than wanted if scores tie
     above: int  # traces above the tie; all other accepted ones have one score
-
-
-def parse_share(text: str) -> Fraction:
-    """Read a share, 0.1 or 10%, exactly. Raises ValueError."""
-    match = _SHARE.fullmatch(text.strip())
-    share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(0)
-    if not 0 < share <= 1:
-        raise ValueError(f"{text!r}: give a share above 0 and up to 1, such as 0.1 or 10%")
-    return share
 
 
 def share_threshold(scores: npt.NDArray[Any], share: Fraction) -> ShareThreshold:
