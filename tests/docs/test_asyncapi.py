@@ -22,8 +22,9 @@ from worker.assemble.topics import SPANS_CONFIG
 from worker.commands.shared.marks import followed_topic, marks_topic
 from worker.config import load
 from worker.contribute.unit import Refusal, Unit, receipt, refused_record
-from worker.core import changelog, epochs
-from worker.core.documents import (
+from worker.core import changelog
+from worker.core.changelog import RECORD_PREFIX
+from worker.core.dead_letters import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
     TRUNCATED_HEADER,
@@ -31,12 +32,12 @@ from worker.core.documents import (
     fit_dead_letter,
     last_resort,
     readdressed,
-    scored_record,
 )
+from worker.core.documents import scored_record
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
-from worker.core.track_record import RECORD_PREFIX, Stored, TrackRecord, encode_row
+from worker.core.track_record import Stored, TrackRecord, encode_row
 from worker.core.verdicts import Ruling, judged_record, make_verdict, sign_verdict
 from worker.kafka.cluster.topics import CHANGELOG_CONFIG
 from worker.observe.metrics import REFUSAL_REASONS
@@ -243,8 +244,8 @@ def test_the_rows_of_assemble_are_the_code_s(name: str, row: msgspec.Struct) -> 
 
 def test_the_record_of_the_epochs_is_the_code_s() -> None:
     schema: Mapping[str, Any] = resolved(MESSAGES["passes"]["payload"])
-    assert tuple(item["title"] for item in schema["items"]) == epochs.Marker.__struct_fields__
-    chain = (epochs.Segment(1, 0, 0), epochs.Segment(2, 1800, 2104))
-    raw = epochs.encode_marker(epochs.Marker(epochs.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
+    assert tuple(item["title"] for item in schema["items"]) == changelog.Marker.__struct_fields__
+    chain = (changelog.Segment(1, 0, 0), changelog.Segment(2, 1800, 2104))
+    raw = changelog.encode_marker(changelog.Marker(changelog.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
     validator("passes", "payload").validate(msgspec.msgpack.decode(raw))
     assert msgspec.msgpack.decode(raw) == MESSAGES["passes"]["examples"][0]["payload"]

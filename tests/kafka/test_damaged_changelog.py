@@ -16,8 +16,7 @@ from tests.support.processes import run_command
 from tests.support.raw_batches import RawRecord, batch_of, encode_batch, encode_record, produce_batch
 from tests.support.stage import LINES, Stage, Workers, documents
 from tests.support.surroundings import environment
-from worker.core.changelog import Entry, decode
-from worker.core.epochs import MARKER_KEY, decode_marker
+from worker.core.changelog import MARKER_KEY, Entry, decode, decode_marker
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()

@@ -29,12 +29,11 @@ from tests.support.kafka_fixtures import (
 )  # fmt: skip
 from tests.support.proxy import Proxy
 from tests.support.stage import LINES, Stage, Workers, documents, origin
-from worker.core.changelog import SLACK, decode, encode, slot_key, text_hash
-from worker.core.epochs import MARKER_KEY
+from worker.core.changelog import MARKER_KEY, SLACK, decode, encode, slot_key, text_hash
 from worker.core.restore import Log
 from worker.core.trace import embedding_text, parse_trace
+from worker.kafka.assignment import AT_ONCE, read_logs
 from worker.kafka.cluster.topics import CHANGELOG_CONFIG
-from worker.kafka.restore import AT_ONCE, read_logs
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()

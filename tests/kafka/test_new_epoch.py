@@ -22,8 +22,7 @@ from tests.support.kafka_fixtures import (
     wait_until,
 )
 from tests.support.stage import LINES, Stage, Workers, documents
-from worker.core.changelog import SLACK, decode
-from worker.core.epochs import MARKER_KEY
+from worker.core.changelog import MARKER_KEY, SLACK, decode
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
 from worker.kafka.cluster.topics import CHANGELOG_CONFIG

@@ -18,7 +18,7 @@ from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topi
 from tests.support.stage import Workers
 from worker.commands.redrive.steps import parse_offsets
 from worker.commands.shared.options import parse_time
-from worker.core.documents import dead_letter, fit_dead_letter, last_resort, readdressed
+from worker.core.dead_letters import dead_letter, fit_dead_letter, last_resort, readdressed
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 from worker.lab.broker.embedded_kafka import EmbeddedKafka

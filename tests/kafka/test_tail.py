@@ -13,7 +13,8 @@ from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
 from tests.support.surroundings import ROOT
 from tests.support.terminal import command_on_terminal
-from worker.core.documents import dead_letter, scored_record
+from worker.core.dead_letters import dead_letter
+from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka

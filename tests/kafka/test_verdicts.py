@@ -26,8 +26,8 @@ from worker import PartitionScorer, parse_trace
 from worker.cli import cli
 from worker.commands.shared.placed_verdicts import read_judged
 from worker.config import load
+from worker.core.changelog import RECORD_PREFIX
 from worker.core.documents import RecordPlace
-from worker.core.track_record import RECORD_PREFIX
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 CI, ANN = "c" * 40, "a" * 40

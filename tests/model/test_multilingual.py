@@ -14,8 +14,8 @@ from tests.support.surroundings import environment
 from worker.cli import cli
 from worker.core.novelty import VectorCache
 from worker.embed.embedder import MULTILINGUAL, MULTILINGUAL_NAME, ModelError
+from worker.embed.export import RECORDED, open_multilingual
 from worker.embed.load import load_embedder
-from worker.embed.multilingual import RECORDED, open_multilingual
 from worker.embed.openvino_embedder import OpenVinoEmbedder, find_exported
 from worker.embed.reference_texts import TEXTS, recorded_vectors
 

@@ -11,7 +11,7 @@ from tests.support.builders import T0
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique
 from tests.support.processes import run_command, start_command
 from tests.support.surroundings import environment, topic_settings
-from worker.core.documents import dead_letter
+from worker.core.dead_letters import dead_letter
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 from worker.lab.broker.embedded_kafka import EmbeddedKafka

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from worker.core.epochs import MARKER_KEY
+from worker.core.changelog import MARKER_KEY
 
 EXTREMES: Final = (
     -(2**63), -(2**62), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**53 + 1, 10**18 - 1, 10**18, 2**62, 2**63 - 1, 2**63,

@@ -10,12 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.builders import TextEmbedder, make_record, text_vector, trace_bytes
 from worker import PartitionScorer
-from worker.core.changelog import Entry, Housekeeping
-from worker.core.control import Judges
-from worker.core.epochs import NO_EPOCH, SourceEpoch
+from worker.core.changelog import NO_EPOCH, Entry, Housekeeping, SourceEpoch
 from worker.core.records import Clean, Screen, SourceRecord
 from worker.core.scorer import Decision, EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
+from worker.core.verdicts import Judges
 from worker.embed.embedder import Embedding
 from worker.kafka.reading.budget import Share
 from worker.kafka.writing.publisher import Commit

@@ -2,7 +2,7 @@
 
 The export of all-MiniLM-L6-v2 compares itself with these vectors, because it runs where sentence-transformers is not
 installed. tests/model/test_fast_embedder.py compares the file with sentence-transformers. `--multilingual FILE`, its
-weights file, records the vectors of the multilingual model and their mean (worker/embed/multilingual.py).
+weights file, records the vectors of the multilingual model and their mean (worker/embed/export.py).
 """
 
 import argparse
@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.support.surroundings import ROOT
 from worker.embed.embedder import OFFICIAL_SHA256
-from worker.embed.multilingual import BLOCK, CENTRED, RECORDED, read_weights, tokenizer_json
+from worker.embed.export import BLOCK, CENTRED, RECORDED, read_weights, tokenizer_json
 from worker.embed.reference_texts import CHECK_TOKENS, REFERENCE_VECTORS, TEXTS, texts_sha256
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tests.support.builders import TOPIC_ID, TextEmbedder
-from worker.core.changelog import Kind, kind_of
-from worker.core.epochs import SourcePosition, committed_from
+from worker.core.changelog import Kind, committed_from, kind_of
 from worker.core.records import OutputRecord
-from worker.core.restore import Log, ModelCache, Restored, restore
+from worker.core.restore import Log, ModelCache, Restored, SourcePosition, restore
 from worker.kafka.writing.publisher import Commit
 
 DIMENSIONS = 6
@@ -80,7 +79,7 @@ class Topics:
         return {key: value for _, key, value in self.compacted() if value is not None and kind_of(key) is Kind.ENTRY}
 
     def restored(self, capacity: int) -> Restored:
-        """Read the changelog as worker/kafka/restore.py does; whether compaction has run makes no difference."""
+        """Read the changelog as worker/kafka/assignment.py does; whether compaction has run makes no difference."""
         committed = None if self.metadata is None else committed_from(self.metadata)
         recreated = committed is not None and committed.topic_id not in (None, self.topic_id)
         if recreated:

@@ -18,7 +18,8 @@ from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.kafka_fixtures import PATIENCE_S
 from tests.support.processes import run_command, start_fork
 from worker.core.changelog import encode
-from worker.core.documents import dead_letter, scored_record
+from worker.core.dead_letters import dead_letter
+from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 

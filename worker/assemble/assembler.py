@@ -21,16 +21,16 @@ from worker.assemble.steps import Assembling, Outcome, Reading, Spread, Spreadin
 from worker.assemble.topics import AssembleTopics, prepare_topics
 from worker.assemble.traces import TraceWriter, UnreadContent, has_root, rules_from
 from worker.config import ConfigError, Settings
-from worker.core.epochs import SourceEpoch
+from worker.core.changelog import SourceEpoch
 from worker.core.records import ASSEMBLED, BATCH_OVERHEAD, RECORD_OVERHEAD, SPANS, SourceRecord
 from worker.core.restore import Log
 from worker.core.terminal import clean, number_of
 from worker.kafka.aiokafka_private import count_partitions
+from worker.kafka.assignment import Position, read_logs
 from worker.kafka.cluster.connections import prepare_clients
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member
-from worker.kafka.restore import Position, read_logs
 from worker.kafka.writing.publisher import Commit, ExactlyOncePublisher
 from worker.observe.http_server import Page
 from worker.observe.metrics import AssembleMetrics, process_registry, set_or_drop

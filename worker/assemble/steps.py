@@ -27,7 +27,7 @@ from worker.assemble.open_runs import (
     packed,
 )
 from worker.assemble.traces import Tally, TraceWriter, has_no_span, refusal
-from worker.core.documents import dead_letter
+from worker.core.dead_letters import dead_letter
 from worker.core.records import BATCH_OVERHEAD, SPANS, OutputRecord, SourceRecord, encoded_size
 from worker.core.trace import InvalidTrace, Reason
 from worker.runs.otlp.spans import InvalidSpans, Refused, split

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from worker.assemble.open_runs import MAX_RUN_BYTES, ClosedRun, Part, RowError, unpacked
 from worker.config import ConfigError, Settings
-from worker.core.documents import dead_letter
+from worker.core.dead_letters import dead_letter
 from worker.core.records import ASSEMBLED, OutputRecord, SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.writing.rows import key_partition

@@ -61,8 +61,7 @@ def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None
     user's cache directory; for another --output, set KP_MODEL to it.
     """
     from worker.embed.embedder import MULTILINGUAL, ModelError, packaged_weights
-    from worker.embed.export import export_model, open_minilm
-    from worker.embed.multilingual import open_multilingual
+    from worker.embed.export import export_model, open_minilm, open_multilingual
     from worker.embed.openvino_embedder import find_exported, import_runtime
 
     multilingual = model == MULTILINGUAL

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from worker.commands.shared.console import BadLines
     from worker.commands.shared.session import Session
     from worker.config import Settings
-    from worker.core.control import Judges
     from worker.core.documents import RecordPlace
-    from worker.core.verdicts import SignedVerdict
+    from worker.core.verdicts import Judges, SignedVerdict
 
 IN_FLIGHT: Final = 500
 """Verdicts in flight to the broker at once."""

@@ -10,7 +10,6 @@ from typing import Final
 
 from worker.config.loading import ConfigError
 from worker.config.settings import Settings
-from worker.core.control import MIN_KEY_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +41,8 @@ def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
                 f"{variable}, entry {number}: a line is JUDGE KEY, the judge's name in 1 to 64 letters, digits or "
                 f"._@:/- and a key; {_MAKE}"
             )
-        if len(key) < MIN_KEY_BYTES:
-            raise ConfigError(f"{variable}: the key of judge {judge} has less than {MIN_KEY_BYTES} bytes; {_MAKE}")
+        if len(key) < 32:  # as long as the hash, as RFC 2104 advises
+            raise ConfigError(f"{variable}: the key of judge {judge} has less than 32 bytes; {_MAKE}")
         owner = owners.setdefault(key, judge)
         if owner != judge:
             raise ConfigError(f"{variable}: judge {judge} has the same key as {owner}; give each its own: {_MAKE}")

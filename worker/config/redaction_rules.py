@@ -12,8 +12,8 @@ from worker.config.settings import Settings
 from worker.core.records import STRICT_TYPES, Clean, Screen
 
 if TYPE_CHECKING:
-    from worker.core.control import Judges
     from worker.core.scorer import EvaluationConfig
+    from worker.core.verdicts import Judges
     from worker.redact.documents import Rules
     from worker.redact.markers import OwnPattern
 

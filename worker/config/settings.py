@@ -33,7 +33,6 @@ from worker.config.checks import (
     check_security,
     check_topics,
 )
-from worker.core.capacity import MOST_ELEMENTS
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import DEFAULT_PROFILE, PROFILES, Profile, Weights
 from worker.core.trace import Limits
@@ -180,7 +179,7 @@ class ScoringSettings(BaseModel):
         description='profiles to add or change, as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
     )
     cache_max_elements: int = Field(
-        1000, ge=1, le=MOST_ELEMENTS, description="capacity of each partition's novelty cache, in entries"
+        1000, ge=1, le=1_000_000, description="capacity of each partition's novelty cache, in entries"
     )
     cache_ttl_seconds: float | None = Field(
         3600.0,

@@ -21,6 +21,7 @@ from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import CONTRIBUTED, Gate
 from worker.core.records import DEAD_LETTER
 from worker.core.terminal import number_of
+from worker.kafka.assignment import Position
 from worker.kafka.cluster.connections import prepare_clients, prepare_patiently
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicWatch
@@ -35,7 +36,6 @@ from worker.kafka.cluster.topics import (
     look_at,
 )
 from worker.kafka.member import Claim, Member
-from worker.kafka.restore import Position
 from worker.kafka.writing.publisher import ExactlyOncePublisher
 from worker.kafka.writing.rows import OutputTopic
 from worker.observe.http_server import Page

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from worker.core.documents import error_headers, truncated_header
+from worker.core.dead_letters import error_headers, truncated_header
 from worker.core.records import DEAD_LETTER, NO_FAULT_OF_A_RECORD, SCREEN_HIDDEN, OutputRecord, SourceRecord, raised
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
 from worker.redact.documents import Rules, level_of, redact_document, redact_text

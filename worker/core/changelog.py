@@ -1,6 +1,6 @@
 """The records of the changelog topic: their kinds, their keys, the bytes of cache entries, and when each is deleted.
 
-The topic is compacted. A key names an epoch (epochs.py), the number of slots (capacity + slack), and a slot: sequence %
+The topic is compacted. A key names an epoch, the number of slots (capacity + slack), and a slot: sequence %
 slots. Within an epoch and a capacity, a slot is overwritten only when no restart can need its old entry, as at most
 `slack` traces are past the committed offset (stream/partition.py). A new epoch or capacity has new keys: each former
 entry is deleted by a tombstone once it is not among the newest `slots`. So at most `slots` entries are live.
@@ -11,18 +11,31 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from worker.core.epochs import LAST_OFFSET, MARKER_KEY, EpochNumber, Offset, StreamTime
 from worker.core.novelty import CACHED_ID_LENGTH, LENGTH_TOLERANCE, Vector
 from worker.core.records import IdentityKey, Row
-from worker.core.track_record import RECORD_PREFIX
+from worker.core.trace import EARLIEST_MS, LATEST_MS
+
+MAX_EPOCH: Final = 10**18 - 1  # the greatest epoch number that fits the committed metadata
+
+LAST_OFFSET: Final = 2**63 - 1
+Offset = Annotated[int, Meta(ge=0, le=LAST_OFFSET)]
+EpochNumber = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+StreamTime = Annotated[int, Meta(ge=EARLIEST_MS, le=LATEST_MS)]
+"""Ranges of numbers in changelog records: offsets and anything bounded by one, epoch numbers, stream times (ms since
+1970). A record with a number out of range is damaged or foreign, and is skipped."""
+
+
+# -- the kinds of records
 
 VERSION: Final = 1
 """Raise this when a field changes its meaning: a restore skips entries of another version. Fields added at the end need
@@ -39,6 +52,8 @@ PROBE_DISTANCE: Final = 0.05
 """Greatest distance between the vector of a fixed text and the kept one, for the same model: bf16 differs from fp32 by
 up to .019, and by .017 from batch to batch; two texts that are nine tenths equal differ by .1."""
 
+MARKER_KEY: Final = b"passes"  # as 0.2.0 called the epochs
+RECORD_PREFIX: Final = b"record:"  # and the hash of agent and domain (track_record.py)
 _PROBE_PREFIX: Final = b"probe:"
 
 
@@ -64,12 +79,34 @@ def kind_of(key: bytes | None) -> Kind:
     return next((kind for prefix, kind in _PREFIXES.items() if key.startswith(prefix)), Kind.ENTRY)
 
 
-class CorruptEntry(ValueError):
-    """The bytes are not an entry of this version."""
+class CorruptRecord(ValueError):
+    """The bytes are not a record of this version."""
 
 
-class OlderEntry(CorruptEntry):
+class OlderEntry(CorruptRecord):
     """The bytes are an entry of 0.1.0, which names no epoch; the first commit deletes it."""
+
+
+class _Versioned(Protocol):
+    @property
+    def version(self) -> int: ...
+
+
+AnyRecord = TypeVar("AnyRecord", bound=_Versioned)
+
+
+def unpack(decoder: msgspec.msgpack.Decoder[AnyRecord], value: bytes, version: int, what: str) -> AnyRecord:
+    """Read a record of this version; `what` names it. Raises CorruptRecord."""
+    try:
+        record = decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptRecord(f"not {what}: {error}") from error
+    if record.version != version:
+        raise CorruptRecord(f"{what} of version {record.version}, this worker reads version {version}")
+    return record
+
+
+# -- entries of the cache
 
 
 CachedId = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
@@ -134,7 +171,7 @@ def encode(
 
 
 def decode(value: bytes | None) -> Entry:
-    """Read an entry. Raises CorruptEntry for anything that is none of this version."""
+    """Read an entry. Raises CorruptRecord for anything that is none of this version."""
     entry = _decode(value)
     vector = entry.array()
     with np.errstate(over="ignore", invalid="ignore"):
@@ -144,14 +181,14 @@ def decode(value: bytes | None) -> Entry:
     return entry
 
 
-def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptEntry]:
+def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptRecord]:
     """Decode all values, ten times as fast as one by one; an error takes its entry's place."""
-    decoded: list[Entry | CorruptEntry] = []
+    decoded: list[Entry | CorruptRecord] = []
     entries: dict[int, list[tuple[int, Entry]]] = {}  # with their places in `decoded`, by the size of the vector
     for place, value in enumerate(values):
         try:
             entry = _decode(value)
-        except CorruptEntry as error:
+        except CorruptRecord as error:
             decoded.append(error)
         else:
             decoded.append(entry)
@@ -164,32 +201,126 @@ def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptEntry]:
             place, entry = equals[row]
             try:
                 _check_length(entry)
-            except CorruptEntry as error:
+            except CorruptRecord as error:
                 decoded[place] = error
     return decoded
 
 
 def _check_length(entry: Entry) -> None:
-    """Raise CorruptEntry if the vector's length is neither 0 nor about 1, or not finite."""
+    """Raise CorruptRecord if the vector's length is neither 0 nor about 1, or not finite."""
     with np.errstate(invalid="ignore"):  # signalling NaN
         length = float(np.linalg.norm(entry.array().astype(np.float64)))
     if length != 0.0 and not abs(length - 1.0) <= LENGTH_TOLERANCE:
-        raise CorruptEntry(f"the vector has the length {length:.6g} instead of 1 (or 0)")
+        raise CorruptRecord(f"the vector has the length {length:.6g} instead of 1 (or 0)")
 
 
 def _decode(value: bytes | None) -> Entry:
     if not value:
-        raise CorruptEntry("empty value")
-    try:
-        entry = _decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        of_0_1_0 = value.startswith(b"\x97\x01")  # an array of seven, version 1
-        raise (OlderEntry if of_0_1_0 else CorruptEntry)(f"not a changelog entry: {error}") from error
-    if entry.version != VERSION:
-        raise CorruptEntry(f"entry version {entry.version}, this worker reads version {VERSION}")
+        raise CorruptRecord("empty value")
+    if value.startswith(b"\x97\x01"):  # an array of seven, version 1
+        raise OlderEntry("an entry of 0.1.0")
+    entry = unpack(_decoder, value, VERSION, "a changelog entry")
     if len(entry.vector) % 4 or len(entry.text_hash) not in (0, HASH_BYTES):
-        raise CorruptEntry("size of the vector or of the text's hash out of range")
+        raise CorruptRecord("size of the vector or of the text's hash out of range")
     return entry
+
+
+# -- epochs of the source
+#
+# A restart continues the committed epoch; a reset offset or a recreated source topic begins a new one. Each entry names
+# its epoch, and so does the metadata of the committed offset. One record, the marker, holds the chain of epochs and the
+# offsets from which each one counts.
+
+MARKER_VERSION: Final = 1
+
+MAX_SEGMENTS: Final = 64
+"""Longest chain. A partition has about 2000 entries, so an epoch is lost only if its offset moves within them often."""
+
+_METADATA: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18})?:([0-9]{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEpoch:
+    """An epoch of a source partition, as its entries and its committed metadata name it."""
+
+    topic_id: str | None = None  # Kafka's, as its tools print it; None if the broker has no topic ids
+    number: int | None = None  # None without an embedder: then no entries are read or written
+    start: int = 0  # the source offset where it began
+
+    def metadata(self, stream_time_ms: int | None) -> str:
+        """Return the metadata to commit with the offset, at most 90 characters."""
+        number, time = self.number, stream_time_ms
+        return (
+            f"kp2:{'' if time is None else time}:{self.topic_id or ''}:{'' if number is None else number}:{self.start}"
+        )
+
+
+NO_EPOCH: Final = SourceEpoch()  # the default epoch: nothing is known about the topic
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The metadata of a committed offset."""
+
+    stream_time_ms: int | None
+    topic_id: str | None = None
+    number: int | None = None
+    start: int = 0
+
+
+def committed_from(metadata: str) -> Committed | None:
+    """Read committed metadata; return None if it is not ours. Kafka's tools leave it empty when they move an offset."""
+    match = _METADATA.fullmatch(metadata)
+    if match is None:
+        return None
+    time, topic_id, number, start = match.groups()
+    committed = Committed(
+        None if time is None else int(time), topic_id, None if number is None else int(number), int(start)
+    )
+    known = committed.stream_time_ms is None or EARLIEST_MS <= committed.stream_time_ms <= LATEST_MS
+    return committed if known else None
+
+
+class Segment(NamedTuple):
+    """An epoch in a chain."""
+
+    number: EpochNumber
+    start: Offset  # the source offset where it began
+    since: Offset  # the changelog's end when it began
+
+
+Chain = tuple[Segment, ...]  # epochs with rising starts: each counts from its start to the next one's
+
+
+class Marker(msgspec.Struct, frozen=True, array_like=True):
+    """The record on the changelog partition that names the epochs."""
+
+    version: int
+    topic_id: Annotated[str, Meta(max_length=22)]  # the source topic's; "" if unknown
+    chain: Annotated[Chain, Meta(max_length=MAX_SEGMENTS)]
+
+
+_marker_decoder = msgspec.msgpack.Decoder(Marker)
+
+UNREADABLE: Final = Marker(MARKER_VERSION, "", ())
+"""Replaces an unreadable marker (damaged, or of a later version): no epoch is known or inherited."""
+
+
+def encode_marker(marker: Marker) -> bytes:
+    """Return the marker's record value."""
+    return _encoder.encode(marker)
+
+
+def decode_marker(value: bytes) -> Marker:
+    """Read a marker. Raises CorruptRecord for anything not written by this version's `encode_marker`."""
+    marker = unpack(_marker_decoder, value, MARKER_VERSION, "the record of the epochs")
+    starts = [segment.start for segment in marker.chain]
+    if starts != sorted(set(starts)):
+        raise CorruptRecord("the chain of epochs is out of order")
+    return marker
+
+
+# -- probes, and housekeeping
 
 
 def probe_distance(kept: Vector, now: Vector) -> float:
@@ -224,7 +355,7 @@ class Probes(NamedTuple):
         return key, value
 
     def check(self, vector: Vector, value: bytes) -> None:
-        """Compare a vector with the record that keeps it. Raises OtherModelError, CorruptEntry."""
+        """Compare a vector with the record that keeps it. Raises OtherModelError, CorruptRecord."""
         kept = decode(value).array()
         distance = probe_distance(kept, vector)
         if distance <= PROBE_DISTANCE:

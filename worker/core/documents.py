@@ -1,4 +1,4 @@
-"""What the worker publishes: scored documents, as they are written and as commands read them, and dead letters.
+"""Scored documents, as the worker writes them and as commands read them.
 
 A command decodes the smallest struct that has what it needs. schemas/scored-trace.schema.json describes `Scoring`. No
 wall clock and no random ids: the same input and state give the same bytes.
@@ -18,9 +18,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from worker.core.novelty import Vector
 from worker.core.records import (
     ACCEPTED,
-    BATCH_OVERHEAD,
-    DEAD_LETTER,
-    NO_FAULT_OF_A_RECORD,
     REJECTED,
     Clean,
     EmbedderIdentity,
@@ -28,16 +25,10 @@ from worker.core.records import (
     Screen,
     Screening,
     SourceRecord,
-    encoded_size,
-    exact_size,
-    raised,
 )
 from worker.core.scoring import Components, Confidence, ScoredTrace, Weights
-from worker.core.trace import Fraction, InvalidTrace, Reason, ReasoningTrace, splice
+from worker.core.trace import Fraction, ReasoningTrace, splice
 from worker.version import __version__
-
-FIRST_OFFSET: Final = "kp-source-first-offset"
-LAST_OFFSET: Final = "kp-source-last-offset"
 
 SCREEN_HEADER: Final = "kp-screen"
 """The screening rules that matched, comma-separated. Absent if none did, so that consumers can test its presence."""
@@ -245,182 +236,3 @@ def _embedding(vector: Vector) -> StoredVector:
 def embedding_bytes(dimensions: int) -> int:
     """Return how many bytes the embedding adds to an output document."""
     return len(_encoder.encode(_embedding(np.zeros(dimensions, np.float32)))) + len(b',"embedding":')
-
-
-def embedding_failed(error: BaseException) -> InvalidTrace:
-    """Return the error of a dead letter: the model failed on its text, but not on others."""
-    return InvalidTrace(
-        Reason.EMBEDDING_FAILED,
-        "",
-        f"the model failed with {type(error).__name__} on this text, but not on others. "
-        "Look for unusual characters in task.objective and the steps' content",
-    )
-
-
-def evaluation_failed(error: Exception) -> InvalidTrace:
-    """Return the error of a dead letter on which the worker failed, with the worker's error as its cause.
-
-    Raises the worker's error if no record can have caused it (NO_FAULT_OF_A_RECORD).
-    """
-    if isinstance(error, NO_FAULT_OF_A_RECORD):
-        raise error
-    failed = InvalidTrace(
-        Reason.EVALUATION_FAILED,
-        "",
-        f"the worker fails on this record with {raised(error)}. That is a bug: please report it, with the record if "
-        "you may, and redrive it once a version fixes it",
-    )
-    failed.__cause__ = error
-    return failed
-
-
-def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
-    """Build the dead letter: value, key and headers unchanged, plus headers with the reason and the record's place."""
-    headers = [*record.headers, *error_headers(record, error.reason, error.path, error.message)]
-    if record.fault is not None and record.fault.first_offset is not None:
-        headers.append((FIRST_OFFSET, b"%d" % record.fault.first_offset))
-        headers.append((LAST_OFFSET, b"%d" % record.offset))
-    return OutputRecord(DEAD_LETTER, record.key, record.value, headers, record.timestamp_ms)
-
-
-def error_headers(record: SourceRecord, reason: str, path: str, message: str, **more: str) -> list[Header]:
-    """Return the headers that say why a record is refused, and where it is. `more`: others, without their kp-error-."""
-    texts = {
-        "kp-error-reason": reason,
-        "kp-error-path": path,
-        "kp-error-message": message,
-        **{f"kp-error-{name}": text for name, text in more.items()},
-        "kp-source-topic": record.topic,
-        "kp-source-partition": str(record.partition),
-        "kp-source-offset": str(record.offset),
-        "kp-source-timestamp": "" if record.timestamp_ms is None else str(record.timestamp_ms),
-        "kp-worker-version": __version__,
-    }
-    return [(name, text.encode("utf-8", "backslashreplace")) for name, text in texts.items()]
-
-
-TRUNCATED_HEADER: Final = "kp-error-truncated"  # how much of the value was kept; only if it was truncated
-
-DROPPED_HEADER: Final = "kp-error-dropped"
-"""Which parts of the source record were dropped besides: `headers`, `key`, each with its size."""
-
-SOURCE_KEY_HEADER: Final = "kp-source-key"
-"""`null` if the source record has no key, and the dead letter was given one because its topic is compacted."""
-
-FIRST_OF_OURS: Final = "kp-error-reason"
-"""The worker's own headers start at the last header of this name; a producer may have used the name too."""
-
-Header = tuple[str, bytes]
-
-
-def fits(record: OutputRecord, limit: int) -> bool:
-    """Return whether a topic with max.message.bytes `limit` accepts the record; exact only near the limit."""
-    if len(record.key or b"") + len(record.value or b"") + 2 * len(record.headers) > limit:
-        return False
-    if encoded_size(record.key, record.value, record.headers) + BATCH_OVERHEAD <= limit:
-        return True
-    return exact_size(record.key, record.value, record.headers) <= limit
-
-
-def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
-    """Return the dead letter reduced to a topic's max.message.bytes (`limit`); unchanged if it fits.
-
-    First the value is truncated, then the original headers are dropped, then the key. A header reports each step, and
-    the value keeps as many bytes as fit.
-    """
-    if fits(record, limit):
-        return record
-    original, own = split(record.headers)
-    lost: list[str] = []
-    fitted = _cut(record, record.key, record.headers, limit)
-    if fitted is None and original:
-        lost.append(_about_headers(original))
-        fitted = _cut(record, record.key, [*own, _dropped(lost)], limit)
-    if fitted is None and record.key is not None:
-        lost.append(_about_key(record.key))
-        fitted = _cut(record, None, [*own, _dropped(lost)], limit)
-    return last_resort(record, limit, key=None) if fitted is None else fitted
-
-
-def source_place(record: OutputRecord) -> bytes:
-    """Return the source record's topic/partition/offset, a key unique to this dead letter."""
-    headers = dict(record.headers)
-    return b"/".join((headers["kp-source-topic"], headers["kp-source-partition"], headers["kp-source-offset"]))
-
-
-def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRecord:
-    """Return a dead letter that no topic has a reason to refuse: no value, no timestamp, only our headers.
-
-    `key` is `source_place(record)` if the topic is compacted. The value is empty rather than null, which would delete
-    the key there.
-    """
-    original, own = split(record.headers)
-    lost = [_about_headers(original)] if original else []
-    if record.key is not None:
-        lost.append(_about_key(record.key))
-    elif key is not None:
-        own = [*own, (SOURCE_KEY_HEADER, b"null")]
-    headers = [*own, *([_dropped(lost)] if lost else []), truncated_header(0, record.value)]
-    for name in ("kp-error-message", "kp-error-path"):  # too long only for a topic that accepts less than about 2 kB
-        over = exact_size(key, b"", headers) - limit
-        if over > 0:
-            headers = [(n, _shortened(content, over) if n == name else content) for n, content in headers]
-    return OutputRecord(record.kind, key, b"", headers, None)
-
-
-def readdressed(record: OutputRecord) -> OutputRecord:
-    """Return the dead letter with `source_place` as its key, for a topic that accepts no null key."""
-    return OutputRecord(
-        record.kind,
-        source_place(record),
-        record.value,
-        [*record.headers, (SOURCE_KEY_HEADER, b"null")],
-        record.timestamp_ms,
-    )
-
-
-def split(headers: list[Header]) -> tuple[list[Header], list[Header]]:
-    """Return a dead letter's headers in two lists: the source record's, and the worker's own."""
-    for index in range(len(headers) - 1, -1, -1):
-        if headers[index][0] == FIRST_OF_OURS:
-            return headers[:index], headers[index:]
-    return headers, []
-
-
-def _cut(record: OutputRecord, key: bytes | None, headers: list[Header], limit: int) -> OutputRecord | None:
-    whole = OutputRecord(record.kind, key, record.value, headers, record.timestamp_ms)
-    if fits(whole, limit):
-        return whole
-    if not record.value or len(key or b"") + 2 * len(headers) > limit:
-        return None
-    size = len(record.value)
-    varints = 8  # two, the value's length and the record's, may grow with the value by so many bytes
-    room = limit - varints - exact_size(key, b"", [*headers, truncated_header(size, record.value)])
-    if room < 0:
-        return None
-    value = record.value[:room]
-    headers = [*headers, truncated_header(len(value), record.value)]
-    return OutputRecord(record.kind, key, value, headers, record.timestamp_ms)
-
-
-def truncated_header(kept: int, value: bytes | None) -> Header:
-    """Return the header that says how much of a value was kept."""
-    return TRUNCATED_HEADER, b"%d of %d bytes kept" % (kept, len(value or b""))
-
-
-def _dropped(lost: list[str]) -> Header:
-    return DROPPED_HEADER, ", ".join(lost).encode()
-
-
-def _about_headers(headers: list[Header]) -> str:
-    size = sum(len(name.encode()) + len(content or b"") for name, content in headers)
-    return f"headers ({len(headers)} with {size} bytes)"
-
-
-def _about_key(key: bytes) -> str:
-    return f"key ({len(key)} bytes)"
-
-
-def _shortened(content: bytes, over: int) -> bytes:
-    kept = content[: max(0, len(content) - over)]
-    return kept.decode("utf-8", "ignore").encode()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,32 +13,136 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from worker.core.changelog import (
-    CorruptEntry,
+    MARKER_KEY,
+    MARKER_VERSION,
+    MAX_EPOCH,
+    MAX_SEGMENTS,
+    UNREADABLE,
+    Chain,
+    Committed,
+    CorruptRecord,
     Entry,
     Housekeeping,
     Kind,
+    Marker,
     OlderEntry,
     Probes,
+    Segment,
+    SourceEpoch,
     decode,
     decode_all,
-    kind_of,
-    number_of_slots,
-)
-from worker.core.epochs import (
-    MARKER_KEY,
-    UNREADABLE,
-    Chain,
-    SourceEpoch,
-    SourcePosition,
-    at_offset,
     decode_marker,
     encode_marker,
-    resolve,
-    without_embedder,
+    kind_of,
+    number_of_slots,
 )
 from worker.core.novelty import Vector
 from worker.core.records import Fault, Row
 from worker.core.track_record import TrackRecord, read_stored
+
+# -- which epoch continues
+
+
+def cut(chain: Chain, start: int) -> Chain:
+    """Return the epochs that an epoch starting at an offset inherits: those that started below it."""
+    return tuple(segment for segment in chain if segment.start < start)
+
+
+def at_offset(chain: Chain, offset: int) -> Segment | None:
+    """Return the epoch whose entries count at a source offset; None below the first."""
+    for segment in reversed(chain):
+        if segment.start <= offset:
+            return segment
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """The committed position of a partition."""
+
+    offset: int  # the next source offset to read
+    has_offset: bool = True  # whether an offset is committed
+    committed: Committed | None = None  # its metadata, if ours
+    topic_id: str | None = None  # the current topic's
+    recreated: bool = False  # whether the offset was committed for another topic of this name
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """How a partition continues."""
+
+    current: SourceEpoch
+    chain: Chain  # decides which entries count
+    begins: str | None = None  # why the epoch is new; None: the committed epoch continues
+
+    def marker(self) -> Marker:
+        """Return the marker of this chain."""
+        return Marker(MARKER_VERSION, self.current.topic_id or "", self.chain)
+
+
+def resolve(position: SourcePosition, marker: Marker | None, greatest: int, end: int) -> Resolved:
+    """Continue the committed epoch, or begin a new one.
+
+    `greatest`: the greatest epoch number on the changelog, 0 if there is none. `end`: the changelog's end, 0 if it is
+    empty.
+
+    A new epoch begins if the committed metadata is missing or not ours (somebody moved the offset), if no offset is
+    committed, if an embedder is configured again, if the changelog is new, or if the source topic was recreated. It
+    gets the next number (the least free one if `MAX_EPOCH` is taken) and inherits the entries below its start if they
+    are of the same topic. Otherwise the committed epoch continues.
+    """
+    committed = None if position.recreated else position.committed
+    base, foreign = _inherited(position, marker)
+    if committed is not None and committed.start <= position.offset:
+        if committed.number is not None and not end:
+            start, why = position.offset, "the changelog is new"
+        elif committed.number is not None:
+            chain = cut(base, committed.start)
+            same = [it for it in base if (it.number, it.start) == (committed.number, committed.start)]
+            last = Segment(committed.number, committed.start, end)
+            chain = _bounded((*chain, *(same or [last])))
+            return Resolved(SourceEpoch(position.topic_id, committed.number, committed.start), chain)
+        else:
+            start, why = committed.start, "an embedder is configured again"
+    else:
+        start = position.offset
+        why = "the committed offset was moved" if position.has_offset else "no offset is committed"
+    if foreign:
+        why = "the source topic was recreated"
+    used = {greatest, 0 if committed is None else committed.number or 0, *(it.number for it in base)}
+    number = 1 + max(used)
+    if number > MAX_EPOCH:
+        number = next(it for it in itertools.count(1) if it not in used)
+    chain = _bounded((*cut(base, start), Segment(number, start, end)))
+    return Resolved(SourceEpoch(position.topic_id, number, start), chain, why)
+
+
+def _inherited(position: SourcePosition, marker: Marker | None) -> tuple[Chain, bool]:
+    """Return the chain of epochs over this topic, and whether the marker belongs to another topic."""
+    if position.recreated:
+        return (), True
+    known, now = "" if marker is None else marker.topic_id, position.topic_id
+    if known and now and known != now:
+        return (), True
+    if not position.has_offset and not (known and known == now):
+        return (), False  # Kafka deletes a deleted topic's offsets, so only equal ids prove that the topic is the same
+    return () if marker is None else marker.chain, False
+
+
+def _bounded(chain: Chain) -> Chain:
+    return chain[-MAX_SEGMENTS:]
+
+
+def without_embedder(position: SourcePosition) -> SourceEpoch:
+    """Return the epoch of a worker without an embedder. Configuring one again begins a new epoch."""
+    committed = None if position.recreated else position.committed
+    start = position.offset
+    if committed is not None and committed.number is None:
+        start = min(committed.start, start)
+    return SourceEpoch(position.topic_id, None, start)
+
+
+# -- which records count
 
 _ENTRY_KEY = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")  # 0.1.0: only the slot
 
@@ -100,7 +205,7 @@ class Log:
                 continue
             try:
                 entry = decode(value)
-            except CorruptEntry:
+            except CorruptRecord:
                 continue
             if entry.source_offset < committed:
                 return entry
@@ -257,7 +362,7 @@ def _read_entries(
             if isinstance(decoded, OlderEntry) and key is not None:
                 older.append(key)
                 continue
-            entry, problem = (None, str(decoded)) if isinstance(decoded, CorruptEntry) else (decoded, None)
+            entry, problem = (None, str(decoded)) if isinstance(decoded, CorruptRecord) else (decoded, None)
             if entry is not None and entry.model == model:
                 problem = impossible(entry, where)
             if problem is not None:
@@ -280,7 +385,7 @@ def _check_probes(probes: Probes | None, kept: Sequence[Live]) -> tuple[list[Row
             try:
                 probes.check(vector, record.value)
                 continue
-            except CorruptEntry as error:
+            except CorruptRecord as error:
                 damage.append(record.damage(error))
         rows.append(probes.row(key, vector))
     return rows, damage

@@ -13,10 +13,9 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
-from worker.core.changelog import encode, slot_key
-from worker.core.control import Judges, control_kind
-from worker.core.documents import dead_letter, evaluation_failed, scored_record
-from worker.core.epochs import SourceEpoch
+from worker.core.changelog import SourceEpoch, encode, slot_key
+from worker.core.dead_letters import dead_letter, evaluation_failed
+from worker.core.documents import scored_record
 from worker.core.novelty import CACHED_ID_LENGTH, Neighbour, Vector, VectorCache, unit
 from worker.core.records import (
     RECORD_OVERHEAD,
@@ -39,7 +38,16 @@ from worker.core.scoring import (
 )
 from worker.core.trace import LATEST_MS, InvalidTrace, Limits, Reason, ReasoningTrace, created_at_ms, parse_trace
 from worker.core.track_record import Change, Standing, TrackRecord
-from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, read_verdict, unsigned_verdict
+from worker.core.verdicts import (
+    Judges,
+    Ruling,
+    Verdict,
+    control_kind,
+    issued_ms,
+    judged_record,
+    read_verdict,
+    unsigned_verdict,
+)
 
 Built = TypeVar("Built")
 Clock = Callable[[], float]  # seconds

@@ -21,12 +21,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from worker.core.epochs import Offset
+from worker.core.changelog import RECORD_PREFIX, Offset, unpack
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import Row
 from worker.core.verdicts import MILLION, Verdict
-
-RECORD_PREFIX: Final = b"record:"  # a record's changelog key is `record:` and the hash of agent and domain
 
 RECORD_VERSION: Final = 1
 
@@ -147,12 +145,7 @@ def record_key(agent_id: str, domain: str) -> bytes:
 
 def read_stored(key: bytes, value: bytes) -> Stored:
     """Read a record from the changelog; the key must match. Raises ValueError for damage."""
-    try:
-        stored = _unpacker.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"not a track record: {error}") from error
-    if stored.version != RECORD_VERSION:
-        raise ValueError(f"track record of version {stored.version}, this worker reads version {RECORD_VERSION}")
+    stored = unpack(_unpacker, value, RECORD_VERSION, "a track record")
     if record_key(stored.agent_id, stored.domain) != key:
         raise ValueError("the track record has the key of another one")
     problem = stored.problem()

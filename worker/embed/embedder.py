@@ -27,7 +27,7 @@ OFFICIAL_HUB_NAME: Final = "sentence-transformers/all-MiniLM-L6-v2"
 OFFICIAL_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """sha256 of model.safetensors as published by sentence-transformers/all-MiniLM-L6-v2."""
 
-MULTILINGUAL: Final = "multilingual"  # the value of KP_MODEL for the model in multilingual.py
+MULTILINGUAL: Final = "multilingual"  # the value of KP_MODEL for multilingual-e5-small
 
 MULTILINGUAL_NAME: Final = "multilingual-e5-small-centred"
 MULTILINGUAL_SHA256: Final = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"

@@ -16,13 +16,32 @@ Members differ in who names the partitions: Faust for the worker (stream/worker.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata
 
 from worker.config import Settings
-from worker.kafka.restore import Position, read_positions
+from worker.core.changelog import Committed, committed_from
+from worker.core.records import Fault, SourceRecord
+from worker.core.restore import Log, Report, SourcePosition
+from worker.core.terminal import number_of
+from worker.core.trace import Reason
+from worker.kafka.aiokafka_private import send_request
+from worker.kafka.cluster.connections import admin_client, committed_reader, running
+from worker.kafka.cluster.describe import topic_id
+from worker.kafka.reading.fetches import Reading
+from worker.kafka.writing.protocol import FetchOffsets, UnstableOffsetError, fetched_offsets
+
+log = logging.getLogger(__name__)
 
 
 class Sender(Protocol):
@@ -137,3 +156,266 @@ class Assignment(Generic[AnySender, AnyOwned]):
 
 async def _stop(senders: Iterable[Sender]) -> None:
     await asyncio.gather(*(each.stop() for each in senders), return_exceptions=True)
+
+
+# -- what steps 2 and 3 read: committed offsets, and logs on a compacted topic
+
+AT_ONCE: Final = 4  # partitions that are read at once
+FETCH_BYTES: Final = 4 << 20  # bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one
+RETRY_SECONDS: Final = 0.2  # pause before the group's coordinator is asked again while it moves or loads its data
+
+UNSTABLE_SECONDS: Final = 10.0
+UNSTABLE_PAUSE_SECONDS: Final = 0.02
+"""How long, and how often, an offset is asked for that a transaction is about to commit: normally some ms."""
+
+Result = TypeVar("Result")
+
+
+class OffsetsError(Exception):
+    """The committed offset does not fit the source topic; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a partition continues: the next source offset, and the stream time that was committed with it."""
+
+    offset: int
+    stream_time_ms: int | None
+    lost: int = 0  # records between the committed offset and the oldest one on the topic
+    committed_offset: int | None = None
+    committed: Committed | None = None  # the metadata with the offset, if it is ours
+    topic_id: str | None = None  # of the source topic as it is now
+    recreated: bool = False  # the offset was committed for another topic of this name
+    metadata: str = ""  # as it was committed, whoever wrote it
+
+    def on_source(self) -> SourcePosition:
+        """Return the facts that decide which epoch continues."""
+        return SourcePosition(
+            self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated
+        )
+
+
+async def read_positions(
+    client: Mapping[str, Any], group: str, topic: str, partitions: Sequence[int], timeout_seconds: float
+) -> dict[int, Position]:
+    """Return where each partition continues. Raises OffsetsError, KafkaError, TimeoutError.
+
+    That is the committed offset. It is the oldest record if none is committed, if retention has deleted records since
+    (`lost`), or if the offset was committed for another topic of this name: none of the new one's records was scored.
+    """
+    tps = [TopicPartition(topic, partition) for partition in partitions]
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            committed, now = await _committed(client, group, tps)
+            oldest, ends = await topic_offsets(client, tps)
+    except TimeoutError:
+        raise TimeoutError(
+            f"the offsets of group {group} on {topic} were not answered in {timeout_seconds:g} s"
+        ) from None
+    positions = {}
+    for tp in tps:
+        stored = committed.get(tp)
+        if stored is not None and stored.offset > ends[tp] and not _recreated(stored, now):
+            raise OffsetsError(
+                f"{topic}/{tp.partition}: the group {group} has committed offset {stored.offset}, the topic ends at "
+                f"{ends[tp]}: it was recreated or truncated. Choose where to continue: kafka-consumer-groups "
+                f"--group {group} --topic {topic} --reset-offsets --to-earliest --execute"
+            )
+        positions[tp.partition] = _position(stored, oldest[tp], now)
+    moved = [partition for partition, position in positions.items() if position.recreated]
+    if moved:
+        log.warning(
+            "%s was recreated (topic id %s) after group %s committed partitions %s: these start at the oldest record "
+            "with empty caches. If a mirror copied the offsets from another cluster, stop all workers, and commit them "
+            "anew: kafka-consumer-groups --group %s --topic %s --reset-offsets --to-current --execute",
+            topic, now, group, moved, group, topic,
+        )  # fmt: skip
+    return positions
+
+
+def _recreated(stored: OffsetAndMetadata, now: str) -> bool:
+    """Return whether an offset was committed for another topic of the same name; `now`: the topic's current id."""
+    committed = committed_from(stored.metadata)
+    before = None if committed is None else committed.topic_id
+    return before is not None and before != now
+
+
+def _position(stored: OffsetAndMetadata | None, oldest: int, now: str) -> Position:
+    if stored is None:
+        return Position(oldest, None, topic_id=now)
+    if _recreated(stored, now):
+        return Position(oldest, None, committed_offset=stored.offset, topic_id=now, recreated=True)
+    committed = committed_from(stored.metadata)
+    lost = max(0, oldest - stored.offset)
+    stream_time_ms = None if committed is None else committed.stream_time_ms
+    return Position(
+        stored.offset + lost, stream_time_ms, lost, stored.offset, committed, topic_id=now, metadata=stored.metadata
+    )
+
+
+async def topic_offsets(
+    client: Mapping[str, Any], tps: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the oldest offset and the end of each partition. Raises KafkaError."""
+    # aiokafka's first look-up of a topic's offsets always fails, as it knows no leaders yet: so the pause is short.
+    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, retry_backoff_ms=20)
+    async with running(consumer):
+        return await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+
+
+async def _committed(
+    client: Mapping[str, Any], group: str, tps: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, OffsetAndMetadata], str]:
+    """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
+
+    aiokafka's own methods ignore an error of the whole response and report that nothing is committed; a worker would
+    then start at the oldest record. A transaction whose end is decided is waited for: its offset is the committed one.
+    But not indefinitely: a late request may leave an offset that no transaction ever commits.
+    """
+    unstable_since: float | None = None  # not since the call: a coordinator may take long to load its offsets
+    async with admin_client(client) as admin:
+        while True:
+            stable = unstable_since is None or time.monotonic() - unstable_since < UNSTABLE_SECONDS
+            try:
+                return await _ask_committed(admin, group, tps, stable=stable), await topic_id(admin, tps[0].topic)
+            except UnstableOffsetError:
+                if unstable_since is None:
+                    unstable_since = time.monotonic()
+                await asyncio.sleep(UNSTABLE_PAUSE_SECONDS)
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                log.info("the offsets of group %s are not available yet: %r", group, error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _ask_committed(
+    admin: AIOKafkaAdminClient, group: str, tps: Sequence[TopicPartition], *, stable: bool
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    coordinator = await admin.find_coordinator(group)
+    return fetched_offsets(await send_request(admin, FetchOffsets(group, tps, stable=stable), coordinator))
+
+
+async def read_logs(
+    client: Mapping[str, Any],
+    topic: str,
+    partitions: Sequence[int],
+    timeout_seconds: float,
+    max_batch_bytes: int,
+    use: Callable[[int, Log], Result],
+) -> dict[int, Result]:
+    """Read partitions of a compacted topic to their ends at the time of the call; return what `use` makes of each log.
+
+    `use` is called in a thread, for one partition after the other, and must not keep the log: so memory does not grow
+    with the number of partitions. Raises what it raises, KafkaError, and TimeoutError if nothing arrives for
+    `timeout_seconds`: aiokafka may wait without end.
+    """
+    if not partitions:
+        return {}
+    logs = {TopicPartition(topic, partition): Log() for partition in sorted(partitions)}
+    results: dict[int, Result] = {}
+    reading = Reading(max_batch_bytes, tolerant=True)
+    fetch_max_bytes = AT_ONCE * FETCH_BYTES
+    reader = committed_reader(client, reading, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=fetch_max_bytes)
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(timeout_seconds) as limit, running(reader) as consumer:
+            consumer.assign([*logs])
+            consumer.pause(*logs)
+            await consumer.seek_to_beginning(*logs)
+            ends = await consumer.end_offsets([*logs])
+            reached: dict[TopicPartition, int] = {}
+            reported = time.monotonic()
+            while logs:
+                former, reached = reached, {tp: await consumer.position(tp) for tp in islice(logs, AT_ONCE)}
+                if reached != former:
+                    limit.reschedule(clock() + timeout_seconds)
+                if time.monotonic() - reported > 2.0:
+                    offsets = sum([ends[tp] - await consumer.position(tp) for tp in logs])
+                    log.info(
+                        "restoring from %s: %d of %d partitions left, %d offsets",
+                        topic, len(logs), len(partitions), offsets,
+                    )  # fmt: skip
+                    reported = time.monotonic()
+                complete = {tp: logs.pop(tp) for tp, at in reached.items() if at >= ends[tp]}
+                consumer.pause(*complete)
+                consumer.resume(*islice(logs, AT_ONCE))  # the next ones are fetched while the complete ones are used
+                if complete:
+                    limit.reschedule(None)
+                    for tp in list(complete):
+                        results[tp.partition] = await asyncio.to_thread(use, tp.partition, complete.pop(tp))
+                    limit.reschedule(clock() + timeout_seconds)
+                    continue
+                for tp, records in (await consumer.getmany(*reached, timeout_ms=500)).items():
+                    for record in records:
+                        fault = fault_of(record)
+                        if fault is None:
+                            logs[tp].apply(record.key, record.value, record.offset)
+                        else:
+                            logs[tp].skip(fault, record.offset)
+    except TimeoutError:
+        raise TimeoutError(f"nothing arrived from {topic} for {timeout_seconds:g} s") from None
+    return results
+
+
+def fault_of(record: SourceRecord) -> Fault | None:
+    """Return why a record of the changelog, or a batch, has no key and value; its headers do not matter."""
+    fault = record.fault
+    return fault if fault is not None and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE) else None
+
+
+def report(changelog: str, reports: Mapping[int, Report], model: str) -> None:
+    """Log what restores skipped, and where a new epoch begins."""
+    report_skipped(changelog, reports, model)
+    report_epochs(reports)
+
+
+def report_skipped(changelog: str, reports: Mapping[int, Report], model: str) -> None:
+    """Log which entries were skipped: the first damaged one of each partition, and those of another model at once."""
+    for partition, each in reports.items():
+        if each.problem:
+            log.warning(
+                "changelog %s/%d %s; the entry is skipped (%d damaged in all)",
+                changelog, partition, each.problem, each.skipped["corrupt"],
+            )  # fmt: skip
+    older = {partition: each for partition, each in reports.items() if each.skipped["older"]}
+    if older:
+        skipped_records = sum(each.skipped["older"] for each in older.values())
+        log.warning(
+            "%s: skipped %s of an earlier version, which the next commit deletes",
+            _named(sorted(older)), number_of(skipped_records, "changelog record"),
+        )  # fmt: skip
+    foreign = {partition: each for partition, each in reports.items() if each.skipped["other_model"]}
+    if foreign:
+        skipped = sum((each.skipped for each in foreign.values()), Counter())
+        others = sorted(name.removeprefix("model ") for name in skipped if name.startswith("model "))
+        if len(others) > 3:  # whoever may write to the changelog chooses their names
+            others[3:] = [f"{len(others) - 3} more"]
+        log.warning(
+            "%s: skipped %s of another model (%s), because this worker runs %s; the first traces are compared with "
+            "fewer entries",
+            _named(sorted(foreign)), number_of(skipped["other_model"], "changelog entry", "changelog entries"),
+            ", ".join(others), model,
+        )  # fmt: skip
+
+
+def _named(partitions: Sequence[int]) -> str:
+    return f"partition {partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions {partitions}"
+
+
+def report_epochs(reports: Mapping[int, Report]) -> None:
+    """Log in which partitions a new epoch begins, and why: one line for those with the same epoch and reason."""
+    alike: dict[tuple[int | None, str], list[int]] = {}
+    for partition, each in reports.items():
+        if each.begins is not None:
+            alike.setdefault((each.current.number, each.begins), []).append(partition)
+    for (number, why), partitions in alike.items():
+        those = [reports[partition] for partition in partitions]
+        starts = sorted({each.current.start for each in those})
+        where = f"offset {starts[0]}" if len(starts) == 1 else f"offsets from {starts[0]} to {starts[-1]}"
+        log.info(
+            "%s: epoch %d of the source begins at %s (%s), with %s; %s of other epochs skipped",
+            _named(partitions), number, where, why,
+            number_of(sum(each.entries for each in those), "earlier cache entry", "earlier cache entries"),
+            number_of(sum(each.overridden for each in those), "entry", "entries"),
+        )  # fmt: skip

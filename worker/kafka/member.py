@@ -18,11 +18,10 @@ from aiokafka.abc import ConsumerRebalanceListener
 from worker.config import Settings
 from worker.core.records import SourceRecord
 from worker.core.terminal import number_of
-from worker.kafka.assignment import Assignment
+from worker.kafka.assignment import Assignment, Position
 from worker.kafka.cluster.connections import connected
 from worker.kafka.cluster.topic_watch import Failure, TopicLostError, TopicWatch
 from worker.kafka.reading.fetches import Consumer, Reading
-from worker.kafka.restore import Position
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import fence
 

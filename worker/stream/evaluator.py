@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from worker.core.changelog import Kind, kind_of, text_hash
-from worker.core.documents import dead_letter, embedding_failed, evaluation_failed
+from worker.core.dead_letters import dead_letter, embedding_failed, evaluation_failed
 from worker.core.novelty import Vector
 from worker.core.records import SourceRecord
 from worker.core.scorer import Decision, Evaluation, EvaluationConfig, cached_id, refused
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 from collections.abc import Mapping
 
-from worker.core.changelog import Entry, Housekeeping
-from worker.core.epochs import NO_EPOCH, SourceEpoch
+from worker.core.changelog import NO_EPOCH, Entry, Housekeeping, SourceEpoch
 from worker.core.records import Row
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Change, encode_row

@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 
 from aiokafka import TopicPartition
 
-from worker.core.capacity import advice, is_short
-from worker.core.novelty import VectorCache
+from worker.core.novelty import VectorCache, advice, is_short
 from worker.core.terminal import number_of
 from worker.embed.embedder import ServedEmbedder
 from worker.embed.pool import EmbeddingPool

@@ -22,10 +22,10 @@ from worker.core.terminal import number_of
 from worker.embed.embedder import ServedEmbedder
 from worker.embed.load import new_scorer
 from worker.embed.pool import EmbeddingPool
+from worker.kafka.assignment import Position, read_logs, report
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.cluster.topics import Layout, prepare_topics
-from worker.kafka.restore import Position, read_logs, report
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 from worker.observe.metrics import Metrics

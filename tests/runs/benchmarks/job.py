@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from worker.core.changelog import encode, slot_key, text_hash
-from worker.core.documents import dead_letter, scored_record
+from worker.core.dead_letters import dead_letter
+from worker.core.documents import scored_record
 from worker.core.novelty import CACHED_ID_LENGTH, Vector
 from worker.core.records import EmbedderIdentity, OutputRecord, SourceRecord
 from worker.core.scorer import PartitionScorer, cached_id, event_time_ms

@@ -17,11 +17,10 @@ from tests.runs.benchmarks.job import DIMENSIONS, TABLE, table_vector
 from tests.runs.benchmarks.watch import BenchmarkError, wait_until
 from tests.runs.benchmarks.workload import Topics, fill, fresh_topics
 from tests.support.kafka_fixtures import WorkerProcess
-from worker.core.changelog import SLACK, encode, slot_key
-from worker.core.epochs import Committed, SourceEpoch, SourcePosition
-from worker.core.restore import Log, ModelCache, restore
+from worker.core.changelog import SLACK, Committed, SourceEpoch, encode, slot_key
+from worker.core.restore import Log, ModelCache, SourcePosition, restore
 from worker.core.scorer import PartitionScorer
-from worker.kafka.restore import read_logs
+from worker.kafka.assignment import read_logs
 
 ENTRIES: Final = 1000
 LIVE: Final = ENTRIES + SLACK  # records of such a cache on the changelog

@@ -13,13 +13,12 @@ from tests.support.damaged import bad_entries, entry_fields, mutated, packed, so
 from worker.commands.doctor import traces
 from worker.commands.doctor.caches import _memory, _sizes, _standings
 from worker.config import Settings, load
-from worker.core.changelog import Entry, decode_all, encode, slot_key
-from worker.core.epochs import Committed
+from worker.core.changelog import Committed, Entry, decode_all, encode, slot_key
 from worker.core.novelty import unit
 from worker.core.restore import Log
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Standing
-from worker.kafka.restore import Position
+from worker.kafka.assignment import Position
 
 MODEL, DIMENSIONS = "test:0:8", 8
 TOPIC_ID = "a" * 22

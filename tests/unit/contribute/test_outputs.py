@@ -13,9 +13,9 @@ from tests.support.builders import T0, make_record
 from tests.support.contribute import accepted_document
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
 from worker.contribute.unit import Gate, Refusal, Unit, receipt, refused_record, unit_from
+from worker.core.dead_letters import read_dead_letter
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits
-from worker.kafka.reading.dead_letters import read_dead_letter
 
 GATE = Gate(frozenset({"network"}), frozenset({"aggregated", "federated"}))
 REFUSED = Refusal("invalid_unit", "the registry refuses the unit (400)", "", 400, '[{"path":"x"}]')

@@ -29,8 +29,8 @@ from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import Gate
 from worker.core.records import DEAD_LETTER, OutputRecord, SourceRecord
 from worker.core.trace import Limits
+from worker.kafka.assignment import Position
 from worker.kafka.member import Claim, StoppedError
-from worker.kafka.restore import Position
 from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import ContributeMetrics
 

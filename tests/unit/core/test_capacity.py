@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from worker import VectorCache
-from worker.core.capacity import MOST_ELEMENTS, advice, capacity_for, is_short, megabytes, per_second
+from worker.config import Settings
+from worker.core.novelty import MOST_ELEMENTS, advice, capacity_for, is_short, megabytes, per_second
 
 UNIT = np.array([1.0, 0.0], dtype=np.float32)
 
@@ -81,3 +82,9 @@ def test_megabytes_are_short() -> None:
     assert [megabytes(size) for size in (0, 123_456, 9_940_000, 9_960_000, 1_680_000_000)] == [
         "0.0 MB", "0.1 MB", "9.9 MB", "10 MB", "1,680 MB",
     ]  # fmt: skip
+
+
+def test_the_setting_allows_what_the_advice_may_name() -> None:
+    assert any(
+        getattr(limit, "le", None) == MOST_ELEMENTS for limit in Settings.model_fields["cache_max_elements"].metadata
+    )

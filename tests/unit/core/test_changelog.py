@@ -11,9 +11,11 @@ import pytest
 from tests.support.builders import T0, text_vector
 from worker.core import changelog
 from worker.core.changelog import (
+    MARKER_KEY,
     PROBE_DISTANCE,
     SLACK,
-    CorruptEntry,
+    Committed,
+    CorruptRecord,
     Entry,
     OtherModelError,
     Probes,
@@ -23,9 +25,8 @@ from worker.core.changelog import (
     slot_key,
     text_hash,
 )
-from worker.core.epochs import MARKER_KEY, Committed, SourcePosition
 from worker.core.novelty import unit
-from worker.core.restore import _ENTRY_KEY, Log, ModelCache, restore, rising
+from worker.core.restore import _ENTRY_KEY, Log, ModelCache, SourcePosition, restore, rising
 from worker.core.trace import EARLIEST_MS, LATEST_MS
 
 VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
@@ -103,7 +104,7 @@ def test_any_layout_of_the_array_gives_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 99, -1])
 def test_another_version_is_refused_with_both_numbers(version: int) -> None:
-    with pytest.raises(CorruptEntry, match=rf"version {version}, this worker reads version 1"):
+    with pytest.raises(CorruptRecord, match=rf"version {version}, this worker reads version 1"):
         decode(entry_bytes(version=version))
 
 
@@ -134,7 +135,7 @@ CORRUPT: dict[str, tuple[object, ...]] = {
     ids=lambda raw: repr(raw)[:30],
 )  # fmt: skip
 def test_corrupt_bytes_are_refused(raw: bytes | None) -> None:
-    with pytest.raises(CorruptEntry):
+    with pytest.raises(CorruptRecord):
         decode(raw)
 
 
@@ -144,7 +145,7 @@ def test_a_vector_of_about_unit_length_or_zero_is_taken() -> None:
 
 
 def test_text_that_is_not_utf_8_is_refused() -> None:
-    with pytest.raises(CorruptEntry):
+    with pytest.raises(CorruptRecord):
         decode(entry_bytes().replace("ü".encode(), b"\xff\xff"))
 
 
@@ -165,7 +166,7 @@ def test_damaged_bytes_raise_corrupt_entry_and_nothing_else(seed: int) -> None:
                 raw[place:place] = rng.randbytes(rng.randint(1, 4))
         try:
             entry = decode(bytes(raw))
-        except CorruptEntry:
+        except CorruptRecord:
             verdicts[False] += 1
             continue
         verdicts[True] += 1

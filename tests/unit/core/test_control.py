@@ -6,7 +6,7 @@ import pytest
 
 from worker.config import ConfigError, load
 from worker.config.keys import judge_keys
-from worker.core.control import control_kind
+from worker.core.verdicts import control_kind
 
 KEY = b"0123456789abcdef0123456789abcdef"
 OTHER_KEY = b"another key, just as long as that"

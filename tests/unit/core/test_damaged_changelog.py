@@ -23,21 +23,21 @@ from tests.support.damaged import (
     packed,
     some_key,
 )
-from worker.core.changelog import encode, slot_key
-from worker.core.epochs import (
+from worker.core.changelog import (
     MARKER_KEY,
     MAX_EPOCH,
     Committed,
     Marker,
     Segment,
-    SourcePosition,
     committed_from,
     decode_marker,
+    encode,
     encode_marker,
+    slot_key,
 )
 from worker.core.novelty import Vector, unit
 from worker.core.records import Fault
-from worker.core.restore import Log, ModelCache, Restored, restore
+from worker.core.restore import Log, ModelCache, Restored, SourcePosition, restore
 from worker.core.scorer import PartitionScorer
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import Reason

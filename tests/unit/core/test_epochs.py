@@ -4,25 +4,22 @@ import random
 
 import pytest
 
-from worker.core.changelog import Housekeeping, Row
-from worker.core.epochs import (
+from worker.core.changelog import (
     MARKER_VERSION,
     MAX_SEGMENTS,
     UNREADABLE,
     Chain,
     Committed,
+    Housekeeping,
     Marker,
+    Row,
     Segment,
     SourceEpoch,
-    SourcePosition,
-    at_offset,
     committed_from,
-    cut,
     decode_marker,
     encode_marker,
-    resolve,
-    without_embedder,
 )
+from worker.core.restore import SourcePosition, at_offset, cut, resolve, without_embedder
 
 OURS = "topic-id-of-22-letters"
 OTHER = "another-topic-s-id-22-"

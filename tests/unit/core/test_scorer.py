@@ -24,7 +24,8 @@ from tests.support.builders import (
 )
 from tests.support.surroundings import SCHEMAS
 from worker import InvalidTrace, PartitionScorer, Profile, Reason, ScoredTrace, Weights, __version__, parse_trace
-from worker.core.documents import dead_letter, embedding_failed, rfc3339, scored_record
+from worker.core.dead_letters import dead_letter, embedding_failed
+from worker.core.documents import rfc3339, scored_record
 from worker.core.novelty import CACHED_ID_LENGTH, Neighbour
 from worker.core.records import EmbedderIdentity, Fault
 from worker.core.scorer import cached_id, event_time_ms

@@ -98,8 +98,8 @@ def topics() -> str:
 
 
 def redrive() -> str:
+    from worker.core.dead_letters import read_dead_letter
     from worker.core.records import SourceRecord
-    from worker.kafka.reading.dead_letters import read_dead_letter
 
     letter = evil_letter()
     headers = [(name, EVIL.encode() if name == "kp-error-reason" else value) for name, value in letter.headers]

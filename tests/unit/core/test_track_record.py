@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.core import track_record
+from worker.core.changelog import RECORD_PREFIX
 from worker.core.records import Row
 from worker.core.restore import Log
 from worker.core.track_record import (
     HALF,
     PRIOR_WEIGHT,
-    RECORD_PREFIX,
     Standing,
     TrackRecord,
     encode_row,

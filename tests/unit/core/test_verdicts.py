@@ -8,10 +8,17 @@ import msgspec
 import pytest
 
 from tests.support.builders import make_record
-from worker.core.control import SIGNATURE_HEADER, VERDICT, control_headers
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
-from worker.core.verdicts import Verdict, make_verdict, read_verdict, sign_verdict
+from worker.core.verdicts import (
+    SIGNATURE_HEADER,
+    VERDICT,
+    Verdict,
+    control_headers,
+    make_verdict,
+    read_verdict,
+    sign_verdict,
+)
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 TOPIC_ID = "abcdefghijklmnopqrstuv"

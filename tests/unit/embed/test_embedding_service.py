@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.embedding_service import answer, vector
-from worker.embed.embedding_service import MAX_DIMENSIONS, embeddings_url, read_answer
+from worker.embed.http_embedder import MAX_DIMENSIONS, embeddings_url, read_answer
 
 
 def items(*pairs: tuple[object, object]) -> bytes:

@@ -16,8 +16,16 @@ from tests.support.embedding_service import MODEL, Answer, EmbeddingService, vec
 from worker.config import ConfigError, load
 from worker.embed import http_embedder
 from worker.embed.embedder import MAX_CHARS, Embedding, ModelError, ServiceUnavailableError
-from worker.embed.embedding_service import ServiceError
-from worker.embed.http_embedder import LONG_TEXT, MOST_REFUSED, MOST_TEXTS, PROBES, REFUSED_TRIES, TRIES, HttpEmbedder
+from worker.embed.http_embedder import (
+    LONG_TEXT,
+    MOST_REFUSED,
+    MOST_TEXTS,
+    PROBES,
+    REFUSED_TRIES,
+    TRIES,
+    HttpEmbedder,
+    ServiceError,
+)
 from worker.embed.pool import EmbeddingPool
 from worker.embed.reference_texts import TEXTS, recorded_vectors
 

@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced, TopicAuthorizationFailedError
 
 from tests.support.broker_model import REFUSED, FailingCluster
-from worker.core.epochs import SourceEpoch, committed_from
+from worker.core.changelog import SourceEpoch, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import UnansweredError

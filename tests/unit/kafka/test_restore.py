@@ -10,10 +10,10 @@ from aiokafka import TopicPartition
 from aiokafka.errors import GroupLoadInProgressError
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.core.epochs import Committed, SourceEpoch
+from worker.core.changelog import Committed, SourceEpoch
 from worker.core.restore import Report
-from worker.kafka import restore
-from worker.kafka.restore import Position, _position, report_epochs, report_skipped
+from worker.kafka import assignment
+from worker.kafka.assignment import Position, _position, report_epochs, report_skipped
 from worker.kafka.writing.protocol import UnstableOffsetError
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"
@@ -54,12 +54,12 @@ async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_
     async def topic_id(*_: object) -> str:
         return OURS
 
-    monkeypatch.setattr(restore, "_ask_committed", ask)
-    monkeypatch.setattr(restore, "topic_id", topic_id)
-    monkeypatch.setattr(restore, "RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(restore, "UNSTABLE_SECONDS", 0.4)  # less than the load of 0.5 s takes
-    monkeypatch.setattr(restore, "admin_client", lambda client: contextlib.nullcontext())
-    await restore._committed({}, "group", [TopicPartition("traces", 0)])
+    monkeypatch.setattr(assignment, "_ask_committed", ask)
+    monkeypatch.setattr(assignment, "topic_id", topic_id)
+    monkeypatch.setattr(assignment, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(assignment, "UNSTABLE_SECONDS", 0.4)  # less than the load of 0.5 s takes
+    monkeypatch.setattr(assignment, "admin_client", lambda client: contextlib.nullcontext())
+    await assignment._committed({}, "group", [TopicPartition("traces", 0)])
     assert asked == [True] * (loading + 4)
 
 

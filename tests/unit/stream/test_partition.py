@@ -22,8 +22,7 @@ from tests.support.builders import (
 )
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker import make_verdict, sign_verdict
-from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
-from worker.core.epochs import NO_EPOCH, SourceEpoch
+from worker.core.changelog import NO_EPOCH, Entry, Housekeeping, SourceEpoch, decode, slot_key, text_hash
 from worker.core.novelty import Vector
 from worker.core.records import HEADER_OVERHEAD, SCREEN_RULES, Fault, SourceRecord
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace

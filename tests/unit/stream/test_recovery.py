@@ -33,7 +33,7 @@ from tests.support.simulated_log import DIMENSIONS, IDENTITY, NO_TIME, Topics
 from worker import InvalidTrace, PartitionScorer, make_verdict, sign_verdict
 from worker.commands.shared.placed_verdicts import Standings, in_order, judged_verdict
 from worker.core import changelog, track_record
-from worker.core.epochs import committed_from
+from worker.core.changelog import committed_from
 from worker.core.records import SourceRecord
 from worker.core.restore import Restored
 from worker.core.scorer import EvaluationConfig

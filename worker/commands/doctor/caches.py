@@ -16,8 +16,8 @@ from worker.config import Settings
 from worker.core.restore import Log, ModelCache, restore
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Standing
+from worker.kafka.assignment import OffsetsError, Position, read_logs, read_positions
 from worker.kafka.cluster.describe import describe_topics
-from worker.kafka.restore import OffsetsError, Position, read_logs, read_positions
 
 READ_SECONDS: Final = 20.0
 """Time limit for reading the changelog."""

@@ -18,6 +18,7 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.shared.session import read_to
 from worker.config import ConfigError, Settings
 from worker.core.terminal import number_of
+from worker.kafka.assignment import OffsetsError, read_positions
 from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault, prepare_clients
 from worker.kafka.cluster.describe import (
     TopicDescription,
@@ -36,7 +37,6 @@ from worker.kafka.cluster.topics import (
     problems,
 )
 from worker.kafka.reading.fetches import Reading
-from worker.kafka.restore import OffsetsError, read_positions
 from worker.kafka.writing.publisher import TRANSACTIONS
 
 ANSWER_MS: Final = 5_000

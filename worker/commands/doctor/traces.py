@@ -19,10 +19,9 @@ from worker.commands.shared.placed_verdicts import Standings, read_judged, switc
 from worker.commands.shared.session import Session, SessionError, read_topics
 from worker.commands.shared.shown import shown_name, shown_score
 from worker.config import ConfigError, Settings
-from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
-from worker.core.changelog import CorruptEntry, Entry, Kind, decode, kind_of
+from worker.core.changelog import CorruptRecord, Entry, Kind, decode, kind_of
 from worker.core.documents import ScoringDecision
-from worker.core.novelty import CACHED_ID_LENGTH
+from worker.core.novelty import CACHED_ID_LENGTH, advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scoring import accepts_too_few, unused_profiles, without_profile
 from worker.core.terminal import number_of
@@ -81,7 +80,7 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
     async for record in session.newest(topic, 500):
         if kind_of(record.key) is not Kind.ENTRY:
             continue
-        with suppress(CorruptEntry):  # or a tombstone
+        with suppress(CorruptRecord):  # or a tombstone
             entry = decode(record.value)
             entries_of[record.partition].append(entry)  # a partition without a readable entry is omitted
     return {partition: _latest(entries) for partition, entries in entries_of.items()}

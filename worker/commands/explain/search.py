@@ -25,12 +25,12 @@ from worker.commands.shared.explanation import Explanation, explain_trace, named
 from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
 from worker.commands.shared.shown import Pasted
 from worker.config import Settings
+from worker.core.dead_letters import NO_VALUE, DeadLetter, read_dead_letter
+from worker.core.dead_letters import as_json as letter_json
 from worker.core.documents import RecordPlace, ScoringSource, rfc3339
 from worker.core.records import SourceRecord
 from worker.core.terminal import clean, clean_json, number_of
 from worker.core.trace import InvalidTrace
-from worker.kafka.reading.dead_letters import NO_VALUE, DeadLetter, read_dead_letter
-from worker.kafka.reading.dead_letters import as_json as letter_json
 
 FIRST_STRIDE: Final = 1000
 """Offsets of each partition that are read first: they include what `tail` and the status page show."""

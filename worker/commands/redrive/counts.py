@@ -18,8 +18,8 @@ from rich.text import Text
 
 from worker.commands.shared.console import BadLines, text_console
 from worker.commands.shared.shown import PlainTable
+from worker.core.dead_letters import DeadLetter
 from worker.core.terminal import clean, number_of
-from worker.kafka.reading.dead_letters import DeadLetter
 
 EXAMPLES: Final = 2
 """Dead letters of each reason that are kept as examples."""

@@ -42,10 +42,7 @@ from worker.commands.shared.marks import (
 )
 from worker.commands.shared.session import Session, SessionError, Topic, read_to
 from worker.config import ConfigError, Settings
-from worker.core.records import REDRIVE_COUNT, SourceRecord, exact_size
-from worker.core.trace import Reason
-from worker.kafka.cluster.describe import current_limit
-from worker.kafka.reading.dead_letters import (
+from worker.core.dead_letters import (
     NO_VALUE,
     REDRIVEN_FROM,
     DeadLetter,
@@ -53,6 +50,9 @@ from worker.kafka.reading.dead_letters import (
     originals,
     read_dead_letter,
 )
+from worker.core.records import REDRIVE_COUNT, SourceRecord, exact_size
+from worker.core.trace import Reason
+from worker.kafka.cluster.describe import current_limit
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.transaction import run_transaction
 

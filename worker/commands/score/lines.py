@@ -35,7 +35,7 @@ from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
 from worker.commands.shared.shown import shown_score, shown_threshold
 from worker.config import ConfigError, Settings
 from worker.config.redaction_rules import evaluation_config, output_rules
-from worker.core.documents import embedding_failed
+from worker.core.dead_letters import embedding_failed
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation
 from worker.core.scoring import ScoredTrace, accepts_too_few

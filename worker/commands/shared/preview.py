@@ -15,7 +15,7 @@ from worker.commands.shared.shown import shown_text
 from worker.config import ConfigError, Settings
 from worker.core.terminal import clean, number_of
 from worker.core.trace import parse_trace
-from worker.kafka.restore import fault_of
+from worker.kafka.assignment import fault_of
 from worker.runs.fields import fault
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rules

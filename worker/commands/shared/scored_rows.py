@@ -15,10 +15,10 @@ from rich.text import Text
 
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import PlainTable, shown_score
+from worker.core.dead_letters import DeadLetter, as_json, read_dead_letter
 from worker.core.documents import rfc3339
 from worker.core.records import SourceRecord
 from worker.core.terminal import clean, clean_json_bytes
-from worker.kafka.reading.dead_letters import DeadLetter, as_json, read_dead_letter
 
 COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
 

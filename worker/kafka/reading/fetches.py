@@ -22,8 +22,19 @@ from worker.core.trace import Reason
 from worker.kafka import aiokafka_private as private
 from worker.kafka.aiokafka_private import FetchResult, PartitionRecords, RecordBatch
 from worker.kafka.reading.budget import Budget, NoRoom
-from worker.kafka.reading.compression import NAMES, CorruptError, TooLargeError, decompress
-from worker.kafka.reading.record_batch import HEADER, MAX_HEADERS, Head, Parsed, count_headers, parse, varint
+from worker.kafka.reading.record_batch import (
+    HEADER,
+    MAX_HEADERS,
+    NAMES,
+    CorruptError,
+    Head,
+    Parsed,
+    TooLargeError,
+    count_headers,
+    decompress,
+    parse,
+    varint,
+)
 
 MAX_BATCH_BYTES: Final = 64 << 20  # the default limit of one batch's unpacked size
 

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.core.documents import dead_letter, fit_dead_letter, fits, last_resort, readdressed, source_place
+from worker.core.dead_letters import dead_letter, fit_dead_letter, fits, last_resort, readdressed, source_place
 from worker.core.records import (
     ASSEMBLED,
     BATCH_OVERHEAD,

@@ -7,7 +7,7 @@ import random
 import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from worker.core.documents import (
+from worker.core.dead_letters import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
     TRUNCATED_HEADER,
@@ -15,13 +15,13 @@ from worker.core.documents import (
     fit_dead_letter,
     fits,
     last_resort,
+    originals,
     readdressed,
     source_place,
     split,
 )
 from worker.core.records import BATCH_OVERHEAD, OutputRecord, SourceRecord, encoded_size, exact_size
 from worker.core.trace import MAX_MESSAGE, InvalidTrace, Reason
-from worker.kafka.reading.dead_letters import originals
 
 LIMIT = 20_000
 LONG_PATH = "steps.9999999.tool.name"
