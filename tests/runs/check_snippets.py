@@ -33,12 +33,12 @@ from tests.support import spans
 from tests.support.accepted_topic import accepted_topic, judge, scored, start_reader, two_readers
 from tests.support.builders import read_jsonl
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique, wait_until
-from tests.support.snippets import Snippet, snippets
 from tests.support.surroundings import ROOT
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_node import free_ports
 
+EXAMPLES = ROOT / "docs/examples"
 DOCUMENT = (ROOT / "docs/publishing.md").read_text("utf-8")
 TOOLS = ROOT / ".cache/snippet-checks"
 NODE_PACKAGES = ("kafkajs@2.2.4", "typescript@5.9.3", "@types/node@20.19.0")
@@ -252,21 +252,11 @@ def postgres(folder: Path) -> Iterator[str]:
             server.kill()
 
 
-def reader(language: str) -> Snippet:
-    (block,) = [
-        each
-        for each in snippets("tests/runs/check_snippets.py")
-        if (each.page, each.language) == ("docs/reading-the-accepted-topic.md", language)
-    ]
-    return block
-
-
 @pytest.mark.parametrize("module", ["module", "commonjs"])
 def test_the_typescript_reader_stores_each_trace_once(
     kafka: EmbeddedKafka, tmp_path: Path, seed: int, module: str
 ) -> None:
-    block = reader("typescript")
-    compile_typescript(tmp_path, module, block.text, "", READER_PACKAGES)
+    compile_typescript(tmp_path, module, (EXAMPLES / "accepted-reader.ts").read_text("utf-8"), "", READER_PACKAGES)
     (tmp_path / "killed.cjs").write_text(KILLED)
     (tmp_path / "ask.cjs").write_text(ASK)
     rng = random.Random(seed)
@@ -353,7 +343,7 @@ def annotated(address: str, runs: Iterable[int], name: str) -> dict[str, list[tu
 
 
 def test_the_reader_for_phoenix_annotates_each_run_once(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
-    (tmp_path / "reader.py").write_text(reader("python").text, "utf-8")
+    shutil.copy(EXAMPLES / "annotate_phoenix.py", tmp_path / "reader.py")
     (tmp_path / "killed.py").write_text(KILLED_ANNOTATOR)
     traces, unknown = 30, 7  # of each partition; a run that Phoenix does not know
 
