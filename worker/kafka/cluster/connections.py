@@ -264,9 +264,8 @@ async def find_fault(client: Mapping[str, Any]) -> BrokerFault | None:
 
 
 async def _ask(client: Mapping[str, Any], address: Address, *, advertised: bool = False) -> list[Address] | BrokerFault:
-    arguments = {
-        name: value for name, value in client.items() if name not in ("bootstrap_servers", "metadata_max_age_ms")
-    }
+    not_of_a_connection = ("bootstrap_servers", "metadata_max_age_ms", "request_timeout_ms")
+    arguments = {name: value for name, value in client.items() if name not in not_of_a_connection}
     try:
         async with asyncio.timeout(PROBE_MS / 1000):  # a name server may not answer either
             answer = await ask_once(*address, MetadataRequest([]), request_timeout_ms=PROBE_MS, **arguments)
