@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from tests.support.snippets import snippets
-from tests.support.surroundings import ROOT, environment
+from tests.support.surroundings import DOCS, ROOT, environment
 
 BLOCKS = snippets("tests/docs/test_agent_logs.py")
 RUN, TRACE = (block.text for block in BLOCKS if block.language == "json")
-(PYTHON,) = (block for block in BLOCKS if block.language == "python")
 (CONSOLE,) = (block for block in BLOCKS if block.language == "console")
 
 
@@ -74,7 +73,7 @@ def test_the_command_prints_what_the_page_says(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_python_logs_a_run_that_loses_only_its_system_message(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
-    exec(compile(PYTHON.text, "docs/agent-logs.md", "exec"), names)
+    exec(compile((DOCS / "examples/log_runs.py").read_text("utf-8"), "log_runs.py", "exec"), names)
     client = Replay(
         Answer(content=None, tool_calls=[call("parcel", number=4471), call("hours", city="Ghent")]),
         Answer(content="I was wrong", tool_calls=None), Answer(content="It waits in Ghent.", tool_calls=None),

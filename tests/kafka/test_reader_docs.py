@@ -1,7 +1,8 @@
-"""The Python of docs/reading-the-accepted-topic.md: killed between a row and its offset, and with a second reader."""
+"""docs/examples/accepted_reader.py: killed between a row and its offset, and with a second reader."""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from tests.support.accepted_topic import accepted_topic, judge, start_reader, two_readers
 from tests.support.kafka_fixtures import produce, wait_until
-from tests.support.snippets import snippets
+from tests.support.surroundings import DOCS
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 KILLED = """
@@ -44,8 +45,7 @@ def standing(database: Path) -> set[str]:
 
 
 def test_the_reader_stores_each_trace_once(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
-    (block,) = snippets("tests/kafka/test_reader_docs.py")
-    (tmp_path / "reader.py").write_text(block.text, "utf-8")
+    shutil.copy(DOCS / "examples/accepted_reader.py", tmp_path / "reader.py")
     (tmp_path / "killed.py").write_text(KILLED)
     topic = accepted_topic(kafka, seed, traces=30)
     database, log = tmp_path / "traces.db", tmp_path / "log"

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -39,7 +38,6 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_node import free_ports
 
 EXAMPLES = ROOT / "docs/examples"
-DOCUMENT = (ROOT / "docs/publishing.md").read_text("utf-8")
 TOOLS = ROOT / ".cache/snippet-checks"
 NODE_PACKAGES = ("kafkajs@2.2.4", "typescript@5.9.3", "@types/node@20.19.0")
 READER_PACKAGES = (
@@ -149,12 +147,6 @@ def traces() -> list[Any]:
     return [trace for trace in read_jsonl("traces.jsonl") if "agent_id" in trace["metadata"]][:40]
 
 
-def example(heading: str) -> str:
-    found = re.search(rf"## {heading}\n.*?```[a-z]+\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert found is not None, f"docs/publishing.md has no example under {heading}"
-    return found[1]
-
-
 def compile_typescript(
     folder: Path, module: str, agent: str, main: str, packages: tuple[str, ...] = NODE_PACKAGES
 ) -> None:
@@ -220,7 +212,7 @@ def assert_published(bootstrap: str, topic: str, traces: list[Any]) -> None:
 
 @pytest.mark.parametrize("module", ["module", "commonjs"])
 def test_the_typescript_example(kafka: EmbeddedKafka, tmp_path: Path, traces: list[Any], module: str) -> None:
-    compile_typescript(tmp_path, module, example("TypeScript, kafkajs"), TYPESCRIPT_MAIN)
+    compile_typescript(tmp_path, module, (EXAMPLES / "publish-kafkajs.ts").read_text("utf-8"), TYPESCRIPT_MAIN)
     (tmp_path / "traces.json").write_text(json.dumps(traces), "utf-8")
     topic = unique("docs")
     create_topics(kafka.bootstrap_servers, {topic: 3})
@@ -230,7 +222,7 @@ def test_the_typescript_example(kafka: EmbeddedKafka, tmp_path: Path, traces: li
 
 
 def test_the_confluent_example(kafka: EmbeddedKafka, tmp_path: Path, traces: list[Any]) -> None:
-    (tmp_path / "agent.py").write_text(example("Python, confluent-kafka"), "utf-8")
+    shutil.copy(EXAMPLES / "publish_confluent.py", tmp_path / "agent.py")
     (tmp_path / "main.py").write_text(PYTHON_MAIN)
     (tmp_path / "traces.json").write_text(json.dumps(traces), "utf-8")
     topic = unique("docs")

@@ -67,7 +67,7 @@ def alone(path: Path) -> dict[str, float]:
 
 
 def remembered(path: Path) -> str:
-    """Return a row of docs/benchmarks.md: what it saves to embed equal inputs of a file once."""
+    """Return a row of a Markdown table: what it saves to embed equal inputs of a file once."""
     from worker import config
     from worker.core.trace import embedded_texts, parse_trace
     from worker.embed.embedder import Embedder, Embedding
