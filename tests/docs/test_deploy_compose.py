@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from tests.support.config_schema import config_schema
 from tests.support.surroundings import ROOT
-from worker.assemble.traces import rules_from
+from worker.assemble.steps import rules_from
 from worker.config import Settings, describe, load
 from worker.kafka.cluster.topics import (
     AFTER,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,9 +17,18 @@ from typing import Any, Final, get_args
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from worker.assemble.open_runs import STREAM, HeldBytes, OpenRuns, Place
-from worker.assemble.steps import Assembling, Outcome, Reading, Spread, Spreading
+from worker.assemble.steps import (
+    Assembling,
+    Poll,
+    SpanPartition,
+    Spreading,
+    StepResult,
+    TraceWriter,
+    UnreadContent,
+    has_root,
+    rules_from,
+)
 from worker.assemble.topics import AssembleTopics, prepare_topics
-from worker.assemble.traces import TraceWriter, UnreadContent, has_root, rules_from
 from worker.config import ConfigError, Settings
 from worker.core.changelog import SourceEpoch
 from worker.core.records import ASSEMBLED, BATCH_OVERHEAD, RECORD_OVERHEAD, SPANS, SourceRecord
@@ -44,12 +53,7 @@ log = logging.getLogger(__name__)
 MAX_RECORDS: Final = 500
 """Maximum records per batch."""
 
-SHORTENED: Final = (
-    "the longest texts of some traces are cut, so that these fit KP_MAX_MESSAGE_BYTES and the source topic's "
-    "max.message.bytes"
-)
-
-MAX_TOLD: Final = 100
+MAX_WARNINGS: Final = 100
 """Maximum number of hints and reasons logged, each once: a hint names a scope, and anyone may send any scope."""
 
 NOTE_SECONDS: Final = 30.0
@@ -63,10 +67,10 @@ class Shared:
     metrics: AssembleMetrics
     interval_seconds: float
     """Minimum time between commits, unless records are waiting."""
-    unread: UnreadContent
+    unread: UnreadContent = field(default_factory=UnreadContent)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One batch of the process is computed at a time, in a thread, so that heartbeats continue meanwhile."""
-    told: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
     """Hints and reasons already logged."""
     clock_ms: int = 0
 
@@ -74,6 +78,28 @@ class Shared:
         """Return the clock, which may be set later than at the start, but never goes back."""
         self.clock_ms = max(self.clock_ms, time.time_ns() // 1_000_000)
         return self.clock_ms
+
+    def committed(self, result: StepResult) -> None:
+        """Count a committed batch, and log what is new in it."""
+        self.metrics.count(result.counts, result.ends, time.time())
+        hints = sorted(result.hints - self.warned)[: max(0, MAX_WARNINGS - len(self.warned))]
+        warnings = {hint: f"some spans hold less than they could: {hint}" for hint in hints}
+        for reason, words in sorted(result.refusals.items()):
+            warnings[reason] = f"some spans are dead letters, reason {reason}; the first: {words}"
+        if result.shortened:
+            warnings["shortened"] = (
+                "the longest texts of some traces are cut, so that these fit KP_MAX_MESSAGE_BYTES and the source "
+                f"topic's max.message.bytes; the first: {result.shortened}"
+            )
+        for key, warning in warnings.items():
+            if key not in self.warned:
+                self.warned.add(key)
+                log.warning("%s (docs/opentelemetry.md)", warning)
+        for scope in [scope for run in result.unread for scope in self.unread.add(run)]:
+            log.warning(
+                "spans of %s seem to have content in attributes that nothing reads: %s; their runs have no trace, or "
+                "one without it (docs/opentelemetry.md)", scope or "no scope", ", ".join(self.unread.scopes[scope]),
+            )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -128,64 +154,43 @@ class Partition:
             self.step.largest_row = state.max_bytes
         while True:
             async with self.shared.turn:
-                reading = Reading(records, self.shared.now_ms(), read_ms, waited_ms)
-                outcome = await asyncio.to_thread(self.step.process, reading)
-            if outcome.done:
-                self.next_offset = records[outcome.done - 1].offset + 1
-                records = records[outcome.done :]
-            if outcome.urgent or time.monotonic() - self._committed_at > NOTE_SECONDS:
-                await self._publish(outcome)
-            if not outcome.more:
+                poll = Poll(records, self.shared.now_ms(), read_ms, waited_ms)
+                result = await asyncio.to_thread(self.step.process, poll)
+            if result.done:
+                self.next_offset = records[result.done - 1].offset + 1
+                records = records[result.done :]
+            if result.urgent or time.monotonic() - self._committed_at > NOTE_SECONDS:
+                await self._publish(result)
+            if not result.more:
                 return
 
-    async def _publish(self, outcome: Outcome) -> None:
-        batch = Commit(
-            outputs=outcome.outputs, entries=list(outcome.rows.items()), next_offset=self.next_offset,
-            metadata=SourceEpoch(self.claim.position.topic_id).metadata(outcome.time_ms), records=outcome.sources,
+    async def _publish(self, result: StepResult) -> None:
+        commit = Commit(
+            outputs=result.outputs, entries=list(result.rows.items()), next_offset=self.next_offset,
+            metadata=SourceEpoch(self.claim.position.topic_id).metadata(result.time_ms), records=result.sources,
         )  # fmt: skip
-        replaced = await self.publisher.publish(batch)
+        replaced = await self.publisher.publish(commit)
         self._committed_at = time.monotonic()
-        tally, told = outcome.tally, self.shared.told
         for position, error in replaced.items():
-            tally.refuse(error)
-            if outcome.outputs[position].kind == ASSEMBLED:
-                tally.add("traces", "", -1)
-        for hint in sorted(tally.hints - told)[: max(0, MAX_TOLD - len(told))]:
-            told.add(hint)
-            log.warning("some spans hold less than they could: %s (docs/opentelemetry.md)", hint)
-        for run in tally.unread:
-            for scope in self.shared.unread.add(run):
-                names = ", ".join(self.shared.unread.scopes[scope])
-                log.warning(
-                    "spans of %s seem to have content in attributes that nothing reads: %s; their runs have no trace, "
-                    "or one without it (docs/opentelemetry.md)", scope or "no scope", names,
-                )  # fmt: skip
-        for reason, words in sorted(tally.refusals.items()):
-            if reason not in told:
-                told.add(reason)
-                log.warning(
-                    "some spans are dead letters, reason %s; the first: %s (docs/opentelemetry.md)", reason, words
-                )
-        if tally.shortened and SHORTENED not in told:
-            told.add(SHORTENED)
-            log.warning("%s; the first: %s (docs/opentelemetry.md)", SHORTENED, tally.shortened)
-        self.shared.metrics.count(tally.counts, tally.ends, time.time())
+            result.count_letter(error)
+            if result.outputs[position].kind == ASSEMBLED:
+                result.count("traces", "", -1)
+        self.shared.committed(result)
 
 
 class Assembler:
     """One process's share of both steps."""
 
     def __init__(
-        self, settings: Settings, client: Mapping[str, Any], topics: AssembleTopics, rules: Rules,
-        metrics: AssembleMetrics, unread: UnreadContent,
-    ) -> None:  # fmt: skip
+        self, settings: Settings, client: Mapping[str, Any], topics: AssembleTopics, rules: Rules, shared: Shared
+    ) -> None:
         self._settings = settings
         self._client = client
         self._topics = topics
         self._rules = rules
-        self._metrics = metrics
+        self._metrics = shared.metrics
+        self._shared = shared
         self._held = HeldBytes()
-        self._shared = Shared(metrics, settings.commit_interval_seconds, unread)
         self._runs: dict[int, OpenRuns] = {}  # restored, until `open` takes them
 
     def member(self) -> Member[Partition]:
@@ -217,15 +222,42 @@ class Assembler:
         now = await count_partitions(consumer, topics.sources) or {}
         sources = {name: max(count, now.get(name, 0)) for name, count in topics.sources.items()}
         self._topics = replace(topics, sources=sources)
-        self._runs = await self._restored([tp.partition for tp in positions if tp.topic == topics.reads])
+        self._runs = await read_logs(
+            self._client, topics.state.name, [tp.partition for tp in positions if tp.topic == topics.reads],
+            self._settings.transaction_timeout_seconds, self._settings.max_batch_bytes, self._open_runs,
+        )  # fmt: skip
 
     def open(self, claim: Claim) -> Partition:
         """Return the work on a partition."""
-        topics, group = self._topics, self._settings.assemble_group
-        limit_of = partial(current_limit, self._client)
-        publisher = ExactlyOncePublisher(claim.producer, group, claim.tp, topics.outputs, topics.state, limit_of)
-        complete = partial(self._complete, claim) if self._leads(claim.tp) else None
-        return Partition(claim, publisher, self._step(claim), self._shared, self._mark_seconds, complete)
+        topics, tp, leads = self._topics, claim.tp, self._leads(claim.tp)
+        step: Spreading | Assembling
+        source = None
+        if tp.topic in topics.sources:
+            source = SpanPartition(tp.topic, tp.partition, claim.position.stream_time_ms)
+        if source is not None and tp.topic != topics.reads:
+            step = Spreading(source, topics.outputs[SPANS].partitions)
+        else:
+            step = Assembling(
+                self._runs.pop(tp.partition), self._writer(tp), self._settings.memory_budget_bytes,
+                topics.state.max_bytes, source, range(1, topics.outputs[SPANS].partitions) if leads else (),
+                self._mark_seconds * 1000,
+            )  # fmt: skip
+        return Partition(
+            claim,
+            ExactlyOncePublisher(
+                claim.producer, self._settings.assemble_group, tp, topics.outputs, topics.state,
+                partial(current_limit, self._client),
+            ),
+            step, self._shared, self._mark_seconds, partial(self._complete, claim) if leads else None,
+        )  # fmt: skip
+
+    def _writer(self, tp: TopicPartition) -> TraceWriter:
+        traces, limits = self._topics.outputs[ASSEMBLED], self._rules.limits
+        most = min(self._settings.max_message_bytes, traces.max_bytes - BATCH_OVERHEAD - RECORD_OVERHEAD)
+        return TraceWriter(
+            replace(self._rules, limits=replace(limits, max_bytes=most)), self._settings.assemble_key == "agent",
+            traces.partitions, self._topics.kept_ms, (tp.topic, tp.partition),
+        )  # fmt: skip
 
     @property
     def _mark_seconds(self) -> float:
@@ -253,34 +285,6 @@ class Assembler:
                     )
                 return not new
             await claim.stop.sleep(1)
-
-    def _step(self, claim: Claim) -> Spreading | Assembling:
-        settings, topics = self._settings, self._topics
-        tp, time_ms = claim.tp, claim.position.stream_time_ms
-        runs = self._runs.pop(tp.partition, None) if tp.topic == topics.reads else None
-        spread = Spread(tp.topic, tp.partition, time_ms) if tp.topic in topics.sources else None
-        if runs is None:
-            if spread is None:
-                raise RuntimeError(f"this is a bug: {tp.topic} is not read")
-            return Spreading(spread, topics.outputs[SPANS].partitions)
-        traces = topics.outputs[ASSEMBLED]
-        most = min(settings.max_message_bytes, traces.max_bytes - BATCH_OVERHEAD - RECORD_OVERHEAD)
-        writer = TraceWriter(
-            replace(self._rules, limits=replace(self._rules.limits, max_bytes=most)),
-            settings.assemble_key == "agent", traces.partitions, topics.kept_ms, (tp.topic, tp.partition),
-        )  # fmt: skip
-        return Assembling(
-            runs, writer, settings.memory_budget_bytes, topics.state.max_bytes, spread,
-            others=range(1, topics.outputs[SPANS].partitions) if self._leads(tp) else (),
-            tell_ms=self._mark_seconds * 1000,
-        )  # fmt: skip
-
-    async def _restored(self, partitions: Sequence[int]) -> dict[int, OpenRuns]:
-        settings = self._settings
-        return await read_logs(
-            self._client, self._topics.state.name, partitions, settings.transaction_timeout_seconds,
-            settings.max_batch_bytes, self._open_runs,
-        )  # fmt: skip
 
     def _open_runs(self, number: int, read: Log) -> OpenRuns:
         settings, topics = self._settings, self._topics
@@ -318,15 +322,8 @@ class Assembler:
         set_or_drop(self._metrics.lag, lag, tp.topic, str(tp.partition))
         if not isinstance(work.step, Assembling):
             return
-        metrics, shown = self._metrics, work.step.shown
-        for gauge, value in (
-            (metrics.open_runs, shown.open_runs),
-            (metrics.open_bytes, shown.held_bytes),
-            (metrics.oldest, shown.oldest_ms / 1000),
-            (metrics.remembered, shown.remembered),
-            (metrics.stream_time, shown.time_ms / 1000),
-        ):
-            gauge.labels(str(tp.partition)).set(value)
+        for name, value in work.step.gauges.items():
+            getattr(self._metrics, name).labels(str(tp.partition)).set(value)
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
         """Drop the partitions' gauges, and the count of bytes held by their runs."""
@@ -348,9 +345,9 @@ class AssembleProcess:
         self.registry = process_registry()
         self.pages: Mapping[str, Page] = {"/": self._page} if settings.status_page else {}
         self._settings = settings
-        self._unread = UnreadContent()
-        self._metrics = AssembleMetrics(self.registry, get_args(Missing), CONVENTIONS)
-        self._metrics.build.info({"version": __version__, "group": settings.assemble_group})
+        metrics = AssembleMetrics(self.registry, get_args(Missing), CONVENTIONS)
+        self._shared = Shared(metrics, settings.commit_interval_seconds)
+        metrics.build.info({"version": __version__, "group": settings.assemble_group})
 
     async def prepare(self, until_end: AsyncExitStack) -> Member[Partition]:
         """Check the settings and the topics. Raises ConfigError."""
@@ -358,7 +355,7 @@ class AssembleProcess:
         rules = rules_from(settings)
         client = prepare_clients(settings)
         topics = await prepare_topics(settings, client)
-        return Assembler(settings, client, topics, rules, self._metrics, self._unread).member()
+        return Assembler(settings, client, topics, rules, self._shared).member()
 
     def _page(self, _: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
         """Return the status page, as text: the traces, the runs without one, and unread content."""
@@ -368,7 +365,7 @@ class AssembleProcess:
             f"kp-worker assemble {__version__}, group {self._settings.assemble_group}",
             f"{count('kp_assemble_traces_total') or 0:.0f} traces",
             *(f"no trace for {runs:.0f} runs: {reason}" for reason, runs in lacking.items() if runs),
-            *self._unread.lines(),
+            *self._shared.unread.lines(),
         ]
         text = "\n".join(map(clean, lines)) + "\n"
         return text.encode("utf-8", "replace"), {"Content-Type": "text/plain; charset=utf-8"}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
@@ -53,7 +53,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part1", gc=False):
     Topic, partition and offset are the record's.
     """
 
-    time_ms: Milliseconds  # the record's time, within the bounds of steps.Spread
+    time_ms: Milliseconds  # the record's time, within the bounds of steps.SpanPartition
     topic: Topic
     partition: Number
     offset: Number
@@ -184,8 +184,6 @@ PART_OVERHEAD: Final = 160
 RUN_OVERHEAD: Final = 800
 """Bytes of the Python objects of a part and of a run (measured with sys.getsizeof)."""
 
-Row = tuple[bytes, bytes | None]
-
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
@@ -193,9 +191,8 @@ class ClosedRun:
 
     trace_id: str
     cause: Cause
-    contents: Sequence[bytes]  # its parts, compressed, in order of arrival
+    parts: Mapping[bytes, int]  # compressed, in order of arrival, each with its size uncompressed
     last_ms: int  # stream time of the last part
-    sizes: Sequence[int] = field(default=(), compare=False)  # of the parts, uncompressed
 
 
 @dataclass(slots=True)
@@ -221,7 +218,7 @@ class _Run:
     first_ms: int
     last_ms: int
     due_ms: int  # when to look at it next: when it is due to close, or earlier
-    sizes: dict[bytes, int] = field(default_factory=dict)  # bytes of each part, by its content
+    parts: dict[bytes, int] = field(default_factory=dict)  # compressed, each with its size uncompressed
     numbers: int = 0  # parts in the state: their keys have the numbers below this
     size: int = 0
     held: int = RUN_OVERHEAD
@@ -243,29 +240,24 @@ class OpenRuns:
     """
 
     def __init__(
-        self, sources: Collection[Place], has_root: Callable[[Sequence[bytes]], bool], grace_ms: int, gap_ms: int,
+        self, sources: Collection[Place], has_root: Callable[[Iterable[bytes]], bool], grace_ms: int, gap_ms: int,
         memory_ms: int, held: HeldBytes,
     ) -> None:  # fmt: skip
         self.time_ms: int | None = None
         self.remembered: dict[str, int] = {}
+        self.held_bytes = 0  # approximate memory of the open runs
         self._sources = frozenset(sources)
         self._has_root = has_root
         self._grace_ms = grace_ms
         self._gap_ms = max(gap_ms, grace_ms)
         self._memory_ms = memory_ms
         self._held = held
-        self._held_bytes = 0
         self._marks: dict[Place, Mark] = {}
         self._runs: dict[str, _Run] = {}  # oldest first
         self._due: list[tuple[int, str]] = []  # a heap of `due_ms`; stale entries are ignored
 
     def __len__(self) -> int:
         return len(self._runs)
-
-    @property
-    def held_bytes(self) -> int:
-        """Return the approximate memory of the open runs, bytes."""
-        return self._held_bytes
 
     @property
     def oldest_ms(self) -> int:
@@ -299,13 +291,13 @@ class OpenRuns:
                 self._add(trace_id, number, held)
         return problems
 
-    def take(self, trace_id: str, part: Part, effects: Effects) -> None:
+    def add_part(self, trace_id: str, part: Part, effects: Effects) -> None:
         """Add a part to its run."""
         if trace_id in self.remembered:
             effects.late.append((trace_id, part))
             return
         run = self._runs.get(trace_id)
-        if run is not None and part.content in run.sizes:
+        if run is not None and part.content in run.parts:
             effects.repeated += 1
             return
         time_ms = part.time_ms if self.time_ms is None else max(part.time_ms, self.time_ms)
@@ -313,7 +305,7 @@ class OpenRuns:
         number = 0 if run is None else run.numbers
         effects.rows[open_key(trace_id, number)] = encode(held)
         run = self._add(trace_id, number, held)
-        if run.size > MAX_RUN_BYTES or len(run.sizes) >= MAX_RUN_PARTS:
+        if run.size > MAX_RUN_BYTES or len(run.parts) >= MAX_RUN_PARTS:
             self._close(trace_id, "too_large", effects)
 
     def closed_ms(self, trace_id: str) -> int:
@@ -346,7 +338,7 @@ class OpenRuns:
         while self._runs and self._held.total > most and not effects.full:
             self._close(next(iter(self._runs)), "memory", effects)
 
-    def times(self) -> Row:
+    def times(self) -> tuple[bytes, bytes]:
         """Return the state's row with the times."""
         return TIMES_KEY, encode(Times(self.time_ms, [self._marks[place] for place in sorted(self._marks)]))
 
@@ -387,7 +379,7 @@ class OpenRuns:
             self._hold(RUN_OVERHEAD)
             self._look_again(trace_id, run)
         size = len(held.content) + PART_OVERHEAD
-        run.sizes[held.content] = held.size
+        run.parts[held.content] = held.size
         run.numbers = number + 1
         run.size += held.size
         run.held += size
@@ -400,7 +392,7 @@ class OpenRuns:
         return run
 
     def _hold(self, size: int) -> None:
-        self._held_bytes += size
+        self.held_bytes += size
         self._held.total += size
 
     def _deadline(self, run: _Run) -> int:
@@ -424,7 +416,7 @@ class OpenRuns:
                 self._look_again(trace_id, run)
             elif run.checked:
                 self._close(trace_id, "gap", effects)
-            elif self._has_root(list(run.sizes)):
+            elif self._has_root(run.parts):
                 self._close(trace_id, "root_ended", effects)
             else:
                 run.checked = True
@@ -439,7 +431,7 @@ class OpenRuns:
         time_ms = run.last_ms if self.time_ms is None else max(run.last_ms, self.time_ms)
         self.remembered[trace_id] = time_ms
         effects.rows[closed_key(trace_id)] = encode(Remembered(time_ms))
-        effects.closed.append(ClosedRun(trace_id, cause, list(run.sizes), run.last_ms, list(run.sizes.values())))
+        effects.closed.append(ClosedRun(trace_id, cause, run.parts, run.last_ms))
         effects.closed_bytes += run.size
         if len(self.remembered) > MAX_REMEMBERED:
             self._forget_first(effects)

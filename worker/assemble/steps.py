@@ -1,7 +1,7 @@
-"""The two steps on a batch of records: spread them by trace id, and assemble runs. No Kafka, no clock.
+"""The two steps on a batch of records: spread them by trace id, and make traces of runs. No Kafka, no clock.
 
 `Spreading` reads a span topic. `Assembling` reads the intermediate topic, keyed by trace id, or a span topic if its
-records already have that key.
+records already have that key; it collects the spans of each run, and writes its traces when the run closes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import math
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import ClassVar, Final
 
 from worker.assemble.open_runs import (
     MAX_RUN_BYTES,
     STREAM,
     TRACE_ID,
+    ClosedRun,
     Effects,
     Mark,
     OpenRuns,
@@ -25,12 +27,28 @@ from worker.assemble.open_runs import (
     decode,
     encode,
     packed,
+    unpacked,
 )
-from worker.assemble.traces import Tally, TraceWriter, has_no_span, refusal
+from worker.config import ConfigError, Settings
 from worker.core.dead_letters import dead_letter
-from worker.core.records import BATCH_OVERHEAD, SPANS, OutputRecord, SourceRecord, encoded_size
+from worker.core.records import ASSEMBLED, BATCH_OVERHEAD, SPANS, OutputRecord, SourceRecord, encoded_size
 from worker.core.trace import InvalidTrace, Reason
-from worker.runs.otlp.spans import InvalidSpans, Refused, split
+from worker.kafka.writing.rows import key_partition
+from worker.runs.otlp.mapping import MAX_UNREAD, Assembled, assembled
+from worker.runs.otlp.rules import Rules, parse_rules
+from worker.runs.otlp.spans import (
+    COUNTED_BYTES,
+    MAX_FIELDS,
+    InvalidSpans,
+    LogEvent,
+    Refused,
+    Span,
+    decoded,
+    fields_in,
+    links,
+    split,
+)
+from worker.runs.otlp.tree import is_complete
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +59,69 @@ AHEAD_MS: Final = 3_600_000
 EARLIEST_MS: Final = 946_684_800_000
 """The year 2000. Earlier timestamps come from producers that set none."""
 
+MAX_BATCH_BYTES: Final = 16 << 20
+"""Bytes of parts (compressed) after which a batch takes no further record: each trace in a record gets its own copy of
+the resource, so a small record may yield many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """The result of polling a partition. Times are by the clock, ms since 1970."""
+
+    records: Sequence[SourceRecord]
+    now_ms: int
+    read_ms: int | None = None  # everything that was there at this time has been read; None: more may be waiting
+    waited_ms: int = 0  # since the last record
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a batch publishes and counts; metrics and log get the counts when it is committed."""
+
+    outputs: list[OutputRecord] = field(default_factory=list)
+    sources: list[SourceRecord] = field(default_factory=list)
+    """For each output: the record that a dead letter shows if its topic refuses the output."""
+    rows: dict[bytes, bytes | None] = field(default_factory=dict)  # of the state
+    time_ms: int | None = None
+    done: int = 0  # how many records of the batch it covers
+    more: bool = False  # call the step again with the other records before any further ones
+    urgent: bool = False  # commit it soon; otherwise it only records how far time has advanced
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # by attribute of AssembleMetrics, and label
+    ends: list[float] = field(default_factory=list)  # of published runs, s since 1970
+    hints: set[str] = field(default_factory=set)  # settings that would capture the missing content
+    refusals: dict[str, str] = field(default_factory=dict)  # by reason: the message of the first dead letter
+    shortened: str = ""  # the first trace whose texts were cut, and by how much
+    unread: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
+    """`Assembled.unread` of each run that has any."""
+
+    def add(self, output: OutputRecord, source: SourceRecord) -> None:
+        """Add a record to publish."""
+        self.outputs.append(output)
+        self.sources.append(source)
+
+    def count(self, name: str, label: str = "", number: int = 1) -> None:
+        """Count something: `name` is an attribute of AssembleMetrics."""
+        if number:
+            self.counts[name, label] += number
+
+    def count_letter(self, error: InvalidTrace) -> None:
+        """Count a dead letter, and keep its message for the log."""
+        self.count("dead_letters", str(error.reason))
+        self.refusals.setdefault(str(error.reason), f"{error.path or 'record'}: {error.message}")
+
+    def refuse(self, source: SourceRecord, error: InvalidTrace) -> None:
+        """Add a dead letter."""
+        self.count_letter(error)
+        self.add(dead_letter(source, error), source)
+
 
 def partition_of(trace_id: str, partitions: int) -> int:
     """Return a trace's partition of the intermediate topic."""
     return zlib.crc32(trace_id.encode()) % partitions
 
 
-class Spread:
-    """The time of one span partition, and its records by trace id. Times are ms since 1970.
+class SpanPartition:
+    """The time of one partition of a span topic, and its records by trace id. Times are ms since 1970.
 
     The partition's time comes from the records' timestamps, as their producer (the Collector) set them. A record from
     the far future, or without a time, does not advance it. The future begins at the clock or, if the clock is behind
@@ -62,33 +135,40 @@ class Spread:
         self._topic = topic
         self._partition = partition
 
-    def take(self, record: SourceRecord, now_ms: int, refused: list[Refused] | None = None) -> dict[str, Part]:
-        """Return a record's parts by trace id; add its bad spans to `refused`.
+    def mark(self, poll: Poll) -> Mark:
+        """Return how far the partition is read."""
+        return Mark(self._topic, self._partition, self.time_ms, poll.read_ms, poll.waited_ms)
 
-        Raises InvalidTrace for an unreadable record, whatever its reader raises.
-        """
+    def parts(self, record: SourceRecord, now_ms: int, result: StepResult) -> dict[str, Part]:
+        """Return a record's parts by trace id; an unreadable record, or its bad spans, become a dead letter."""
+        result.count("records")
         time_ms = self._time(record.timestamp_ms, now_ms)
-        if record.fault is not None:
-            raise InvalidTrace(record.fault.reason, "", record.fault.message)
+        refused: list[Refused] = []
         try:
+            if record.fault is not None:
+                raise InvalidTrace(record.fault.reason, "", record.fault.message)
             contents = split(record.value or b"", refused)
             if max(map(len, contents.values()), default=0) > MAX_RUN_BYTES:
                 words = f"the spans of one trace have more than {MAX_RUN_BYTES} bytes; send them in several records"
-                raise InvalidSpans("too_large", "", words)
-            return {
+                raise InvalidTrace(Reason.TOO_LARGE, "", words)
+            parts = {
                 trace_id: Part(time_ms, self._topic, self._partition, record.offset, len(content), packed(content))
                 for trace_id, content in contents.items()
             }
+        except InvalidTrace as error:
+            result.refuse(record, error)
+            return {}
         except InvalidSpans as error:
-            raise InvalidTrace(Reason(error.reason), error.path, error.message) from error
+            result.refuse(record, InvalidTrace(Reason(error.reason), error.path, error.message))
+            return {}
         except Exception as error:  # one record must not stop the others
             log.exception("%s/%d offset %d: the record cannot be read", record.topic, record.partition, record.offset)
             words = f"{type(error).__name__} while the spans were read; report it with this record"
-            raise InvalidTrace(Reason.ASSEMBLY_FAILED, "", words) from error
-
-    def mark(self, read_ms: int | None = None, waited_ms: int = 0) -> Mark:
-        """Return how far the partition is read; `read_ms` and `waited_ms` as in Mark."""
-        return Mark(self._topic, self._partition, self.time_ms, read_ms, waited_ms)
+            result.refuse(record, InvalidTrace(Reason.ASSEMBLY_FAILED, "", words))
+            return {}
+        for bad in refused:
+            result.refuse(record._replace(value=bad.value), _refusal(bad))
+        return parts
 
     def _time(self, timestamp_ms: int | None, now_ms: int) -> int:
         """Return the time of a record, and advance the partition's time. The clock must not go back."""
@@ -114,219 +194,337 @@ class Spread:
         return time_ms
 
 
-MAX_BATCH_BYTES: Final = 16 << 20
-"""Bytes of parts (compressed) after which a batch takes no further record: each trace in a record gets its own copy of
-the resource, so a small record may yield many bytes."""
-
-QUEUED: Final = (
-    "log events of runs that are already closed are ignored: their topic was added to KP_SPANS_TOPIC later, or is "
-    "read again"
-)
-
-KEY_ROOM: Final = 128
-"""An upper bound of the bytes that a part's key in the state, and the rest of its row, add to its content."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The result of polling a partition. Times are by the clock, ms since 1970."""
-
-    records: Sequence[SourceRecord]
-    now_ms: int
-    read_ms: int | None = None  # everything that was there at this time has been read; None: more may be waiting
-    waited_ms: int = 0  # since the last record
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a batch publishes."""
-
-    outputs: list[OutputRecord] = field(default_factory=list)
-    sources: list[SourceRecord] = field(default_factory=list)
-    """For each output: the record that a dead letter shows if its topic refuses the output."""
-    rows: dict[bytes, bytes | None] = field(default_factory=dict)
-    tally: Tally = field(default_factory=Tally)
-    time_ms: int | None = None
-    done: int = 0  # how many records of the batch it covers
-    more: bool = False  # call the step again with the other records before any further ones
-    urgent: bool = False  # commit it soon; otherwise it only records how far time has advanced
-
-    def add(self, output: OutputRecord, source: SourceRecord) -> None:
-        """Add a record to publish."""
-        self.outputs.append(output)
-        self.sources.append(source)
-
-
-class Shown(NamedTuple):
-    """Figures of the open runs for the metrics, as of the last batch: a thread may be working on the next one."""
-
-    open_runs: int = 0
-    held_bytes: int = 0
-    oldest_ms: int = 0
-    remembered: int = 0
-    time_ms: int = 0
-
-
 class Spreading:
     """Writes each record's spans to the partition of their trace, and to the first one a mark of how far it has read.
 
     The first partition's `Assembling` sends the time to the others: so marks of n partitions cost n records, not n * n.
     """
 
-    def __init__(self, spread: Spread, partitions: int) -> None:
-        self._spread = spread
+    def __init__(self, source: SpanPartition, partitions: int) -> None:
+        self._source = source
         self._partitions = partitions
 
-    def process(self, reading: Reading) -> Outcome:
-        """Process a reading."""
-        outcome, size = Outcome(), 0
-        for record in reading.records:
+    def process(self, poll: Poll) -> StepResult:
+        """Process what was polled."""
+        result, size = StepResult(urgent=True), 0
+        for record in poll.records:
             if size > MAX_BATCH_BYTES:
-                outcome.more = True
+                result.more = True
                 break
-            outcome.done += 1
-            for trace_id, part in _parts(self._spread, record, reading.now_ms, outcome).items():
+            result.done += 1
+            for trace_id, part in self._source.parts(record, poll.now_ms, result).items():
                 key, number = trace_id.encode(), partition_of(trace_id, self._partitions)
                 size += len(part.content)
-                outcome.add(OutputRecord(SPANS, key, encode(part), [], None, partition=number), record)
-        mark = self._spread.mark(reading.read_ms, reading.waited_ms)
-        source = SourceRecord(mark.topic, mark.partition, 0, None, None, None)
-        outcome.add(OutputRecord(SPANS, None, encode(mark), [], None, partition=0), source)
-        outcome.time_ms = self._spread.time_ms
-        outcome.urgent = True
-        return outcome
+                result.add(OutputRecord(SPANS, key, encode(part), [], None, partition=number), record)
+        mark = self._source.mark(poll)
+        output = OutputRecord(SPANS, None, encode(mark), [], None, partition=0)
+        result.add(output, SourceRecord(mark.topic, mark.partition, 0, None, None, None))
+        result.time_ms = self._source.time_ms
+        return result
 
 
 class Assembling:
     """Collects the spans of each run, and writes its traces when it closes.
 
-    `spread`: set if the partition belongs to a span topic. `most_held`: limit of the bytes held by all open runs of
+    `source`: set if the partition belongs to a span topic. `most_held`: limit of the bytes held by all open runs of
     the process. `largest_row`: limit of the state topic, bytes. `others`: the partitions that are sent stream time
-    whenever it has advanced by `tell_ms`.
+    whenever it has advanced by `send_ms`.
     """
 
     def __init__(
-        self, runs: OpenRuns, writer: TraceWriter, most_held: int, largest_row: int, spread: Spread | None = None,
-        others: Sequence[int] = (), tell_ms: float = 0,
+        self, runs: OpenRuns, writer: TraceWriter, most_held: int, largest_row: int,
+        source: SpanPartition | None = None, others: Sequence[int] = (), send_ms: float = 0,
     ) -> None:  # fmt: skip
         self.runs = runs
-        self._others = others
-        self._tell_ms = tell_ms
-        self._told_ms = -math.inf
-        self.shown = Shown()
-        self._newest_ms: int | None = None
+        self.largest_row = largest_row
+        self.gauges: dict[str, float] = {}
+        """Of the open runs after the last batch, by attribute of AssembleMetrics; a thread may work on the next one."""
         self._writer = writer
         self._most_held = most_held
-        self.largest_row = largest_row
-        self._spread = spread
+        self._source = source
+        self._others = others
+        self._send_ms = send_ms
+        self._sent_ms = -math.inf
+        self._newest_ms: int | None = None
 
-    def process(self, reading: Reading) -> Outcome:
-        """Process a reading."""
-        outcome, effects = Outcome(), Effects()
-        before = self.runs.held_bytes
-        for record in reading.records:
-            full = effects.full or self.runs.held_bytes - before > MAX_BATCH_BYTES
-            if full or not self._process(record, reading.now_ms, effects, outcome):
-                outcome.more = True
+    def process(self, poll: Poll) -> StepResult:
+        """Process what was polled."""
+        result, effects, runs = StepResult(), Effects(), self.runs
+        before = runs.held_bytes
+        for record in poll.records:
+            full = effects.full or runs.held_bytes - before > MAX_BATCH_BYTES
+            if full or not self._process(record, poll.now_ms, effects, result):
+                result.more = True
                 break
-            outcome.done += 1
+            result.done += 1
         else:
-            if self._spread is not None:
-                outcome.more = not self.runs.mark(self._spread.mark(reading.read_ms, reading.waited_ms), effects)
-        self.runs.shed(self._most_held, effects)
-        offset = reading.records[max(0, outcome.done - 1)].offset if reading.records else 0
+            if self._source is not None:
+                result.more = not runs.mark(self._source.mark(poll), effects)
+        runs.shed(self._most_held, effects)
+        offset = poll.records[max(0, result.done - 1)].offset if poll.records else 0
         for trace_id, part in effects.late:
-            outcome.add(*self._writer.late(trace_id, part, outcome.tally))
+            _refuse_late(trace_id, part, result)
         for run in effects.closed:
-            for output, source in self._writer.written(run, offset, self._newest_ms, outcome.tally):
-                outcome.add(output, source)
-        self._tell(outcome)
-        outcome.tally.add("repeated", "", effects.repeated)
-        outcome.urgent = bool(effects.rows or outcome.outputs or outcome.tally.counts)
-        outcome.rows = effects.rows
-        key, value = self.runs.times()
-        outcome.rows[key] = value
-        outcome.time_ms = self.runs.time_ms
-        self.shown = Shown(
-            len(self.runs), self.runs.held_bytes, self.runs.oldest_ms, len(self.runs.remembered),
-            self.runs.time_ms or 0,
-        )  # fmt: skip
-        return outcome
-
-    def _tell(self, outcome: Outcome) -> None:
-        """Send stream time to the other partitions, after everything that it counts as read."""
-        time_ms = self.runs.time_ms
-        if time_ms is None or time_ms < self._told_ms + self._tell_ms:
-            return
-        self._told_ms = time_ms
-        source = SourceRecord(*self._writer.source, 0, None, None, None)
-        for number in self._others:
-            outcome.add(OutputRecord(SPANS, None, encode(Mark(*STREAM, time_ms)), [], None, partition=number), source)
+            self._writer.write(run, offset, self._newest_ms, result)
+        if runs.time_ms is not None and runs.time_ms >= self._sent_ms + self._send_ms:
+            # To the other partitions, after everything that it counts as read.
+            self._sent_ms, value = runs.time_ms, encode(Mark(*STREAM, runs.time_ms))
+            source = SourceRecord(*self._writer.source, 0, None, None, None)
+            for number in self._others:
+                result.add(OutputRecord(SPANS, None, value, [], None, partition=number), source)
+        result.count("repeated", "", effects.repeated)
+        result.urgent = bool(effects.rows or result.outputs or result.counts)
+        result.rows = effects.rows
+        key, value = runs.times()
+        result.rows[key] = value
+        result.time_ms = runs.time_ms
+        self.gauges = {
+            "open_runs": len(runs), "open_bytes": runs.held_bytes, "oldest": runs.oldest_ms / 1000,
+            "remembered": len(runs.remembered), "stream_time": (runs.time_ms or 0) / 1000,
+        }  # fmt: skip
+        return result
 
     def may_not_fit(self, records: Sequence[SourceRecord]) -> bool:
         """Return whether a record may be too large for the state topic: no part is larger than its record."""
         return any(_row_size(record.value or b"") > self.largest_row for record in records)
 
-    def _process(self, record: SourceRecord, now_ms: int, effects: Effects, outcome: Outcome) -> bool:
-        """Take one record; return whether that is complete (OpenRuns.mark)."""
-        if self._spread is not None:
-            for trace_id, part in _parts(self._spread, record, now_ms, outcome).items():
-                self._take(trace_id, part, record, effects, outcome)
-            self._newest_ms = self._spread.time_ms
+    def _process(self, record: SourceRecord, now_ms: int, effects: Effects, result: StepResult) -> bool:
+        """Process one record; return whether that is complete (OpenRuns.mark)."""
+        if self._source is not None:
+            for trace_id, part in self._source.parts(record, now_ms, result).items():
+                self._add(trace_id, part, record, effects, result)
+            self._newest_ms = self._source.time_ms
             return True
         if record.timestamp_ms is not None:  # the broker's time, as set up in topics.py
             self._newest_ms = max(self._newest_ms or 0, record.timestamp_ms)
+        if record.fault is not None:
+            result.refuse(record, InvalidTrace(record.fault.reason, "", record.fault.message))
+            return True
         try:
-            if record.fault is not None:
-                raise InvalidTrace(record.fault.reason, "", record.fault.message)
             row = decode(record.value)
             if isinstance(row, Part) and TRACE_ID.fullmatch(record.key or b"") is None:
                 raise RowError("the key of a part is not a trace id")
         except RowError as error:
             message = f"{error}; nothing else may write to its topic"
-            _refuse(record, InvalidTrace(Reason.NOT_OTLP, "", message), outcome)
-        except InvalidTrace as error:
-            _refuse(record, error, outcome)
-        else:
-            if isinstance(row, Mark):
-                return self.runs.mark(row, effects)
-            self._take((record.key or b"").decode(), row, record, effects, outcome)
+            result.refuse(record, InvalidTrace(Reason.NOT_OTLP, "", message))
+            return True
+        if isinstance(row, Mark):
+            return self.runs.mark(row, effects)
+        self._add((record.key or b"").decode(), row, record, effects, result)
         return True
 
-    def _take(self, trace_id: str, part: Part, record: SourceRecord, effects: Effects, outcome: Outcome) -> None:
+    def _add(self, trace_id: str, part: Part, record: SourceRecord, effects: Effects, result: StepResult) -> None:
         size = _row_size(part.content)
         if size > self.largest_row:
             words = (
                 f"the spans of a trace have {size} bytes; the topic of the state takes {self.largest_row}: raise its "
+                "max.message.bytes"
             )
-            _refuse(record, InvalidTrace(Reason.TOO_LARGE, "", f"{words}max.message.bytes"), outcome)
+            result.refuse(record, InvalidTrace(Reason.TOO_LARGE, "", words))
             return
-        outcome.tally.add("parts")
+        result.count("parts")
         if part.time_ms < self.runs.closed_ms(trace_id) and has_no_span(part):
             # Nothing was lost: the topic was added to KP_SPANS_TOPIC later, or is read again.
-            outcome.tally.hints.add(f"{part.topic}: {QUEUED}")
+            result.hints.add(
+                f"{part.topic}: log events of runs that are already closed are ignored: their topic was added to "
+                "KP_SPANS_TOPIC later, or is read again"
+            )
             return
-        self.runs.take(trace_id, part, effects)
+        self.runs.add_part(trace_id, part, effects)
 
 
 def _row_size(content: bytes) -> int:
-    return encoded_size(None, content, ()) + KEY_ROOM + BATCH_OVERHEAD
+    """Return an upper bound of the bytes of a row of the state: 128 are more than its key and its numbers take."""
+    return encoded_size(None, content, ()) + 128 + BATCH_OVERHEAD
 
 
-def _parts(spread: Spread, record: SourceRecord, now_ms: int, outcome: Outcome) -> dict[str, Part]:
-    """Return a record's parts by trace id; an unreadable record becomes a dead letter."""
-    outcome.tally.add("records")
-    refused: list[Refused] = []
+# -- the traces of a closed run, or the reason why it has none
+
+
+def rules_from(settings: Settings) -> Rules:
+    """Return the rules from KP_ASSEMBLE_CONFIDENCE, _DOMAIN, _VISIBILITY, _PRIVACY, _AGENT. Raises ConfigError."""
+    texts = {name: getattr(settings, f"assemble_{name}") for name in ("confidence", "domain", "visibility", "privacy")}
+    if unset := [f"KP_ASSEMBLE_{name.upper()}" for name, text in texts.items() if text is None]:
+        raise ConfigError(
+            f"assemble needs {', '.join(unset)}: no library says this in its spans; set a constant, or "
+            "attribute:NAME|CONSTANT (docs/opentelemetry.md)"
+        )
     try:
-        parts = spread.take(record, now_ms, refused)
-    except InvalidTrace as error:
-        _refuse(record, error, outcome)
-        return {}
-    for bad in refused:
-        _refuse(record._replace(value=bad.value), refusal(bad), outcome)
-    return parts
+        return parse_rules(**texts, limits=settings.limits, agent=settings.assemble_agent)
+    except ValueError as error:
+        raise ConfigError(f"KP_ASSEMBLE_...: {error}") from None
 
 
-def _refuse(record: SourceRecord, error: InvalidTrace, outcome: Outcome) -> None:
-    outcome.tally.refuse(error)
-    outcome.add(dead_letter(record, error), record)
+@dataclass(frozen=True, slots=True)
+class TraceWriter:
+    """Makes the records of closed runs."""
+
+    rules: Rules
+    by_agent: bool  # the record's key is the agent's id; otherwise the trace's
+    partitions: int  # of the source topic
+    kept_ms: float  # the source topic accepts and keeps records of this age
+    source: tuple[str, int]  # topic and partition that dead letters name
+
+    def write(self, run: ClosedRun, offset: int, newest_ms: int | None, result: StepResult) -> None:
+        """Add a run's traces to the result, and dead letters of its unreadable parts and of runs that are too large.
+
+        `offset`: of the record that closed the run. `newest_ms`: the greatest time of a record so far.
+        """
+        contents: list[bytes] = []  # as far as they can be unpacked
+        letters: list[tuple[bytes, InvalidTrace]] = []  # dead letters, by what they show
+        spans: list[Span] = []
+        made: list[Assembled] = []
+        failure = None
+        try:
+            logs = _read(run, contents, spans, letters)
+            made = list(assembled(spans, logs, self.rules))
+            outputs = [None if each.value is None else self._output(each, run, newest_ms) for each in made]
+        except Exception as error:  # one run must not stop the others
+            log.exception("trace %s: no trace could be made of its spans", run.trace_id)
+            words = f"{type(error).__name__} while a trace was made of the spans; report it with this record"
+            failure = InvalidTrace(Reason.ASSEMBLY_FAILED, "", words)
+        source = SourceRecord(*self.source, offset, run.last_ms, run.trace_id.encode(), b"".join(contents))
+        result.count("closed", run.cause)
+        for value, why in letters:
+            result.refuse(source._replace(value=value), why)
+        if failure is not None:
+            result.refuse(source, failure)
+            return
+        result.count("spans", "", len(spans))
+        for each, output in zip(made, outputs, strict=True):
+            _count(each, result)
+            if output is not None:
+                result.add(output, source._replace(key=output.key, value=output.value))
+            elif each.missing == "too_large":
+                message = (
+                    f"run {run.trace_id} exceeds KP_MAX_MESSAGE_BYTES (even with its texts cut), KP_MAX_STEPS or "
+                    "KP_MAX_DEPTH; raise it"
+                )
+                result.refuse(source, InvalidTrace(Reason.TOO_LARGE, "", message))
+
+    def _output(self, each: Assembled, run: ClosedRun, newest_ms: int | None) -> OutputRecord:
+        key = (each.key if self.by_agent else run.trace_id).encode("utf-8", "replace")
+        timestamp_ms = min(each.end_ns // 1_000_000, run.last_ms)  # not in the future
+        if newest_ms is not None and timestamp_ms < newest_ms - self.kept_ms:
+            timestamp_ms = newest_ms  # by the records' time: the local clock may be wrong
+        partition = key_partition(key, self.partitions)
+        return OutputRecord(ASSEMBLED, key, each.value, [], timestamp_ms, partition=partition)
+
+
+def _count(each: Assembled, result: StepResult) -> None:
+    for convention in each.conventions:
+        result.count("conventions", convention)
+    result.hints.update(each.hints)
+    if each.unread:
+        result.unread.append(each.unread)
+        result.count("unread_runs")
+    if each.missing is not None:
+        result.count("without_trace", each.missing)
+    if each.value is not None:
+        result.count("traces")
+        result.ends.append(each.end_ns / 1e9)
+    if each.cut and each.document is not None:
+        result.count("shortened")
+        result.shortened = result.shortened or f"{each.document['id']}, by {each.cut} characters"
+
+
+def _read(
+    run: ClosedRun, contents: list[bytes], spans: list[Span], letters: list[tuple[bytes, InvalidTrace]]
+) -> list[LogEvent]:
+    """Read the parts of a run into `contents` and `spans`, and return its log events; damaged parts go to `letters`."""
+    logs: list[LogEvent] = []
+    for packed_content, size in run.parts.items():
+        try:
+            contents.append(unpacked(packed_content, size))
+        except RowError as error:
+            words = f"{error}; only kp-worker assemble may write to the topics of assemble"
+            letters.append((packed_content, InvalidTrace(Reason.NOT_OTLP, "", words)))
+    room, counted = MAX_FIELDS, sum(map(len, contents)) > COUNTED_BYTES
+    for content in contents:
+        room -= fields_in(content, room) if counted else 0
+        try:
+            if room < 0:
+                words = f"the run has more than {MAX_FIELDS} spans, events, attributes and values; this is the rest"
+                raise InvalidSpans("too_large", "", words)
+            found = decoded(content)
+        except InvalidSpans as error:
+            letters.append((content, InvalidTrace(Reason(error.reason), error.path, error.message)))
+            continue
+        spans += found.spans
+        logs += found.logs
+        if found.refused is not None:
+            letters.append((found.refused.value, _refusal(found.refused)))
+    return logs
+
+
+def _refusal(bad: Refused) -> InvalidTrace:
+    """Return the error for a dead letter that holds only the bad spans of a record."""
+    error = bad.error
+    words = f"{error.message} (bad spans of this record: {bad.count}; this dead letter holds them, the others are used)"
+    return InvalidTrace(Reason(error.reason), error.path, words)
+
+
+def _refuse_late(trace_id: str, part: Part, result: StepResult) -> None:
+    """Add the dead letter of spans that belong to a closed run."""
+    try:
+        content = unpacked(part.content, part.size)
+    except RowError:
+        content = part.content
+    source = SourceRecord(part.topic, part.partition, part.offset, part.time_ms, trace_id.encode(), content)
+    message = (
+        "the run is closed, and its trace published without these; raise KP_ASSEMBLE_GRACE_SECONDS or _GAP_SECONDS"
+    )
+    result.count("late")
+    result.count("dead_letters", str(Reason.LATE_SPAN))
+    result.add(dead_letter(source, InvalidTrace(Reason.LATE_SPAN, "", message)), source)
+
+
+def has_root(contents: Iterable[bytes]) -> bool:
+    """Return whether the root of a run has ended, given its packed contents.
+
+    If the spans of a run cannot be read, its root counts as not ended: when the run closes, they become dead letters
+    with the reason.
+    """
+    try:
+        return is_complete(link for content in contents for link in links(unpacked(content)))
+    except Exception as error:
+        log.debug("the spans of a run cannot be read: %s", type(error).__name__)
+        return False
+
+
+def has_no_span(part: Part) -> bool:
+    """Return whether a part holds only log events."""
+    try:
+        return not decoded(unpacked(part.content, part.size)).spans
+    except Exception as error:
+        log.debug("a part cannot be read: %s", type(error).__name__)
+        return False
+
+
+class UnreadContent:
+    """Span attributes that look like content and are not read.
+
+    The first MAX_SCOPES scopes are named, and the first MAX_UNREAD names of each.
+    """
+
+    MAX_SCOPES: ClassVar[int] = 20
+
+    def __init__(self) -> None:
+        self.scopes: dict[str, Counter[str]] = {}  # scope -> name -> runs
+
+    def add(self, unread: Iterable[tuple[str, str]]) -> list[str]:
+        """Add the attributes of one run; return the scopes that are new."""
+        before = len(self.scopes)
+        for scope, name in unread:
+            if scope not in self.scopes and len(self.scopes) == self.MAX_SCOPES:
+                continue
+            names = self.scopes.setdefault(scope, Counter())
+            if name in names or len(names) < MAX_UNREAD:
+                names[name] += 1
+        return list(self.scopes)[before:]
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each scope, with its names and the number of runs with each."""
+        for scope, names in self.scopes.items():
+            listed = ", ".join(f"{name} ({count} runs)" for name, count in names.most_common())
+            yield f"not read, and looks like content: {scope or 'no scope'}: {listed}"

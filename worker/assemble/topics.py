@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -17,12 +17,11 @@ from worker.kafka.cluster.topics import (
     BEFORE,
     CHANGELOG_CONFIG,
     DEAD_LETTER_OVERHEAD,
-    SETTLE_ATTEMPTS,
     MissingTopicsError,
     Observed,
     TopicPlan,
-    create,
     create_missing,
+    create_planned,
     look_at,
     settled,
 )
@@ -35,8 +34,6 @@ SPANS_CONFIG: Final[Mapping[str, str]] = {
     # The broker's time: retention must not depend on the times of spans, which may be old.
     "message.timestamp.type": "LogAppendTime",
 }
-
-VARIABLE: Final = "KP_SPANS_TOPIC"
 
 SPANS_MAX_BYTES: Final = 10_485_760
 """max.message.bytes of a created span topic: above the max_message_bytes of the Collector's exporter in
@@ -71,20 +68,11 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Assem
 
 async def create_assemble_topics(admin: AIOKafkaAdminClient, settings: Settings) -> None:
     """Create missing topics, including the worker's. Raises ConfigError."""
-    found = await look_for_assemble(admin, settings)
-    if not {settings.source_topic, settings.dead_letter_topic} <= found.topics.keys():
+    look = partial(look_for_assemble, admin, settings)
+    if not {settings.source_topic, settings.dead_letter_topic} <= (await look()).topics.keys():
         await create_missing(admin, settings)
-    for name in settings.span_topics:
-        if name not in found.topics:
-            await create(admin, settings, _source_plan(name, settings.topic_partitions))
-    for _ in range(SETTLE_ATTEMPTS):
-        found = await look_for_assemble(admin, settings)
-        if all(name in found.topics for name in settings.span_topics):
-            break
-        await asyncio.sleep(0.2)
-    for wanted in assemble_plan(settings, found):
-        if wanted.name not in found.topics:
-            await create(admin, settings, wanted)
+    await create_planned(admin, settings, look, partial(_source_plans, settings))
+    await create_planned(admin, settings, look, partial(assemble_plan, settings))
 
 
 async def look_for_assemble(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
@@ -99,10 +87,7 @@ def _own(settings: Settings) -> list[str]:
 
 def assemble_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
     """Return the intended configuration of the span topics and of `assemble`'s own, given the existing ones."""
-    sources = [
-        _source_plan(name, found.topics[name].partitions if name in found.topics else settings.topic_partitions)
-        for name in settings.span_topics
-    ]
+    sources = _source_plans(settings, found)
     between = found.topics.get(settings.assemble_spans)
     partitions = max(each.partitions for each in sources)
     if not settings.spans_keyed and between is not None:
@@ -112,8 +97,13 @@ def assemble_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
     return [*sources, *(TopicPlan("KP_GROUP_ID", name, partitions, configs[name]) for name in _own(settings))]
 
 
-def _source_plan(name: str, partitions: int) -> TopicPlan:
-    return TopicPlan(VARIABLE, name, partitions, {"max.message.bytes": str(SPANS_MAX_BYTES)})
+def _source_plans(settings: Settings, found: Observed) -> list[TopicPlan]:
+    config = {"max.message.bytes": str(SPANS_MAX_BYTES)}
+    partitions = {name: topic.partitions for name, topic in found.topics.items()}
+    return [
+        TopicPlan("KP_SPANS_TOPIC", name, partitions.get(name, settings.topic_partitions), config)
+        for name in settings.span_topics
+    ]
 
 
 def _largest(settings: Settings, found: Observed) -> int:

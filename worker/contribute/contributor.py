@@ -27,11 +27,10 @@ from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.cluster.topics import (
     DEAD_LETTER_OVERHEAD,
-    SETTLE_ATTEMPTS,
     MissingTopicsError,
     Observed,
     TopicPlan,
-    create,
+    create_planned,
     deleted_early,
     look_at,
 )
@@ -71,15 +70,9 @@ async def look_at_contributed(admin: AIOKafkaAdminClient, settings: Settings) ->
 
 async def create_contributed(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
     """Create the missing ones of the two topics; return how the broker describes all three. Raises ConfigError."""
-    for _ in range(SETTLE_ATTEMPTS):
-        found = await look_at_contributed(admin, settings)
-        lacking = [wanted for wanted in contribute_plan(settings, found) if wanted.name not in found.topics]
-        if not lacking:
-            break
-        for wanted in lacking:
-            await create(admin, settings, wanted)
-        await asyncio.sleep(0.2)
-    return found
+    return await create_planned(
+        admin, settings, partial(look_at_contributed, admin, settings), partial(contribute_plan, settings)
+    )
 
 
 def contribute_plan(settings: Settings, found: Observed) -> list[TopicPlan]:

@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from tests.support import spans
 from worker.assemble import steps as steps_module
-from worker.assemble import traces
 from worker.assemble.assembler import Shared
 from worker.assemble.open_runs import (
     STREAM,
@@ -36,8 +35,18 @@ from worker.assemble.open_runs import (
     packed,
     unpacked,
 )
-from worker.assemble.steps import AHEAD_MS, Assembling, Outcome, Reading, Spread, Spreading, partition_of
-from worker.assemble.traces import TraceWriter, UnreadContent, has_root
+from worker.assemble.steps import (
+    AHEAD_MS,
+    Assembling,
+    Poll,
+    SpanPartition,
+    Spreading,
+    StepResult,
+    TraceWriter,
+    UnreadContent,
+    has_root,
+    partition_of,
+)
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS, Fault, OutputRecord, SourceRecord
 from worker.core.trace import Reason, parse_trace
 from worker.kafka.writing.rows import key_partition
@@ -55,20 +64,20 @@ def record(value: bytes | None, offset: int = 0, time_ms: int | None = NOW, **mo
 
 
 def assembling(
-    spread: Spread | None = None, state: Iterable[tuple[bytes, bytes]] = (), others: Sequence[int] = (),
-    tell_ms: float = 0, **writer: Any,
+    source: SpanPartition | None = None, state: Iterable[tuple[bytes, bytes]] = (), others: Sequence[int] = (),
+    send_ms: float = 0, **writer: Any,
 ) -> Assembling:  # fmt: skip
     runs = OpenRuns([("otlp_spans", 0)], has_root, 60_000, 900_000, 86_400_000, HeldBytes())
     assert runs.restore(state) == []
     options: dict[str, Any] = {"rules": spans.RULES, "by_agent": True, "partitions": 4, "kept_ms": 7 * 86_400_000.0}
     return Assembling(
-        runs, TraceWriter(source=(BETWEEN, 0), **options | writer), 1 << 30, 1 << 20, spread, others, tell_ms
+        runs, TraceWriter(source=(BETWEEN, 0), **options | writer), 1 << 30, 1 << 20, source, others, send_ms
     )
 
 
-def between(outcome: Outcome) -> list[SourceRecord]:
+def between(result: StepResult) -> list[SourceRecord]:
     """Return what the first step wrote as the second one reads it, of all partitions as if they were one."""
-    rows = [each for each in outcome.outputs if each.kind == SPANS]
+    rows = [each for each in result.outputs if each.kind == SPANS]
     return [SourceRecord(BETWEEN, 0, at, NOW, each.key, each.value) for at, each in enumerate(rows)]
 
 
@@ -80,26 +89,26 @@ def process(step: Assembling, records: Sequence[SourceRecord], state: dict[bytes
     """Process records until all is done; keep the state as its topic would, and return what is published."""
     outputs: list[OutputRecord] = []
     while True:
-        outcome = step.process(Reading(records, NOW))
-        outputs += outcome.outputs
-        assert len(outcome.outputs) == len(outcome.sources)
-        for key, value in outcome.rows.items():
+        result = step.process(Poll(records, NOW))
+        outputs += result.outputs
+        assert len(result.outputs) == len(result.sources)
+        for key, value in result.rows.items():
             if value is None:
                 state.pop(key, None)
             else:
                 state[key] = value
-        records = records[outcome.done :]
-        if not outcome.more:
+        records = records[result.done :]
+        if not result.more:
             assert not records
             return outputs
 
 
 def test_a_record_is_spread_by_trace_id_and_its_time_is_marked_everywhere() -> None:
     several = [*spans.run_spans(1), *spans.run_spans(2)]
-    outcome = Spreading(Spread("otlp_spans", 0, None), 4).process(Reading([record(spans.as_json(several), 7)], NOW))
-    assert outcome.done == 1
-    assert outcome.time_ms == NOW
-    parts = outcome.outputs[:2]
+    result = Spreading(SpanPartition("otlp_spans", 0, None), 4).process(Poll([record(spans.as_json(several), 7)], NOW))
+    assert result.done == 1
+    assert result.time_ms == NOW
+    parts = result.outputs[:2]
     assert {each.key.decode() for each in parts if each.key} == {spans.trace_id(1), spans.trace_id(2)}
     for each in parts:
         assert each.key
@@ -108,18 +117,18 @@ def test_a_record_is_spread_by_trace_id_and_its_time_is_marked_everywhere() -> N
         assert isinstance(row, Part)
         assert (row.topic, row.partition, row.offset, row.time_ms) == ("otlp_spans", 0, 7, NOW)
         assert len(unpacked(row.content)) == row.size
-    assert [(each.partition, decode(each.value)) for each in outcome.outputs[2:]] == [(0, Mark("otlp_spans", 0, NOW))]
+    assert [(each.partition, decode(each.value)) for each in result.outputs[2:]] == [(0, Mark("otlp_spans", 0, NOW))]
 
 
 def test_the_first_partition_tells_the_others_the_time_behind_what_it_counts_as_read() -> None:
-    first = Spreading(Spread("otlp_spans", 0, None), 4)
-    step = assembling(others=[1, 2, 3], tell_ms=5000)
+    first = Spreading(SpanPartition("otlp_spans", 0, None), 4)
+    step = assembling(others=[1, 2, 3], send_ms=5000)
     other = OpenRuns([STREAM], has_root, 60_000, 900_000, 86_400_000, HeldBytes())
     told = []
     for later in (0, 4999, 5000, 60_000):
         rows = [record(spans.as_protobuf(spans.run_spans(1)), later, NOW + later)]
-        outcome = step.process(Reading(between(first.process(Reading(rows, NOW + later))), NOW))
-        marks = [(each.partition, decode(each.value)) for each in outcome.outputs if each.kind == SPANS]
+        result = step.process(Poll(between(first.process(Poll(rows, NOW + later))), NOW))
+        marks = [(each.partition, decode(each.value)) for each in result.outputs if each.kind == SPANS]
         assert marks in ([], [(number, Mark(*STREAM, NOW + later)) for number in (1, 2, 3)])
         told += [later] if marks else []
         for _, mark in marks[:1]:
@@ -141,36 +150,36 @@ def test_the_first_partition_tells_the_others_the_time_behind_what_it_counts_as_
     ],
 )
 def test_what_a_records_time_does(time_ms: int | None, of_record: int, of_partition: int) -> None:
-    spread = Spread("otlp_spans", 0, NOW - 10_000)
-    (part,) = spread.take(record(spans.as_protobuf(spans.run_spans(1)), time_ms=time_ms), NOW).values()
-    assert (part.time_ms, spread.time_ms) == (of_record, of_partition)
+    source = SpanPartition("otlp_spans", 0, NOW - 10_000)
+    (part,) = source.parts(record(spans.as_protobuf(spans.run_spans(1)), time_ms=time_ms), NOW, StepResult()).values()
+    assert (part.time_ms, source.time_ms) == (of_record, of_partition)
 
 
 def test_a_clock_that_is_too_slow_for_the_records_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    spread = Spread("otlp_spans", 3, None)
+    source = SpanPartition("otlp_spans", 3, None)
     for offset in range(3):
-        spread.take(record(spans.as_protobuf(spans.run_spans(1)), offset, NOW), NOW - AHEAD_MS - 1)
-    assert spread.time_ms is None
+        source.parts(record(spans.as_protobuf(spans.run_spans(1)), offset, NOW), NOW - AHEAD_MS - 1, StepResult())
+    assert source.time_ms is None
     (told,) = caplog.messages
     assert told.startswith("otlp_spans/3: a record is dated more than an hour ahead of this machine's clock")
 
 
 def test_a_clock_that_is_set_after_the_start_counts_and_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was two hours slow, as on a machine that slept, or before NTP answers."""
-    shared, spread = Shared(AssembleMetrics(CollectorRegistry()), 1.0, UnreadContent()), None
+    shared, source = Shared(AssembleMetrics(CollectorRegistry()), 1.0), None
     for clock_ms, now_ms in ((NOW - 7_200_000, NOW - 7_200_000), (NOW, NOW), (NOW - 60_000, NOW)):
         monkeypatch.setattr(time, "time_ns", lambda clock_ms=clock_ms: clock_ms * 1_000_000)
         assert shared.now_ms() == now_ms
-        spread = spread or Spread("otlp_spans", 0, None)
-        spread.take(record(spans.as_protobuf(spans.run_spans(1)), 1, NOW), shared.now_ms())
-    assert spread is not None
-    assert spread.time_ms == NOW
+        source = source or SpanPartition("otlp_spans", 0, None)
+        source.parts(record(spans.as_protobuf(spans.run_spans(1)), 1, NOW), shared.now_ms(), StepResult())
+    assert source is not None
+    assert source.time_ms == NOW
 
 
 def test_without_any_time_a_part_counts_as_of_now_and_the_partition_has_none() -> None:
-    spread = Spread("otlp_spans", 0, None)
-    (part,) = spread.take(record(spans.as_protobuf(spans.run_spans(1)), time_ms=0), NOW).values()
-    assert (part.time_ms, spread.time_ms) == (NOW, None)
+    source = SpanPartition("otlp_spans", 0, None)
+    (part,) = source.parts(record(spans.as_protobuf(spans.run_spans(1)), time_ms=0), NOW, StepResult()).values()
+    assert (part.time_ms, source.time_ms) == (NOW, None)
 
 
 def test_what_cannot_be_read_becomes_a_dead_letter_and_stops_nothing() -> None:
@@ -181,12 +190,12 @@ def test_what_cannot_be_read_becomes_a_dead_letter_and_stops_nothing() -> None:
         record(b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "00", "spanId": "1"}]}]}]}', 4),
     ]
     good = record(spans.as_protobuf(spans.run_spans(1)), 5)
-    outcome = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading([*bad, record(b"", 6), good], NOW))
-    letters = [each for each in outcome.outputs if each.kind == DEAD_LETTER]
+    result = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll([*bad, record(b"", 6), good], NOW))
+    letters = [each for each in result.outputs if each.kind == DEAD_LETTER]
     assert [error(each) for each in letters] == ["not_json", "not_otlp", "unreadable", "invalid_value"]
     assert [dict(each.headers)["kp-source-offset"] for each in letters] == [b"1", b"2", b"3", b"4"]
     assert letters[0].value == b"{"
-    assert len(between(outcome)) == 2  # the good record's part, and the mark
+    assert len(between(result)) == 2  # the good record's part, and the mark
 
 
 def test_the_traces_are_those_of_the_spans_whatever_order_repetition_and_restart(seed: int) -> None:
@@ -196,15 +205,15 @@ def test_the_traces_are_those_of_the_spans_whatever_order_repetition_and_restart
     values += rng.sample(values, len(values) // 10)
     rng.shuffle(values)
     state: dict[bytes, bytes] = {}
-    step, first, at, outputs = assembling(), Spreading(Spread("otlp_spans", 0, None), 1), 0, []
+    step, first, at, outputs = assembling(), Spreading(SpanPartition("otlp_spans", 0, None), 1), 0, []
     while at < len(values):
         count = rng.randint(1, 10)
         rows = [record(value, at + number) for number, value in enumerate(values[at : at + count])]
         at += count
-        outputs += process(step, between(first.process(Reading(rows, NOW))), state)
+        outputs += process(step, between(first.process(Poll(rows, NOW))), state)
         if rng.random() < 0.3:
             step = assembling(state=state.items())
-    outputs += process(step, between(first.process(Reading([], NOW, NOW + 10**6, 10**6))), state)
+    outputs += process(step, between(first.process(Poll([], NOW, NOW + 10**6, 10**6))), state)
     assert {each.kind for each in outputs} == {ASSEMBLED}
     expected = [document for each in runs.values() for document in spans.documents(each)]
     assert sorted(each.value or b"" for each in outputs) == sorted(expected)
@@ -218,11 +227,11 @@ def test_the_traces_are_those_of_the_spans_whatever_order_repetition_and_restart
 def test_late_spans_become_dead_letters_with_the_place_of_their_record() -> None:
     *early, last = spans.run_spans(3)
     state: dict[bytes, bytes] = {}
-    step, first = assembling(), Spreading(Spread("otlp_spans", 0, None), 1)
-    process(step, between(first.process(Reading([record(spans.as_protobuf([*early, last]))], NOW))), state)
-    assert process(step, between(first.process(Reading([], NOW, NOW + 10**6, 10**6))), state)
+    step, first = assembling(), Spreading(SpanPartition("otlp_spans", 0, None), 1)
+    process(step, between(first.process(Poll([record(spans.as_protobuf([*early, last]))], NOW))), state)
+    assert process(step, between(first.process(Poll([], NOW, NOW + 10**6, 10**6))), state)
     more = {**last, "spanId": "00000000000000aa"}
-    (letter,) = process(step, between(first.process(Reading([record(spans.as_protobuf([more]), 9)], NOW))), state)
+    (letter,) = process(step, between(first.process(Poll([record(spans.as_protobuf([more]), 9)], NOW))), state)
     assert error(letter) == "late_span"
     headers = dict(letter.headers)
     assert (headers["kp-source-topic"], headers["kp-source-offset"]) == (b"otlp_spans", b"9")
@@ -233,17 +242,17 @@ def test_late_spans_become_dead_letters_with_the_place_of_their_record() -> None
 def test_logs_that_were_written_before_their_run_was_closed_are_left_out_and_spans_are_not() -> None:
     run, day = spans.run_spans(3), 86_400_000
     state: dict[bytes, bytes] = {}
-    step, first = assembling(), Spreading(Spread("otlp_spans", 0, None), 1)
-    process(step, between(first.process(Reading([record(spans.as_protobuf(run))], NOW))), state)
-    assert process(step, between(first.process(Reading([], NOW, NOW + 10**6, 10**6))), state)
+    step, first = assembling(), Spreading(SpanPartition("otlp_spans", 0, None), 1)
+    process(step, between(first.process(Poll([record(spans.as_protobuf(run))], NOW))), state)
+    assert process(step, between(first.process(Poll([], NOW, NOW + 10**6, 10**6))), state)
 
-    def added(value: bytes, time_ms: int) -> Outcome:
-        outcome = Spreading(Spread("otlp_logs", 0, None), 1).process(Reading([record(value, 0, time_ms)], NOW + day))
-        return step.process(Reading([each for each in between(outcome) if each.key is not None], NOW))
+    def added(value: bytes, time_ms: int) -> StepResult:
+        result = Spreading(SpanPartition("otlp_logs", 0, None), 1).process(Poll([record(value, 0, time_ms)], NOW + day))
+        return step.process(Poll([each for each in between(result) if each.key is not None], NOW))
 
     queued = added(spans.as_logs(run), NOW + 5)
     assert (queued.outputs, len(step.runs)) == ([], 0)
-    assert [hint.partition(":")[0] for hint in queued.tally.hints] == ["otlp_logs"]
+    assert [hint.partition(":")[0] for hint in queued.hints] == ["otlp_logs"]
     (letter,) = added(spans.as_protobuf(run), NOW + 5).outputs
     assert error(letter) == "late_span"
     (letter,) = added(spans.as_logs(run), NOW + 2 * 10**6).outputs
@@ -258,13 +267,13 @@ def test_logs_that_were_written_before_their_run_was_closed_are_left_out_and_spa
 
 def test_a_topic_that_is_keyed_is_assembled_in_one_step() -> None:
     state: dict[bytes, bytes] = {}
-    step = assembling(Spread("otlp_spans", 0, None))
+    step = assembling(SpanPartition("otlp_spans", 0, None))
     runs = [spans.run_spans(number) for number in range(3)]
     rows = [record(spans.as_json(each), number) for number, each in enumerate(runs)]
     assert process(step, rows, state) == []
-    outcome = step.process(Reading([], NOW, NOW + 10**6, 10**6))
+    result = step.process(Poll([], NOW, NOW + 10**6, 10**6))
     expected = [document for each in runs for document in spans.documents(each)]
-    assert sorted(each.value or b"" for each in outcome.outputs) == sorted(expected)
+    assert sorted(each.value or b"" for each in result.outputs) == sorted(expected)
 
 
 def test_what_nobody_of_ours_wrote_between_the_steps_is_a_dead_letter() -> None:
@@ -284,10 +293,10 @@ def test_a_run_from_which_no_trace_can_be_made_stops_nothing(monkeypatch: pytest
         raise KeyError("boom")
 
     state: dict[bytes, bytes] = {}
-    step = assembling(Spread("otlp_spans", 0, None))
+    step = assembling(SpanPartition("otlp_spans", 0, None))
     process(step, [record(spans.as_protobuf(spans.run_spans(1)))], state)
-    monkeypatch.setattr(traces, "assembled", broken)
-    (letter,) = step.process(Reading([], NOW, NOW + 10**6, 10**6)).outputs
+    monkeypatch.setattr(steps_module, "assembled", broken)
+    (letter,) = step.process(Poll([], NOW, NOW + 10**6, 10**6)).outputs
     assert error(letter) == "assembly_failed"
     assert decoded(letter.value or b"") == decoded(spans.as_protobuf(spans.run_spans(1)))
 
@@ -296,7 +305,7 @@ def test_a_part_that_the_state_cannot_hold_is_a_dead_letter() -> None:
     rng = random.Random(1)
     huge = spans.run_spans(1)[:1]
     huge[0]["attributes"] = {"x": "".join(rng.choices("0123456789abcdef", k=3_000_000))}
-    (letter,) = process(assembling(Spread("otlp_spans", 0, None)), [record(spans.as_protobuf(huge))], {})
+    (letter,) = process(assembling(SpanPartition("otlp_spans", 0, None)), [record(spans.as_protobuf(huge))], {})
     assert error(letter) == "too_large"
 
 
@@ -307,22 +316,22 @@ def test_runs_without_content_are_counted_and_no_trace_is_invented() -> None:
             if "messages" in name or "result" in name:
                 del each["attributes"][name]
     other = [{**each, "traceId": spans.trace_id(2), "attributes": {"http.method": "GET"}} for each in bare]
-    step = assembling(Spread("otlp_spans", 0, None))
+    step = assembling(SpanPartition("otlp_spans", 0, None))
     process(step, [record(spans.as_protobuf([*bare, *other]))], {})
-    outcome = step.process(Reading([], NOW, NOW + 10**6, 10**6))
-    assert outcome.outputs == []
-    assert outcome.tally.counts["without_trace", "no_content"] == 1
-    assert outcome.tally.counts["without_trace", "not_a_run"] == 1
+    result = step.process(Poll([], NOW, NOW + 10**6, 10**6))
+    assert result.outputs == []
+    assert result.counts["without_trace", "no_content"] == 1
+    assert result.counts["without_trace", "not_a_run"] == 1
 
 
 def test_content_where_nothing_reads_it_is_counted_by_scope_and_bounded() -> None:
     strange = spans.run_spans(1)
     for each in strange:
         each["attributes"] = {"desk.prompt": "Do it.", "gen_ai.request.model": "m"}
-    step = assembling(Spread("otlp_spans", 0, None))
+    step = assembling(SpanPartition("otlp_spans", 0, None))
     process(step, [record(spans.as_protobuf(strange))], {})
-    outcome = step.process(Reading([], NOW, NOW + 10**6, 10**6))
-    assert outcome.tally.counts["unread_runs", ""] == len(outcome.tally.unread) == 1
+    result = step.process(Poll([], NOW, NOW + 10**6, 10**6))
+    assert result.counts["unread_runs", ""] == len(result.unread) == 1
     unread = UnreadContent()
     assert unread.add([("desk", "prompt"), ("desk", "reply")]) == ["desk"]
     assert unread.add([("desk", "prompt"), ("other", "a")]) == ["other"]
@@ -348,9 +357,9 @@ def test_the_timestamp_is_one_that_the_topic_takes(end_ms: int, last_ms: int, wa
     run = spans.run_spans(1)
     for each in run:
         each["startTimeUnixNano"] = each["endTimeUnixNano"] = end_ms * 1_000_000
-    step = assembling(Spread("otlp_spans", 0, None), by_agent=False)
+    step = assembling(SpanPartition("otlp_spans", 0, None), by_agent=False)
     process(step, [record(spans.as_protobuf(run), time_ms=last_ms)], {})
-    (trace,) = step.process(Reading([], NOW, NOW + 10**6, 10**6)).outputs
+    (trace,) = step.process(Poll([], NOW, NOW + 10**6, 10**6)).outputs
     assert trace.timestamp_ms == wanted
     assert trace.key == spans.trace_id(1).encode()
     assert json.loads(trace.value or b"")["id"].startswith("kp:trace:")
@@ -420,7 +429,7 @@ def bad_records() -> dict[str, tuple[bytes, str]]:
 @pytest.mark.parametrize("name", bad_records())
 def test_one_bad_span_costs_its_record_that_span_alone(name: str) -> None:
     value, reason = bad_records()[name]
-    first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading([record(value, 7)], NOW))
+    first = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll([record(value, 7)], NOW))
     (letter,) = [each for each in first.outputs if each.kind == DEAD_LETTER]
     assert error(letter) == reason
     assert dict(letter.headers)["kp-source-offset"] == b"7"
@@ -443,7 +452,7 @@ def test_a_span_that_is_too_deep_for_protobuf_is_refused_when_its_run_closes() -
     value = bad.attributes.add(key="deep").value
     for _ in range(31):
         value = value.array_value.values.add()
-    first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading([record(message.SerializeToString())], NOW))
+    first = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll([record(message.SerializeToString())], NOW))
     made, letter = sorted(process(assembling(), [*between(first), idle_mark()], {}), key=lambda each: each.kind)
     assert [made.value] == spans.documents(spans.run_spans(1))
     assert error(letter) == "too_deep"
@@ -465,7 +474,7 @@ def test_whatever_a_reader_raises_costs_its_record_alone(name: str, monkeypatch:
 
     monkeypatch.setattr(steps_module, name, fails)
     rows = [record(spans.as_protobuf(spans.run_spans(number)), number) for number in (1, 2)]
-    first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading(rows, NOW))
+    first = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll(rows, NOW))
     letters = [each for each in first.outputs if each.kind == DEAD_LETTER]
     assert [(error(each), each.value) for each in letters] == [("assembly_failed", rows[0].value)]
     assert [each.value for each in process(assembling(), [*between(first), idle_mark()], {})] == spans.documents(
@@ -478,16 +487,16 @@ def test_whatever_a_reader_raises_costs_its_record_alone(name: str, monkeypatch:
 )
 def test_whatever_the_mapping_raises_costs_its_run_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values = [spans.as_protobuf(spans.run_spans(number)) for number in (1, 2)]
-    first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading([record(value) for value in values], NOW))
-    real, calls = getattr(traces, name), iter(range(100))
+    first = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll([record(value) for value in values], NOW))
+    real, calls = getattr(steps_module, name), iter(range(100))
 
     def fails(*given: Any) -> Any:
         if next(calls) == 0:
             raise RecursionError
         return real(*given)
 
-    monkeypatch.setattr(traces, name, fails)
-    monkeypatch.setattr(traces, "COUNTED_BYTES", 0)
+    monkeypatch.setattr(steps_module, name, fails)
+    monkeypatch.setattr(steps_module, "COUNTED_BYTES", 0)
     step = assembling()
     outputs = process(step, [*between(first), idle_mark()], {})
     later = SourceRecord(BETWEEN, 0, 1000, NOW, None, encode(Mark("otlp_spans", 0, NOW, NOW, 10**9)))
@@ -545,7 +554,7 @@ def run(value):
     before = memory()
     open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
     began = time.process_time()
-    first = Spreading(Spread("otlp_spans", 0, None), 4).process(Reading([record(value)], NOW))
+    first = Spreading(SpanPartition("otlp_spans", 0, None), 4).process(Poll([record(value)], NOW))
     outputs = [each for each in first.outputs if each.kind == DEAD_LETTER]
     step = assembling()
     outputs += process(step, [*between(first), idle_mark()], {})
@@ -600,13 +609,13 @@ def test_a_record_cannot_take_much_more_than_its_size(made: str, reasons: list[s
 def test_a_clock_that_is_wrong_neither_stamps_a_trace_nor_keeps_a_run_open() -> None:
     """A year ahead, and set back by an hour while runs are open."""
     for shift in (365 * 86_400_000, -3_600_000, -86_400_000):
-        spread, step, state = Spread("otlp_spans", 0, NOW), assembling(), dict[bytes, bytes]()
+        source, step, state = SpanPartition("otlp_spans", 0, NOW), assembling(), dict[bytes, bytes]()
         clock = NOW + shift
         rows = [record(spans.as_protobuf(spans.run_spans(1, start_ns=NOW * 10**6 - 10**10)), time_ms=NOW)]
-        first = Spreading(spread, 1)
-        outputs = process(step, between(first.process(Reading(rows, clock))), state)
+        first = Spreading(source, 1)
+        outputs = process(step, between(first.process(Poll(rows, clock))), state)
         for waited in (20_000, 61_000):
-            outputs += process(step, between(first.process(Reading([], clock + waited, clock + waited, waited))), state)
+            outputs += process(step, between(first.process(Poll([], clock + waited, clock + waited, waited))), state)
         (made,) = outputs
         assert made.kind == ASSEMBLED
         assert made.timestamp_ms is not None

@@ -105,8 +105,8 @@ async def check_assemble(settings: Settings) -> AsyncIterator[Finding]:
     except CommandError as error:
         yield fail("assemble", error.message, ASSEMBLE_REMEDY)
         return
+    from worker.assemble.steps import rules_from
     from worker.assemble.topics import assemble_problems, look_for_assemble, missing_topics, small_topics
-    from worker.assemble.traces import rules_from
 
     try:
         rules_from(settings)
@@ -136,7 +136,7 @@ async def check_assemble(settings: Settings) -> AsyncIterator[Finding]:
 
 async def _what_is_not_read(settings: Settings) -> AsyncIterator[Finding]:
     """Yield a finding for each scope whose newest spans have content in attributes that nothing reads."""
-    from worker.assemble.traces import rules_from
+    from worker.assemble.steps import rules_from
     from worker.commands.shared.preview import Preview, read_newest
 
     preview = Preview(rules_from(settings))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from worker.assemble.traces import UnreadContent, rules_from
+from worker.assemble.steps import UnreadContent, rules_from
 from worker.commands.shared.console import ArgumentError, CommandError, SettingsError, open_file, write_line
 from worker.commands.shared.json_lines import read_lines
 from worker.commands.shared.session import Session, SessionError, run_session

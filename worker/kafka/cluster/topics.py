@@ -555,6 +555,25 @@ async def settled(look: Callable[[], Awaitable[Result]]) -> Result:
     return await look()
 
 
+async def create_planned(
+    admin: AIOKafkaAdminClient, settings: Settings, look: Callable[[], Awaitable[Observed]],
+    plan: Callable[[Observed], Sequence[TopicPlan]],
+) -> Observed:  # fmt: skip
+    """Create the missing topics of a plan, and wait until the broker shows them; return what `look` last returned.
+
+    Raises ConfigError.
+    """
+    for _ in range(SETTLE_ATTEMPTS):
+        found = await look()
+        lacking = [wanted for wanted in plan(found) if wanted.name not in {*found.topics, *found.denied}]
+        if not lacking:
+            break
+        for wanted in lacking:
+            await create(admin, settings, wanted)
+        await asyncio.sleep(0.2)
+    return found
+
+
 async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPlan) -> None:
     """Create a topic, unless another process was faster. Raises ConfigError with the broker's message."""
     topic = NewTopic(wanted.name, wanted.partitions, 1, topic_configs=dict(wanted.configs))
