@@ -52,19 +52,10 @@ from worker.observe.metrics import ContributeMetrics
 
 log = logging.getLogger(__name__)
 
+_random = random.SystemRandom()
 
 UNKNOWN_LIMIT: Final = 30.0
 """Requests a minute until an answer states the limit: the lowest tier's."""
-
-BURST_SECONDS: Final = 2.0
-"""Capacity of our bucket, in seconds of its refill: a pause saves up no more."""
-
-RESERVE_SHARE: Final = 0.1
-LEAST_RESERVE: Final = 3.0
-"""Below this share of the registry's tokens, or this number of them, nothing is sent."""
-
-EASY_SHARE: Final = 0.5
-"""From this share of the registry's tokens on, the whole rate is used."""
 
 
 @dataclass(slots=True)
@@ -120,10 +111,6 @@ class RequestPace:
         self.left = remaining - self.in_flight
         self.tokens = min(self.tokens, self._capacity())
 
-    def learn_nothing(self) -> None:
-        """Note that an answer states no limit."""
-        self.unstated = True
-
     def seen_left(self) -> float | None:
         """Return the tokens left at the registry, as far as known."""
         return None if self.limit is None else max(0.0, self.left)
@@ -140,13 +127,14 @@ class RequestPace:
         full = (limit if self.most is None else min(limit, self.most)) / 60
         if self.limit is None:
             return full if self.unstated or not self.in_flight else 0.0
-        reserve = min(max(LEAST_RESERVE, RESERVE_SHARE * limit), limit / 2)
-        easy = max(EASY_SHARE * limit, reserve + 1)
+        reserve = min(max(3.0, 0.1 * limit), limit / 2)  # with fewer tokens at the registry nothing is sent
+        easy = max(0.5 * limit, reserve + 1)  # from here on the whole rate is used
         return full * min(1.0, max(0.0, (self.left - reserve) / (easy - reserve)))
 
     def _capacity(self) -> float:
+        """Return the size of our bucket, tokens: two seconds of its refill, so that a pause saves up no more."""
         limit = self._limit()
-        return max(1.0, BURST_SECONDS * (limit if self.most is None else min(limit, self.most)) / 60)
+        return max(1.0, 2.0 * (limit if self.most is None else min(limit, self.most)) / 60)
 
     def _limit(self) -> float:
         if self.limit is not None:
@@ -160,14 +148,14 @@ class Pauses:
 
     failures: int = 0
 
-    def next_seconds(self, chance: float, at_least: float = 0.0) -> float:
+    def next_seconds(self, at_least: float = 0.0) -> float:
         """Return the next pause, s: twice the one before up to LONGEST_PAUSE, reduced at random by up to a half.
 
-        `chance`: the random number, 0 to 1. `at_least`: the registry's request (Retry-After), up to LONGEST_PAUSE.
+        `at_least`: the registry's request (Retry-After), up to LONGEST_PAUSE.
         """
         whole = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**self.failures)
         self.failures = min(self.failures + 1, 32)
-        return max(min(at_least, LONGEST_PAUSE), whole * (1.0 - chance / 2))
+        return max(min(at_least, LONGEST_PAUSE), whole * _random.uniform(0.5, 1.0))
 
 
 FIRST_PAUSE: Final = 1.0
@@ -175,11 +163,6 @@ LONGEST_PAUSE: Final = 60.0
 
 AFTER_429_SECONDS: Final = 1900.0
 """No request for 32 minutes after a 429. Three within an hour revoke the key; so one process causes at most two."""
-
-
-def pause_after_429(chance: float) -> float:
-    """Return how long to send nothing after a 429, s: longer by up to a fifth, so that processes differ."""
-    return AFTER_429_SECONDS * (1.0 + chance / 5)
 
 
 STEP_SECONDS: Final = 0.5
@@ -221,8 +204,8 @@ class Gateway:
                 self._metrics.rate_left.set(left)
 
     def limited(self) -> None:
-        """Note a 429, and give no turn for a long time."""
-        self.remember_429(time.time(), pause_after_429(random.SystemRandom().random()))
+        """Note a 429, and give no turn for a long time: longer by up to a fifth, so that processes differ."""
+        self.remember_429(time.time(), AFTER_429_SECONDS * _random.uniform(1.0, 1.2))
 
     def remember_429(self, limited_at: float, seconds: float) -> None:
         """Give no turn for some time after a 429 at `limited_at`, s since 1970.
@@ -306,7 +289,7 @@ class Turn:
             pace.finished()
         rate = stated_rate(answer)
         if rate is None:
-            pace.learn_nothing()
+            pace.unstated = True
         elif rate.limit > 0:
             pace.learn(rate.limit, rate.remaining, time.monotonic())
         return answer
@@ -413,7 +396,7 @@ class Delivery:
             if answers <= 0:
                 return Unanswered(words)
             asked_for = verdict.retry_after_seconds if isinstance(verdict, Doubtful) else 0.0
-            seconds = pauses.next_seconds(random.SystemRandom().random(), asked_for)
+            seconds = pauses.next_seconds(asked_for)
             log.warning("%s; the next attempt follows in %.1f s", words, seconds, extra={**place, "reason": cause})
             await stop.sleep(seconds)
 

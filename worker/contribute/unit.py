@@ -281,22 +281,14 @@ KEPT_HEADERS: Final = ("kp-redriven-from", "kp-redrive-count")
 """Headers of `kp-worker redrive`: a place and a number."""
 
 
-class _Receipt(msgspec.Struct, frozen=True):
-    """The value of a receipt."""
-
-    id: str
-    status: int  # 201: it was posted, 200: the registry had it
-    registry_time: str
-    sha256: str  # of the body
-    source: Mapping[str, str | int]
-    worker_version: str
-
-
 def receipt(record: SourceRecord, unit: Unit, status: int, registry_time: str) -> OutputRecord:
-    """Build the receipt of a trace that the registry holds."""
-    source: dict[str, str | int] = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-    value = msgspec.json.encode(_Receipt(unit.trace_id, status, registry_time, unit.sha256, source, __version__))
-    return OutputRecord(CONTRIBUTED, unit.trace_id.encode(), value, [], None)
+    """Build the receipt of a trace that the registry holds. `status`: 201 if it was posted, 200 if it was there."""
+    value = {
+        "id": unit.trace_id, "status": status, "registry_time": registry_time, "sha256": unit.sha256,
+        "source": {"topic": record.topic, "partition": record.partition, "offset": record.offset},
+        "worker_version": __version__,
+    }  # fmt: skip
+    return OutputRecord(CONTRIBUTED, unit.trace_id.encode(), msgspec.json.encode(value), [], None)
 
 
 def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT) -> OutputRecord:

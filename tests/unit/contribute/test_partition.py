@@ -21,10 +21,10 @@ from tests.support.gateway import Asked, Gateway, Reply, Rule
 from tests.support.registry import FAST, LocalRegistry, local_registry
 from tests.support.registry_stand_in import RegistryOptions
 from worker.config import load
-from worker.contribute import delivery, partition
+from worker.contribute import contributor, delivery
+from worker.contribute.contributor import Partition
 from worker.contribute.delivery import Delivery, DeniedError, LateWatch
 from worker.contribute.delivery import Gateway as Turns
-from worker.contribute.partition import Partition
 from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import Gate
 from worker.core.records import DEAD_LETTER, OutputRecord, SourceRecord
@@ -45,7 +45,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(delivery, "LONGEST_PAUSE", 0.04)
     monkeypatch.setattr(delivery, "UNKNOWN_LIMIT", 60_000.0)
-    monkeypatch.setattr(partition, "STEP_SECONDS", 0.01)
+    monkeypatch.setattr(contributor, "STEP_SECONDS", 0.01)
     monkeypatch.setattr(delivery, "STEP_SECONDS", 0.01)
 
 
@@ -293,7 +293,7 @@ async def test_a_gateway_that_refuses_everything_for_hours_costs_nothing(refuse:
     """After 250 answers, which take four hours with pauses of a minute, it opens: nothing is refused."""
     monkeypatch.setattr(delivery, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(delivery, "LONGEST_PAUSE", 0.004)
-    monkeypatch.setattr(partition, "STEP_SECONDS", 0.002)
+    monkeypatch.setattr(contributor, "STEP_SECONDS", 0.002)
     async with scene(refuse) as at:
         at.log.put(trace(0), trace(1), b"no trace", trace(2, visibility="org"), *(trace(each) for each in range(3, 8)))
         async with at.working() as mine:
@@ -416,8 +416,8 @@ async def test_the_time_of_a_429_is_committed_without_an_offset_behind_what_is_h
 
 
 async def test_no_more_than_so_many_traces_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "MAX_WAITING", 5)
-    monkeypatch.setattr(partition, "ANSWERS", 1)
+    monkeypatch.setattr(contributor, "MAX_WAITING", 5)
+    monkeypatch.setattr(contributor, "ANSWERS", 1)
     async with scene(lambda asked: page(403) if asked.method == "POST" else None) as at:
         at.log.put(*(trace(number) for number in range(20)))
         async with at.working() as mine:
@@ -432,7 +432,7 @@ async def test_traces_that_need_no_post_do_not_stop_the_search_for_one_that_does
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Behind a trace that a firewall refuses are many that are skipped, or in the registry already."""
-    monkeypatch.setattr(partition, "MAX_WAITING", 3)
+    monkeypatch.setattr(contributor, "MAX_WAITING", 3)
     async with scene(on_attack(page(403))) as at:
         for number in range(100, 108):
             assert (await at.registry.post(json.loads(_body(number)))).status == 201
@@ -450,8 +450,8 @@ async def test_traces_that_need_no_post_do_not_stop_the_search_for_one_that_does
 
 async def test_a_proof_does_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """One POST passes, then the gateway refuses all: no more are refused than can be asked again in that time."""
-    monkeypatch.setattr(partition, "PROOF_SECONDS", 0.3)
-    monkeypatch.setattr(partition, "ANSWERS", 2)
+    monkeypatch.setattr(contributor, "PROOF_SECONDS", 0.3)
+    monkeypatch.setattr(contributor, "ANSWERS", 2)
     monkeypatch.setattr(delivery, "FIRST_PAUSE", 0.2)
     monkeypatch.setattr(delivery, "LONGEST_PAUSE", 0.2)
     passes = iter([True])
