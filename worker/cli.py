@@ -43,7 +43,7 @@ COMMANDS: Final = {
         "Check and show the settings: options, environment variables, config file, defaults."),
     "report": ("worker.commands.report:report",
         "Show what scored traces are like, what other settings would change, and how well scores tell success."),
-    "publish": ("worker.commands.publish.command:publish",
+    "publish": ("worker.commands.publish:publish",
         "Publish the traces of JSON Lines files, or the sessions of coding agents, to the source topic."),
     "tail": ("worker.commands.tail:tail",
         "Show scored traces as they arrive: a table on a terminal, JSON Lines in a pipe."),
@@ -51,7 +51,7 @@ COMMANDS: Final = {
         "Send dead letters back to the source topic, each exactly once, or write them to a file."),
     "verdict": ("worker.commands.verdict:verdict",
         "Say whether traces succeeded: write a signed verdict for each line of a JSON Lines file."),
-    "convert": ("worker.commands.convert.command:convert",
+    "convert": ("worker.commands.convert:convert",
         "Convert agents' logs to reasoning traces: JSON Lines on standard output, to be piped to publish."),
 }  # fmt: skip
 

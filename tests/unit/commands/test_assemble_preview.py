@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from tests.support import spans
 from worker.cli import cli
-from worker.commands.convert import otlp as convert_otlp
 from worker.commands.shared import preview
 from worker.commands.shared.preview import Preview
 from worker.runs.otlp import mapping
@@ -79,8 +78,9 @@ def test_a_fault_in_one_run_or_record_names_it_and_costs_no_other(monkeypatch: p
             raise ZeroDivisionError
         return read(value, *more)
 
-    for module in (preview, convert_otlp):
+    for module in (preview, mapping):
         monkeypatch.setattr(module, "assembled", broken)
+    for module in (preview, otlp_spans):
         monkeypatch.setattr(module, "decoded", broken_reader)
     values = [spans.as_json(spans.run_spans(number)) for number in (1, 2, 3, 4)]
     said = lines(*((None, value) for value in values))

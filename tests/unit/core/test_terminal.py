@@ -31,7 +31,7 @@ from tests.support.terminal import (
 )
 from worker.cli import cli
 from worker.commands.doctor.finding import as_lines, fail
-from worker.commands.redrive.counts import examples_table
+from worker.commands.redrive.steps import examples_table
 from worker.commands.shared.scored_rows import TailRecord, rows
 from worker.commands.topics import TopicRow, TopicsReport, print_report
 from worker.core.terminal import clean, clean_json, clean_json_bytes

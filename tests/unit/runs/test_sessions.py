@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from worker.commands.publish.session_files import Closed, Position, SessionFiles, read_position
+from worker.commands.shared.session_files import Closed, Position, SessionFiles, read_position
 from worker.runs.fields import RunRefused
 from worker.runs.messages import Reasoning, ToolCall, ToolResult
 from worker.runs.sessions.session import FORMATS, Request, Session, format_of

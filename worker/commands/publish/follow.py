@@ -35,7 +35,6 @@ from typing import Final
 from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 
 from worker.commands.publish.send import KeyField, key_of
-from worker.commands.publish.session_files import NO_POSITION, Closed, Position, SessionFiles, read_position
 from worker.commands.shared.console import errors_for_the_user
 from worker.commands.shared.marks import (
     MarkedBatch,
@@ -47,6 +46,7 @@ from worker.commands.shared.marks import (
 )
 from worker.commands.shared.run_traces import KEY_ROOM, Options, fitted, trace_of_request
 from worker.commands.shared.session import Session, SessionError, Topic, run_session
+from worker.commands.shared.session_files import NO_POSITION, Closed, Position, SessionFiles, read_position
 from worker.config import Settings
 from worker.core.records import Clean, exact_size
 from worker.core.terminal import number_of

@@ -6,7 +6,7 @@ import asyncio
 import shlex
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Final, Literal
@@ -26,11 +26,11 @@ from worker.commands.shared.console import (
     say,
     size_of,
 )
-from worker.commands.shared.json_lines import Line, lines_as_they_come, not_traces
+from worker.commands.shared.json_lines import lines_as_they_come, not_traces
 from worker.commands.shared.samples import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import Settings
-from worker.core.records import Clean
+from worker.core.records import Clean, exact_size
 from worker.core.terminal import clean, number_of
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.cluster.connections import idempotent_producer, while_sending
@@ -48,22 +48,6 @@ MAX_REQUEST_BYTES: Final = 64 << 20
 """The client's own limit; the broker enforces the topic's (max.message.bytes)."""
 
 KeyField = Literal["agent", "id", "domain", "none"]
-
-
-@dataclass(slots=True)
-class PublishCounts:
-    """Counts of one run, updated while it lasts."""
-
-    sent: int = 0
-    refused: int = 0
-    seconds: float = 0.0
-    not_traces: str = ""
-    """What a file is instead of traces, of which nothing is sent; it ends the run."""
-    redactions: Counter[str] = field(default_factory=Counter)
-
-    def count_answer(self, future: asyncio.Future[object]) -> None:
-        """Count a trace whose sending has ended: as sent, if it was acknowledged."""
-        self.sent += not future.cancelled() and future.exception() is None
 
 
 class _KeyMetadata(msgspec.Struct):
@@ -94,114 +78,101 @@ def key_of(line: bytes, choice: KeyField) -> bytes | None:
     return text.encode() or None
 
 
-async def publish_lines(
-    sources: Sequence[BinaryIO], session: Session, *, topic: str, key: KeyField, rate: float | None, validate: bool,
-    clean: Clean | None, counts: PublishCounts, on_line: Callable[[int], None],
-    on_refused: Callable[[str, int, InvalidTrace], None],
-) -> None:  # fmt: skip
-    """Send every line of the files that is a valid trace (or every line), at most `rate` a second.
+@dataclass(slots=True)
+class _Publishing:
+    """One run of `publish`, and its counts."""
 
-    `clean` redacts a line before its key is read and its size checked.
-    `counts` is kept up to date; `on_line` gets each line's size (bytes), `on_refused` its file, its number there
-    (from 1) and the problem. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
-    """
-    (target,) = await session.existing(topic)
-    unconnected = idempotent_producer(
-        session.client, session.settings.transaction_timeout_seconds, linger_ms=LINGER_MS,
-        max_batch_size=MAX_BATCH_BYTES, max_request_size=MAX_REQUEST_BYTES,
-    )  # fmt: skip
-    limits = session.settings.limits if validate else None
+    session: Session
+    topic: str
+    key: KeyField
+    rate: float | None  # traces a second, at most
+    validate: bool
+    clean: Clean | None  # redacts a line, before its key is read and its size checked
+    sent: int = 0  # acknowledged
+    refused: int = 0
+    seconds: float = 0.0
+    redactions: Counter[str] = field(default_factory=Counter)
+    not_traces: str = ""
+    """What a file is instead of traces, of which nothing is sent; it ends the run."""
+    _unanswered: deque[tuple[int, asyncio.Future[object]]] = field(default_factory=deque)  # with their line numbers
 
-    async def send_lines(producer: AIOKafkaProducer) -> None:
-        sender = _Sender(producer, topic, rate, counts)
-        async for file, (number, line, size, problem) in _lines_of(sources, session.settings.max_message_bytes):
-            on_line(size)
-            if problem is None and not line.strip():
-                continue
-            found: dict[str, int] = {}
+    async def run(self, sources: Sequence[tuple[BinaryIO, BadLines]], on_line: Callable[[int], None]) -> None:
+        """Send every line of the files that is a valid trace (or every line); `on_line` gets each line's size (bytes).
+
+        Raises ConfigError, SessionError.
+        """
+        (target,) = await self.session.existing(self.topic)
+        unconnected = idempotent_producer(
+            self.session.client, self.session.settings.transaction_timeout_seconds, linger_ms=LINGER_MS,
+            max_batch_size=MAX_BATCH_BYTES, max_request_size=MAX_REQUEST_BYTES,
+        )  # fmt: skip
+        async with self.session.connected(unconnected) as producer:
+            await while_sending(producer, self._send_lines(producer, sources, on_line, target.max_bytes))
+
+    async def _send_lines(
+        self, producer: AIOKafkaProducer, sources: Sequence[tuple[BinaryIO, BadLines]],
+        on_line: Callable[[int], None], largest: int,
+    ) -> None:  # fmt: skip
+        began, due = time.perf_counter(), 0
+        settings = self.session.settings
+        for source, bad in sources:
+            async for number, line, size, problem in lines_as_they_come(source, settings.max_message_bytes):
+                on_line(size)
+                if problem is None and not line.strip():
+                    continue
+                redactions: dict[str, int] = {}
+                try:
+                    if problem is not None:
+                        raise InvalidTrace(Reason.TOO_LARGE, "", problem)
+                    if self.clean is not None:
+                        line, redactions = self.clean(line)  # noqa: PLW2901 the original must not be sent
+                    key = key_of(line, self.key)
+                    _check(line, key, settings.limits if self.validate else None, largest)
+                except InvalidTrace as error:
+                    if number == 1 and self.validate and (other := not_traces(source.name, line)):
+                        self.not_traces = other
+                        await self._await_answers(0)
+                        return
+                    self.refused += 1
+                    bad.name(f"{number}: {error.reason}: {error}")
+                    continue
+                self.redactions.update(redactions)
+                if self.rate is not None:
+                    await asyncio.sleep(began + due / self.rate - time.perf_counter())
+                    due += 1
+                future = await producer.send(self.topic, line, key=key)
+                future.add_done_callback(self._count_answer)
+                self._unanswered.append((number, future))
+                self.seconds = time.perf_counter() - began
+                await self._await_answers(IN_FLIGHT - 1)
+        await self._await_answers(0)
+        self.seconds = time.perf_counter() - began
+
+    def _count_answer(self, future: asyncio.Future[object]) -> None:
+        self.sent += not future.cancelled() and future.exception() is None
+
+    async def _await_answers(self, most: int) -> None:
+        """Wait until at most so many lines are unanswered. Raises SessionError for a line that failed."""
+        while len(self._unanswered) > most or (self._unanswered and self._unanswered[0][1].done()):
+            number, future = self._unanswered.popleft()
             try:
-                if problem is not None:
-                    raise InvalidTrace(Reason.TOO_LARGE, "", problem)
-                if clean is not None:
-                    line, found = clean(line)  # noqa: PLW2901 the original must not be sent
-                record_key = key_of(line, key)
-                _check(line, record_key, limits, producer, target.max_bytes)
-            except InvalidTrace as error:
-                if number == 1 and limits is not None and (other := not_traces(file, line)):
-                    counts.not_traces = other
-                    break
-                counts.refused += 1
-                on_refused(file, number, error)
-            else:
-                counts.redactions.update(found)
-                await sender.send(number, record_key, line)
-        await sender.finish()
-
-    async with session.connected(unconnected) as producer:
-        await while_sending(producer, send_lines(producer))
+                await future
+            except Exception as error:
+                raise SessionError(
+                    f"line {number}: {error!r}; this line and later ones may not have been published"
+                ) from error
 
 
-async def _lines_of(sources: Sequence[BinaryIO], largest_trace: int) -> AsyncIterator[tuple[str, Line]]:
-    for source in sources:
-        async for line in lines_as_they_come(source, largest_trace):
-            yield source.name, line
-
-
-def _check(line: bytes, key: bytes | None, limits: Limits | None, producer: AIOKafkaProducer, most: int) -> None:
-    """Raise InvalidTrace for a line that the worker (`limits`) or the topic (a batch of `most` bytes) would reject.
+def _check(line: bytes, key: bytes | None, limits: Limits | None, largest: int) -> None:
+    """Raise InvalidTrace for a line that the worker (`limits`) or the topic (a batch of `largest` bytes) would reject.
 
     The topic's limit must be checked before sending: a rejected batch breaks the sequence of an idempotent producer.
     """
-    key_size = len(key or b"")
     if limits is not None:  # the key counts towards the worker's limit too
-        parse_trace(line, replace(limits, max_bytes=limits.max_bytes - key_size))
-    if len(line) + key_size < most // 2:
-        return
-    batch = producer.create_batch()
-    batch.append(timestamp=None, key=key, value=line)
-    if batch.size() > most:
-        limit = f"the topic, whose max.message.bytes is {most}"
+        parse_trace(line, replace(limits, max_bytes=limits.max_bytes - len(key or b"")))
+    if exact_size(key, line, []) > largest:
+        limit = f"the topic, whose max.message.bytes is {largest}"
         raise InvalidTrace(Reason.TOO_LARGE, "", f"{len(line)} bytes are too large for {limit}")
-
-
-class _Sender:
-    """Sends records at a limited rate, and awaits their acknowledgements in order."""
-
-    def __init__(self, producer: AIOKafkaProducer, topic: str, rate: float | None, counts: PublishCounts) -> None:
-        self._producer = producer
-        self._topic = topic
-        self._rate = rate
-        self._counts = counts
-        self._began = time.perf_counter()
-        self._due = 0
-        self._waiting: deque[tuple[int, asyncio.Future[object]]] = deque()
-
-    async def send(self, number: int, key: bytes | None, line: bytes) -> None:
-        """Send a line when it is due. Raises SessionError for an earlier one that failed."""
-        if self._rate is not None:
-            await asyncio.sleep(self._began + self._due / self._rate - time.perf_counter())
-            self._due += 1
-        future = await self._producer.send(self._topic, line, key=key)
-        future.add_done_callback(self._counts.count_answer)
-        self._waiting.append((number, future))
-        self._counts.seconds = time.perf_counter() - self._began
-        while len(self._waiting) >= IN_FLIGHT or (self._waiting and self._waiting[0][1].done()):
-            await self._next_answer()
-
-    async def finish(self) -> None:
-        """Return when all lines are acknowledged. Raises SessionError."""
-        while self._waiting:
-            await self._next_answer()
-        self._counts.seconds = time.perf_counter() - self._began
-
-    async def _next_answer(self) -> None:
-        number, future = self._waiting.popleft()
-        try:
-            await future
-        except Exception as error:
-            raise SessionError(
-                f"line {number}: {error!r}; this line and later ones may not have been published"
-            ) from error
 
 
 def run_publish(
@@ -213,50 +184,47 @@ def run_publish(
     `redact`: redacts a line; None: no redaction.
     """
     with errors_for_the_user():
-        session = Session(settings)
+        run = _Publishing(Session(settings), topic, key, rate, validate, redact)
     console = Console(stderr=True, highlight=False)
-    counts = PublishCounts()
     columns = (TextColumn("{task.fields[sent]} sent"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    interrupted = False
     with ExitStack() as stack:
-        sources = [stack.enter_context(_open(file)) for file in files]
+        opened = [stack.enter_context(_open(file)) for file in files]
         progress = stack.enter_context(
             Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         )
-        task = progress.add_task("publishing", total=sum(size_of(source) or 0 for source in sources) or None, sent=0)
+        task = progress.add_task("publishing", total=sum(size_of(source) or 0 for source in opened) or None, sent=0)
         bad = {
-            source.name: BadLines(file, lambda text: progress.console.print(Text(clean(text)), soft_wrap=True))
-            for file, source in zip(files, sources, strict=True)
+            file: BadLines(file, lambda text: progress.console.print(Text(clean(text)), soft_wrap=True))
+            for file in files
         }
-        interrupted = False
+        sources = [(source, bad[file]) for file, source in zip(files, opened, strict=True)]
         try:
             with errors_for_the_user():
-                run_session(
-                    publish_lines(
-                        sources, session, topic=topic, key=key, rate=rate, validate=validate, clean=redact,
-                        counts=counts,
-                        on_line=lambda size: progress.update(task, advance=size, sent=counts.sent),
-                        on_refused=lambda file, line, error: bad[file].name(f"{line}: {error.reason}: {error}"),
-                    )
-                )  # fmt: skip
+                run_session(run.run(sources, lambda size: progress.update(task, advance=size, sent=run.sent)))
         except KeyboardInterrupt:
             interrupted = True
         except CommandError as error:
-            raise (
-                error.adding(f"; {number_of(counts.sent, 'trace was', 'traces were')} published before")
-                if counts.sent
-                else error
-            ) from None
-    for file, lines in zip(dict.fromkeys(files), bad.values(), strict=True):
+            if not run.sent:
+                raise
+            raise error.adding(f"; {number_of(run.sent, 'trace was', 'traces were')} published before") from None
+    for file, lines in bad.items():
         name = "FILE" if file == "-" else shlex.quote(file)
         lines.say_rest(
             f"kp-worker score {name} --embedder none -o /dev/null --dead-letters BAD.jsonl lists all invalid ones"
         )
-    _say_counts(counts, topic, interrupted)
-    if counts.not_traces:
-        raise CommandError(counts.not_traces)
-    if not counts.sent and not counts.refused and not interrupted:
+    rate_words = f", {run.sent / run.seconds:.0f}/s" if run.seconds > 1 else ""
+    say(
+        f"{number_of(run.sent, 'trace')} published to topic {topic}{rate_words}, "
+        f"{run.refused} refused" + (", then interrupted" if interrupted else "")
+    )
+    for kind, count in run.redactions.items():
+        say(f"  {count} {kind} redacted")
+    if run.not_traces:
+        raise CommandError(run.not_traces)
+    if not run.sent and not run.refused and not interrupted:
         raise CommandError(f"{', '.join(files)}: no line holds anything; one trace per line is expected")
-    return 130 if interrupted else 1 if counts.refused else 0
+    return 130 if interrupted else 1 if run.refused else 0
 
 
 def _open(file: str) -> BinaryIO:
@@ -264,13 +232,3 @@ def _open(file: str) -> BinaryIO:
         return open_file(str(SAMPLES) if file == "samples" else file, "rb")
     except OSError as error:
         raise ArgumentError("FILE", f"{file}: {error.strerror}") from None
-
-
-def _say_counts(counts: PublishCounts, topic: str, interrupted: bool) -> None:
-    rate = f", {counts.sent / counts.seconds:.0f}/s" if counts.seconds > 1 else ""
-    say(
-        f"{number_of(counts.sent, 'trace')} published to topic {topic}{rate}, "
-        f"{counts.refused} refused" + (", then interrupted" if interrupted else "")
-    )
-    for kind, count in counts.redactions.items():
-        say(f"  {count} {kind} redacted")

@@ -58,8 +58,7 @@ def redrive(
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
     selection = _selection(reasons, since, until, partition, offset, refused=refused)
-    from worker.commands.redrive.counts import Counts, print_counts, watching
-    from worker.commands.redrive.steps import Redrive
+    from worker.commands.redrive.steps import Redrive, print_counts, watching
     from worker.commands.shared.session import Session, run_session
 
     if refused:  # back to the accepted topic; the marks of refused traces are on their own topic
@@ -70,17 +69,11 @@ def redrive(
                 "dead_letter_topic": settings.refused,
             }
         )
-    counts = Counts()
-    with watching(counts, settings.dead_letter_topic) as progress:
+    with watching(settings.dead_letter_topic) as counts:
         try:
             with errors_for_the_user():
-                run = Redrive(Session(settings), selection, max_redrives, progress)
-                if not execute:
-                    run_session(run.preview(for_file=to_file is not None))
-                elif to_file is None:
-                    run_session(run.to_source())
-                else:
-                    run_session(run.to_file(to_file))
+                run = Redrive(Session(settings), selection, max_redrives, counts)
+                run_session(run.run(to_file, execute=execute))
         except KeyboardInterrupt:
             say(f"interrupted after {number_of(counts.done.total(), 'dead letter')}; run it again to continue")
             sys.exit(130)

@@ -15,22 +15,28 @@ and its dead letters have no marks; afterwards, record and mark both exist.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.text import Text
 
-from worker.commands.redrive.counts import Progress, RefusedError
-from worker.commands.shared.console import json_output, naming
+from worker.commands.shared.console import BadLines, json_output, naming, text_console
 from worker.commands.shared.marks import (
     MarkedBatch,
     MarkedRecord,
@@ -41,7 +47,8 @@ from worker.commands.shared.marks import (
     written,
 )
 from worker.commands.shared.session import Session, SessionError, Topic, read_to
-from worker.config import ConfigError, Settings
+from worker.commands.shared.shown import PlainTable
+from worker.config import ConfigError
 from worker.core.dead_letters import (
     NO_VALUE,
     REDRIVEN_FROM,
@@ -51,9 +58,11 @@ from worker.core.dead_letters import (
     read_dead_letter,
 )
 from worker.core.records import REDRIVE_COUNT, SourceRecord, exact_size
+from worker.core.terminal import clean, number_of
 from worker.core.trace import Reason
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.rows import OutputTopic
 from worker.kafka.writing.transaction import run_transaction
 
 OF_CLOSED_RUNS: Final = frozenset({Reason.LATE_SPAN, Reason.ASSEMBLY_FAILED})
@@ -71,7 +80,7 @@ class Selection:
     first: int = 0
     end: int | None = None  # exclusive
 
-    def takes(self, letter: DeadLetter) -> bool:
+    def matches(self, letter: DeadLetter) -> bool:
         """Return whether the dead letter matches by reason and time."""
         moment = letter.record.time_ms if letter.timestamp_ms is None else letter.timestamp_ms
         return (
@@ -79,11 +88,6 @@ class Selection:
             and (self.since_ms is None or moment >= self.since_ms)
             and (self.until_ms is None or moment < self.until_ms)
         )
-
-
-def source_topics(settings: Settings) -> list[str]:
-    """Return the topics whose records become dead letters of this worker and of its `assemble`."""
-    return [settings.source_topic, *settings.span_topics]
 
 
 def parse_offsets(text: str) -> tuple[int, int | None]:
@@ -98,125 +102,58 @@ def parse_offsets(text: str) -> tuple[int, int | None]:
     return first, end
 
 
-class WholeRecord(NamedTuple):
-    """A dead letter with the complete key, value and headers of its source record."""
-
-    letter: DeadLetter
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
+class RefusedError(Exception):
+    """A dead letter cannot be redriven; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterSource:
-    """The dead letters of a run."""
+@dataclass(slots=True)
+class Counts:
+    """Dead letters by reason, kept up to date during the run."""
 
-    run: Redrive
-    reader: AIOKafkaConsumer  # reads the dead letters
-    lookup: AIOKafkaConsumer  # reads single records of the source topic
-    marks: set[bytes]  # of earlier runs
-    seen: set[bytes] = field(default_factory=set)  # of dead letters that this run has read
+    bad: BadLines  # names the refused ones
+    status: Status | None  # shows the progress; None: there is no terminal
+    matching: Counter[str] = field(default_factory=Counter)  # the selection
+    already: Counter[str] = field(default_factory=Counter)  # redriven by an earlier run
+    repeated: Counter[str] = field(default_factory=Counter)  # with the source record of an earlier letter of this run
+    refused: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)  # redriven (dry run: would be)
+    examples: list[DeadLetter] = field(default_factory=list)  # the first two of each reason
+    foreign: int = 0  # of a topic that these settings do not name, or not of the worker
+    late: int = 0  # spans of runs that had closed before
+    sent: Counter[str] = field(default_factory=Counter)  # those done, by the topic they go back to
+    old: Counter[str] = field(default_factory=Counter)
+    """Those sent whose timestamp is older than the retention of the topic."""
+    retention_ms: Mapping[str, int | None] = field(default_factory=dict)  # by topic; None: without limit
 
-    async def to_redrive(self) -> AsyncIterator[WholeRecord]:
-        """Yield the records to redrive; those that were redriven too often are refused."""
-        async for letter in self.unmarked():
-            with self.run.progress.refusing(letter):
-                if letter.redriven >= self.run.max_redrives:
-                    raise RefusedError(
-                        f"was redriven {letter.redriven} times and failed each time: correct it (--to-file), or raise "
-                        "--max-redrives"
-                    )
-                yield await self.whole(letter)
+    def count_done(self, letter: DeadLetter) -> None:
+        """Count a dead letter that was redriven, written, or would be, and keep the first ones."""
+        topic = letter.source_topic
+        retention_ms = self.retention_ms.get(topic)
+        self.sent[topic] += 1
+        if retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - retention_ms:
+            self.old[topic] += 1
+        self.done[letter.reason] += 1
+        if self.done[letter.reason] <= 2:
+            self.examples.append(letter)
 
-    async def unmarked(self) -> AsyncIterator[DeadLetter]:
-        """Yield the selected dead letters that were not redriven, one for each source record."""
-        async for letter in self._selected():
-            mark = _mark_of(letter)
-            if mark in self.marks:
-                self.run.progress.counts.already[letter.reason] += 1
-            elif mark in self.seen:
-                self.run.progress.counts.repeated[letter.reason] += 1
-            else:
-                self.seen.add(mark)
-                yield letter
-
-    async def whole(self, letter: DeadLetter) -> WholeRecord:
-        """Return the source record from the dead letter or, if that is truncated, its topic. Raises RefusedError."""
-        if letter.reason in NO_VALUE:
-            raise RefusedError(
-                f"has no content of {letter.source_range} of topic {letter.source_topic}: {NO_VALUE[letter.reason]}"
-            )
-        if not letter.incomplete:
-            return WholeRecord(letter, letter.key, letter.record.value, letter.original_headers())
-        record = await self._source_record(letter)
-        if record is None or not letter.is_of(record):
-            raise RefusedError(
-                f"is truncated, and {letter.source} is no longer there: publish it again from its origin"
-            )
-        return WholeRecord(letter, record.key, record.value, originals(record.headers))
-
-    async def _selected(self) -> AsyncIterator[DeadLetter]:
-        """Yield the selected dead letters, up to the topic's end at the time of the call."""
-        session, selection, counts = self.run.session, self.run.selection, self.run.progress.counts
-        sources = source_topics(session.settings)
-        (topic,) = await session.existing(session.settings.dead_letter_topic)
-        wanted = range(topic.partitions) if selection.partition is None else [selection.partition]
-        if wanted[-1] >= topic.partitions:
-            raise ConfigError(
-                f"topic {topic.name} has no partition {wanted[-1]}, only 0 to {topic.partitions - 1} (--partition)"
-            )
-        tps = [TopicPartition(topic.name, partition) for partition in wanted]
-        starts = {tp: max(first, selection.first) for tp, first in (await self.reader.beginning_offsets(tps)).items()}
-        ends = await self.reader.end_offsets(tps)
-        if selection.end is not None:
-            ends = {tp: min(end, selection.end) for tp, end in ends.items()}
-        async for record in read_to(self.reader, starts, ends):
-            letter = read_dead_letter(record)
-            if letter is None or letter.source_topic not in sources:
-                counts.foreign += 1
-            elif letter.reason in OF_CLOSED_RUNS:
-                counts.late += 1
-            elif selection.takes(letter):
-                counts.found[letter.reason] += 1
-                yield letter
-            self.run.progress.on_progress()
-
-    async def _source_record(self, letter: DeadLetter) -> SourceRecord | None:
-        tp = TopicPartition(letter.source_topic, letter.source_partition)
-        (topic,) = await self.run.session.existing(tp.topic)
-        if tp.partition >= topic.partitions:
-            return None
-        first, end = (await self.lookup.beginning_offsets([tp]))[tp], (await self.lookup.end_offsets([tp]))[tp]
-        if not first <= letter.source_offset < end:
-            return None
-        ends = {tp: letter.source_offset + 1}
-        async with asyncio.timeout(10.0):  # time limit for reading one existing record from the source topic
-            async for record in read_to(self.lookup, {tp: letter.source_offset}, ends):
-                return record
-        return None
+    @contextmanager
+    def refusing(self, letter: DeadLetter) -> Iterator[None]:
+        """Count and name a dead letter whose RefusedError is raised inside, and continue."""
+        try:
+            yield
+        except RefusedError as error:
+            self.refused[letter.reason] += 1
+            self.bad.name(f"{letter.record.partition}:{letter.record.offset} {error}")
 
 
-def _mark_of(letter: DeadLetter) -> bytes:
-    """Return the key of a dead letter's mark."""
-    return f"{letter.source}@{letter.timestamp_ms}".encode()
-
-
-def redriven_record(whole: WholeRecord, sources: Mapping[str, Topic]) -> MarkedRecord:
-    """Return the record for its original topic: unchanged, plus two headers. Raises RefusedError."""
-    letter = whole.letter
-    source = sources.get(letter.source_topic)
-    if source is None:
-        raise RefusedError(f"belongs on topic {letter.source_topic}, which does not exist: create it")
-    added = [(REDRIVEN_FROM, letter.place.encode()), (REDRIVE_COUNT, b"%d" % (letter.redriven + 1))]
-    headers = [*whole.headers, *added]
-    size = exact_size(whole.key, whole.value, headers)
-    if size > source.max_bytes:
-        raise RefusedError(
-            f"with its two new headers exceeds the limit of topic {source.name}: raise its max.message.bytes to {size}"
-        )
-    row = (whole.key, whole.value, letter.timestamp_ms, headers)
-    mark = _mark_of(letter), letter.place.encode()
-    return MarkedRecord(row, written(source), letter.source_partition % source.partitions, mark)
+@contextmanager
+def watching(topic: str) -> Iterator[Counts]:
+    """Show progress on a terminal, and the first refused dead letters of the topic."""
+    console = Console(stderr=True, highlight=False)
+    with console.status("reading dead letters") if console.is_terminal else nullcontext() as status:
+        bad = BadLines(topic, lambda text: console.print(Text(clean(text)), soft_wrap=True))
+        yield Counts(bad, status)
+        bad.say_rest("--partition and --offset select them")
 
 
 MAX_RECORDS: Final = 500
@@ -224,115 +161,195 @@ MAX_BYTES: Final = 8 << 20
 """Limits of one transaction: a commit costs the same for 1 or 500, and more would only hold memory."""
 
 
-@dataclass(frozen=True, slots=True)
 class Redrive:
     """One run over the dead-letter topic."""
 
-    session: Session
-    selection: Selection
-    max_redrives: int
-    progress: Progress
+    def __init__(self, session: Session, selection: Selection, max_redrives: int, counts: Counts) -> None:
+        self._session = session
+        self._selection = selection
+        self._max_redrives = max_redrives
+        self._counts = counts
 
-    async def preview(self, *, for_file: bool = False) -> None:
-        """Count as `to_source` (or `to_file`) would, without changing anything."""
-        if for_file:
-            await self._write(None)
-            return
-        sources, marks = await self._sources(), await self._marks()
-        async with self._letters(marks) as dead_letters:
-            async for whole in dead_letters.to_redrive():
-                with self.progress.refusing(whole.letter):
-                    redriven_record(whole, sources)
-                    self.progress.counts.count_done(whole.letter)
+    async def run(self, to_file: str | None, *, execute: bool) -> None:
+        """Redrive with the steps of the module docstring; or write to a file (- is standard output), or only count.
 
-    async def to_file(self, path: str) -> None:
-        """Write the matching dead letters without a mark as JSON Lines, even those that failed too often.
-
-        - is standard output.
+        A file also gets the dead letters that failed too often. Raises ConfigError, SessionError, PublishError.
         """
-        with contextlib.nullcontext(sys.stdout.buffer) if path == "-" else _whole_file(Path(path)) as output:
-            await self._write(json_output(output))
-
-    async def _write(self, output: BinaryIO | None) -> None:
-        await self._sources()
-        marks = await self._marks()
-        async with self._letters(marks) as dead_letters:
-            async for letter in dead_letters.unmarked():
-                with self.progress.refusing(letter):
-                    whole = await dead_letters.whole(letter)
-                    if output is not None:
-                        output.write(as_json(letter, whole.key, whole.value, whole.headers) + b"\n")
-                    self.progress.counts.count_done(letter)
-
-    async def to_source(self) -> None:
-        """Redrive with the steps of the module docstring."""
+        session, counts = self._session, self._counts
+        settings = session.settings
         sources = await self._sources()
-        marks = await needed_marks_topic(self.session, marks_topic(self.session.settings))
-        settings = self.session.settings
-        producer = Producer(self.session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds)
-        async with (
-            self.session.connected(producer),  # 1
-            self._letters(marks) as dead_letters,  # 2
-        ):
-            batch: list[tuple[DeadLetter, MarkedRecord]] = []
-            size = 0
-            async for whole in dead_letters.to_redrive():  # 3
-                with self.progress.refusing(whole.letter):
-                    batch.append((whole.letter, redriven_record(whole, sources)))
-                    size += len(whole.value or b"")
-                if len(batch) >= MAX_RECORDS or size >= MAX_BYTES:
-                    await self._commit(producer, marks, batch)
+        name = marks_topic(settings)
+        output: BinaryIO | None = None
+        commit: Callable[[Sequence[tuple[DeadLetter, MarkedRecord]]], Awaitable[None]] | None = None
+        batch: list[tuple[DeadLetter, MarkedRecord]] = []
+        size = 0
+        async with AsyncExitStack() as stack:
+            if execute and to_file is not None:
+                file = nullcontext(sys.stdout.buffer) if to_file == "-" else _whole_file(Path(to_file))
+                output = json_output(stack.enter_context(file))
+            if execute and to_file is None:
+                marks: Topic | None
+                marks = needed = await needed_marks_topic(session, name)
+                producer = Producer(
+                    session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds
+                )
+                await stack.enter_async_context(session.connected(producer))  # 1
+                commit = partial(self._commit, producer, written(needed))
+            else:
+                marks = await find_marks_topic(session, name)
+            reader = await stack.enter_async_context(session.connected(session.reader()))
+            lookup = await stack.enter_async_context(session.connected(session.reader(tolerant=True)))
+            marked = {record.key or b"" async for record in read_marks(session, reader, marks)}  # 2
+            async for letter in self._unmarked(reader, marked):  # 3
+                with counts.refusing(letter):
+                    if to_file is None and letter.redriven >= self._max_redrives:
+                        raise RefusedError(
+                            f"was redriven {letter.redriven} times and failed each time: correct it (--to-file), or "
+                            "raise --max-redrives"
+                        )
+                    key, value, headers = await self._whole(letter, lookup)
+                    if output is not None:
+                        output.write(as_json(letter, key, value, headers) + b"\n")
+                    record = None if to_file is not None else redriven_record(letter, key, value, headers, sources)
+                    if commit is not None and record is not None:
+                        batch.append((letter, record))
+                        size += len(value or b"")
+                    else:
+                        counts.count_done(letter)
+                if commit is not None and (len(batch) >= MAX_RECORDS or size >= MAX_BYTES):
+                    await commit(batch)
                     batch, size = [], 0
-            if batch:
-                await self._commit(producer, marks, batch)
+            if commit is not None and batch:
+                await commit(batch)
 
-    async def _commit(self, producer: Producer, marks: Topic, batch: Sequence[tuple[DeadLetter, MarkedRecord]]) -> None:
+    async def _commit(
+        self, producer: Producer, marks: OutputTopic, batch: Sequence[tuple[DeadLetter, MarkedRecord]]
+    ) -> None:
         """Send records and marks in one transaction; records that their topic rejects are reported and skipped.
 
         Raises SessionError if a newer run has taken over, and PublishError.
         """
-        contents = MarkedBatch([record for _, record in batch], written(marks), keep_marks=False)
+        contents = MarkedBatch([record for _, record in batch], marks, keep_marks=False)
         try:
-            await run_transaction(producer, contents, partial(current_limit, self.session.client))  # 3a to 3c
+            await run_transaction(producer, contents, partial(current_limit, self._session.client))  # 3a to 3c
         except (ProducerFenced, InvalidProducerEpoch) as error:
-            group = self.session.settings.group_id
+            group = self._session.settings.group_id
             raise SessionError(f"another redrive of group {group} has taken over; this one stops") from error
         for position, (letter, record) in enumerate(batch):
-            with self.progress.refusing(letter):
+            with self._counts.refusing(letter):
                 if (why := contents.refused.get(position)) is not None:
                     raise RefusedError(f"topic {record.topic.name} refuses it: {why.name} ({why.words}); {why.advice}")
-                self.progress.counts.count_done(letter)
-        self.progress.on_progress()
-
-    @asynccontextmanager
-    async def _letters(self, marks: Topic | None) -> AsyncIterator[DeadLetterSource]:
-        """Connect to the dead letters, and read the marks of earlier runs. Raises ConfigError."""
-        session = self.session
-        async with (
-            session.connected(session.reader()) as reader,
-            session.connected(session.reader(tolerant=True)) as lookup,
-        ):
-            marked = {record.key or b"" async for record in read_marks(session, reader, marks)}
-            yield DeadLetterSource(self, reader, lookup, marked)
-
-    async def _marks(self) -> Topic | None:
-        """Return the topic of marks; None: it is missing. Raises ConfigError."""
-        return await find_marks_topic(self.session, marks_topic(self.session.settings), create_missing=False)
+                self._counts.count_done(letter)
 
     async def _sources(self) -> dict[str, Topic]:
         """Return the topics to which records return. Raises ConfigError.
 
         They are the source topic, which must exist, and the existing span topics, which only `assemble` needs.
         """
-        settings = self.session.settings
-        await self.session.existing(settings.dead_letter_topic, settings.source_topic)
-        async with self.session.admin() as admin:
-            sources = await self.session.topics(admin, *source_topics(settings))
-        self.progress.counts.retention_ms = {name: topic.retention_ms for name, topic in sources.items()}
+        settings = self._session.settings
+        await self._session.existing(settings.dead_letter_topic, settings.source_topic)
+        async with self._session.admin() as admin:
+            sources = await self._session.topics(admin, settings.source_topic, *settings.span_topics)
+        self._counts.retention_ms = {name: topic.retention_ms for name, topic in sources.items()}
         return sources
 
+    async def _unmarked(self, reader: AIOKafkaConsumer, marked: Set[bytes]) -> AsyncIterator[DeadLetter]:
+        """Yield the selected dead letters that were not redriven, one for each source record."""
+        seen: set[bytes] = set()
+        async for letter in self._selected(reader):
+            mark = _mark_of(letter)
+            if mark in marked:
+                self._counts.already[letter.reason] += 1
+            elif mark in seen:
+                self._counts.repeated[letter.reason] += 1
+            else:
+                seen.add(mark)
+                yield letter
 
-@contextlib.contextmanager
+    async def _selected(self, reader: AIOKafkaConsumer) -> AsyncIterator[DeadLetter]:
+        """Yield the selected dead letters, up to the topic's end at the time of the call."""
+        selection, counts, settings = self._selection, self._counts, self._session.settings
+        sources = [settings.source_topic, *settings.span_topics]
+        (topic,) = await self._session.existing(settings.dead_letter_topic)
+        wanted = range(topic.partitions) if selection.partition is None else [selection.partition]
+        if wanted[-1] >= topic.partitions:
+            raise ConfigError(
+                f"topic {topic.name} has no partition {wanted[-1]}, only 0 to {topic.partitions - 1} (--partition)"
+            )
+        tps = [TopicPartition(topic.name, partition) for partition in wanted]
+        starts = {tp: max(first, selection.first) for tp, first in (await reader.beginning_offsets(tps)).items()}
+        ends = await reader.end_offsets(tps)
+        if selection.end is not None:
+            ends = {tp: min(end, selection.end) for tp, end in ends.items()}
+        async for record in read_to(reader, starts, ends):
+            letter = read_dead_letter(record)
+            if letter is None or letter.source_topic not in sources:
+                counts.foreign += 1
+            elif letter.reason in OF_CLOSED_RUNS:
+                counts.late += 1
+            elif selection.matches(letter):
+                counts.matching[letter.reason] += 1
+                yield letter
+            if counts.status is not None:
+                counts.status.update(number_of(counts.matching.total(), "dead letter matches", "dead letters match"))
+
+    async def _whole(self, letter: DeadLetter, lookup: AIOKafkaConsumer) -> WholeRecord:
+        """Return the source record from the dead letter or, if that is truncated, its topic. Raises RefusedError."""
+        if letter.reason in NO_VALUE:
+            raise RefusedError(
+                f"has no content of {letter.source_range} of topic {letter.source_topic}: {NO_VALUE[letter.reason]}"
+            )
+        if not letter.incomplete:
+            return letter.key, letter.record.value, letter.original_headers()
+        record = await self._source_record(letter, lookup)
+        if record is None or not letter.is_of(record):
+            raise RefusedError(
+                f"is truncated, and {letter.source} is no longer there: publish it again from its origin"
+            )
+        return record.key, record.value, originals(record.headers)
+
+    async def _source_record(self, letter: DeadLetter, lookup: AIOKafkaConsumer) -> SourceRecord | None:
+        tp, offset = TopicPartition(letter.source_topic, letter.source_partition), letter.source_offset
+        (topic,) = await self._session.existing(tp.topic)
+        if tp.partition >= topic.partitions:
+            return None
+        if not (await lookup.beginning_offsets([tp]))[tp] <= offset < (await lookup.end_offsets([tp]))[tp]:
+            return None
+        async with asyncio.timeout(10.0):  # time limit for reading one existing record from the source topic
+            async for record in read_to(lookup, {tp: offset}, {tp: offset + 1}):
+                return record
+        return None
+
+
+WholeRecord = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
+"""The complete key, value and headers of a dead letter's source record."""
+
+
+def _mark_of(letter: DeadLetter) -> bytes:
+    """Return the key of a dead letter's mark."""
+    return f"{letter.source}@{letter.timestamp_ms}".encode()
+
+
+def redriven_record(
+    letter: DeadLetter, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]],
+    sources: Mapping[str, Topic],
+) -> MarkedRecord:  # fmt: skip
+    """Return the record for its original topic: unchanged, plus two headers. Raises RefusedError."""
+    source = sources.get(letter.source_topic)
+    if source is None:
+        raise RefusedError(f"belongs on topic {letter.source_topic}, which does not exist: create it")
+    added = [(REDRIVEN_FROM, letter.place.encode()), (REDRIVE_COUNT, b"%d" % (letter.redriven + 1))]
+    size = exact_size(key, value, [*headers, *added])
+    if size > source.max_bytes:
+        raise RefusedError(
+            f"with its two new headers exceeds the limit of topic {source.name}: raise its max.message.bytes to {size}"
+        )
+    row = (key, value, letter.timestamp_ms, [*headers, *added])
+    mark = _mark_of(letter), letter.place.encode()
+    return MarkedRecord(row, written(source), letter.source_partition % source.partitions, mark)
+
+
+@contextmanager
 def _whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that appears complete or not at all. Raises SessionError if it exists already."""
     if path.is_file():
@@ -348,3 +365,107 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
         part.rename(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+# -- what is shown
+
+
+def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
+    """Print the counts, and after a dry run some examples and what to do next.
+
+    The output goes to standard error if standard output is the file.
+    """
+    console = text_console(stderr=to_file == "-")
+    tell = partial(console.print, soft_wrap=True)
+    names = sorted(counts.sent)
+    topics = f"topic{'s' * (len(names) > 1)} {', '.join(names)}" if names else "their topic"
+    target = escape(clean(topics if to_file is None else "standard output" if to_file == "-" else to_file))
+    if counts.foreign:
+        tell(
+            f"skipped {number_of(counts.foreign, 'record')}: not a dead letter, or of a topic that these settings do "
+            "not name (KP_SOURCE_TOPIC, KP_SPANS_TOPIC)"
+        )
+    if counts.late:
+        tell(f"skipped {number_of(counts.late, 'dead letter')} with spans of closed runs: they would be late again")
+    if not counts.matching:
+        tell("no dead letter matches")
+        return
+    verb, does = ("redriven", "sends") if to_file is None else ("written", "writes")
+    console.print(_counts_table(counts, verb if execute else "to do"))
+    if repeated := counts.repeated.total():
+        tell(
+            f"\n{repeated} repeated: another dead letter is of the same source record, as after a replay, or if two "
+            "groups share the dead-letter topic. The record is sent once; every group reads it"
+        )
+    if counts.done["conflict"] and to_file is None:
+        tell(
+            "\nconflict: the registry has other units with the ids of these traces, and refuses them again until those "
+            "units are deleted there (docs/contribute.md)"
+        )
+    done = counts.done.total()
+    if execute:
+        tell(f"\n{number_of(done, 'dead letter')} {verb} to {target}")
+    elif done:
+        console.print(Text("\nExamples", "bold"), examples_table(counts.examples), sep="\n")
+        tell(f"\nDry run: nothing was {verb}. --execute {does} {done} to {target}")
+    else:
+        tell("\nNothing to do")
+        return
+    _warn_of_retention(console, counts)
+
+
+def _counts_table(counts: Counts, done: str) -> PlainTable:
+    """Tabulate the counts by reason; `done` names the last column."""
+    columns = {
+        "dead letters": counts.matching, "already done": counts.already, "refused": counts.refused, done: counts.done,
+    }  # fmt: skip
+    if counts.repeated:  # rare, so the column is optional
+        columns = {"dead letters": columns.pop("dead letters"), "repeated": counts.repeated} | columns
+    table = _table()
+    table.add_column("reason")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for reason in sorted(counts.matching):
+        table.add_row(Text(clean(reason), "yellow"), *(_count(column[reason]) for column in columns.values()))
+    if len(counts.matching) != 1:
+        table.add_section()
+        table.add_row("all", *(_count(column.total()) for column in columns.values()), style="bold")
+    return table
+
+
+def _count(number: int) -> str:
+    return str(number) if number else "-"
+
+
+def examples_table(examples: list[DeadLetter]) -> PlainTable:
+    """Tabulate some dead letters: partition and offset, the source record's time, and the problem."""
+    table = _table()
+    for name in ("letter", "time (UTC)", "reason"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("message", overflow="fold")
+    for letter in sorted(examples, key=lambda letter: letter.reason):
+        ms = letter.timestamp_ms
+        table.add_row(
+            f"{letter.record.partition}:{letter.record.offset}",
+            "-" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%m-%d %H:%M:%S}",
+            Text(clean(letter.reason), "yellow"),
+            Text(clean(letter.message)),
+        )
+    return table
+
+
+def _table() -> PlainTable:
+    return PlainTable(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+
+
+def _warn_of_retention(console: Console, counts: Counts) -> None:
+    for topic, old in sorted(counts.old.items()):
+        days = (counts.retention_ms[topic] or 0) / 86_400_000
+        older = number_of(old, "of them is", "of them are")
+        console.print(
+            f"{older} older than topic {escape(clean(topic))} keeps records ({days:.1f} days). Redriven records keep "
+            "their timestamps, so Kafka may delete them before they are read: keep their reader running, or raise "
+            "retention.ms",
+            style="yellow",
+            soft_wrap=True,
+        )

@@ -6,10 +6,8 @@ import asyncio
 import codecs
 import os
 import shlex
-import stat
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
 from io import BufferedReader
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
@@ -133,36 +131,6 @@ async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterato
             yield line
     for line in lines.feed(b""):
         yield line
-
-
-def session_files_below(folder: str, tell: Callable[[str, OSError | None], None]) -> dict[str, os.stat_result]:
-    """Return the session files (*.jsonl) below a folder, oldest modification first, and those of sub-agents last.
-
-    A fork of Claude Code repeats its parent's requests, which must be published as the parent's. `tell` gets each
-    folder, and why it cannot be read.
-    """
-    paths: dict[str, os.stat_result] = {}
-    folders = [folder]
-    while folders:
-        folder = folders.pop()
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    elif entry.name.endswith(".jsonl"):
-                        with suppress(OSError):  # deleted, or a dangling link
-                            if stat.S_ISREG((status := os.stat(entry.path)).st_mode):
-                                paths[entry.path] = status
-        except OSError as error:
-            tell(folder, error)
-        else:
-            tell(folder, None)
-
-    def order(item: tuple[str, os.stat_result]) -> tuple[bool, int, str]:
-        return os.path.basename(item[0]).startswith("agent-"), item[1].st_mtime_ns, item[0]
-
-    return dict(sorted(paths.items(), key=order))
 
 
 def line_limit(largest_trace: int) -> int:

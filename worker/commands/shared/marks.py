@@ -43,11 +43,11 @@ def marks_plan(name: str) -> TopicPlan:
     return TopicPlan("", name, 1, MARKS_CONFIG)
 
 
-async def find_marks_topic(session: Session, name: str, *, create_missing: bool) -> Topic | None:
+async def find_marks_topic(session: Session, name: str, *, create: bool = False) -> Topic | None:
     """Return a topic of marks; None: it is missing. Raises ConfigError if Kafka would delete marks."""
     async with session.admin() as admin:
         marks = (await session.topics(admin, name)).get(name)
-        if marks is None and create_missing:
+        if marks is None and create:
             marks = await create_marks_topic(session, admin, name)
     if marks is not None:
         policy = marks.config.get("cleanup.policy", "compact")
@@ -61,7 +61,7 @@ async def find_marks_topic(session: Session, name: str, *, create_missing: bool)
 
 async def needed_marks_topic(session: Session, name: str) -> Topic:
     """Return a topic of marks, created with KP_CREATE_TOPICS. Raises ConfigError if it is missing."""
-    marks = await find_marks_topic(session, name, create_missing=session.settings.create_topics)
+    marks = await find_marks_topic(session, name, create=session.settings.create_topics)
     if marks is None:
         raise ConfigError(
             f"topic {name} is missing: it records what was sent. Create it with one partition and "

@@ -7,18 +7,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from io import BufferedReader, RawIOBase
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import click
 
-from worker.commands.convert.report import MAX_EXAMPLES, FileReport
 from worker.commands.shared.console import (
     ArgumentError,
+    BadLines,
     Command,
     CommandError,
     discard_buffered,
@@ -29,7 +29,7 @@ from worker.commands.shared.console import (
     require_extra,
     say,
 )
-from worker.commands.shared.json_lines import begins_list, line_limit, read_lines, session_files_below, too_long
+from worker.commands.shared.json_lines import begins_list, line_limit, read_lines, too_long
 from worker.commands.shared.options import read_settings, settings_options
 from worker.commands.shared.run_traces import (
     Group,
@@ -40,10 +40,17 @@ from worker.commands.shared.run_traces import (
     trace_of_request,
     traces_of,
 )
+from worker.commands.shared.session_files import session_files_below
+from worker.core.terminal import number_of
 from worker.runs.fields import Counts, RunRefused, fault, parse_json
 from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import FORMATS as SESSIONS
 from worker.runs.sessions.session import Request, Session, format_of, line_values
+
+if TYPE_CHECKING:
+    from worker.runs.otlp.mapping import Assembled
+    from worker.runs.otlp.rules import Rules
+    from worker.runs.otlp.spans import LogEvent, Span
 
 FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp", *SESSIONS)
 
@@ -171,13 +178,12 @@ def convert(
 
 
 def _session_paths(folder: str) -> list[str]:
-    def tell(below: str, error: OSError | None) -> None:
-        if error is not None:
-            raise CommandError(file_problem(error))
-
-    if found := session_files_below(folder, tell):
-        return [*found]
-    raise CommandError(f"{folder}: no session file (*.jsonl) is below this folder; give other files by their names")
+    files, unreadable = session_files_below(folder)
+    for error in unreadable.values():
+        raise CommandError(file_problem(error))
+    if not files:
+        raise CommandError(f"{folder}: no session file (*.jsonl) is below this folder; give other files by their names")
+    return [*files]
 
 
 def _check_spans(values: Mapping[str, object]) -> None:
@@ -256,9 +262,7 @@ class _Conversion:
 
     def _convert_spans(self, source: BinaryIO) -> None:
         require_extra("otlp")
-        from worker.commands.convert.otlp import convert_spans
-
-        for trace, counts in convert_spans(source, self.options, self.report):
+        for trace, counts in _traces_of_spans(source, self.options, self.report):
             self._write(trace, counts)
 
     def _convert_session(self, runs: Iterable[_Line], form: Format) -> None:
@@ -379,3 +383,218 @@ def _runs(source: BinaryIO, file: str, largest_trace: int) -> Iterator[_Line]:
     for line in read_lines(source, largest_trace):
         if line.problem is not None or line.data.strip():
             yield line.number, line.data, line.problem
+
+
+# -- OTLP files, as written by the Collector's file exporter: the runs of their agents as traces
+
+_WORDS: Final = {
+    "no_content": "the content of its messages was not captured",
+    "no_objective": "no text of a user",
+    "no_steps": "nothing but an objective",
+    "no_value": "no span has an attribute that an option names",
+    "too_large": "more than KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH",
+}
+
+
+def _traces_of_spans(source: BinaryIO, options: Options, report: FileReport) -> Iterator[tuple[bytes, Counts]]:
+    """Yield the trace of each run, and what became of its parts; runs without a trace go to the report.
+
+    The whole file is read first, because a run's spans may be anywhere in it.
+    """
+    from worker.runs.otlp.mapping import CUT_OFF, assembled
+    from worker.runs.otlp.spans import decoded
+
+    spans: dict[str, list[Span]] = {}
+    logs: dict[str, list[LogEvent]] = {}
+    for line, value, problem in _records(source, options.limits.max_bytes):
+        try:
+            if problem is not None:
+                raise RunRefused("too_large", problem)
+            read = decoded(value)
+        except Exception as error:
+            report.add_run()
+            report.refuse(line, _refusal(error))
+            continue
+        if read.refused is not None:
+            bad = read.refused
+            report.add_refused(
+                line, bad.error.reason, f"{bad.error}; {number_of(bad.count, 'span is', 'spans are')} left out"
+            )
+        for span in read.spans:
+            spans.setdefault(span.trace_id, []).append(span)
+        for log in read.logs:
+            logs.setdefault(log.trace_id, []).append(log)
+    rules = _rules(options)
+    lost = Counts()
+    for trace_id, found in spans.items():
+        try:
+            runs = assembled(found, logs.get(trace_id, []), rules)
+        except Exception as error:
+            report.add_run()
+            report.refuse(None, fault(error), f"trace {trace_id}")
+            continue
+        for run in runs:
+            if run.missing == "not_a_run":
+                lost.drop("traces without a span of a model, a tool or an agent")
+                continue
+            report.add_run()
+            if run.value is None or run.document is None:
+                report.refuse(None, RunRefused(run.missing or "", _why(run)), f"trace {trace_id}")
+                continue
+            counts = Counts(Counter(step["type"] for step in run.document["steps"]))
+            counts.change("messages cut off by OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", CUT_OFF in run.hints)
+            if run.cut:
+                counts.change("characters of long texts, cut to fit KP_MAX_MESSAGE_BYTES", run.cut)
+            yield run.value, counts
+    report.counts.dropped.update(lost.dropped)
+
+
+def _refusal(error: Exception) -> RunRefused:
+    """Return why a record cannot be read."""
+    if isinstance(error, RunRefused):
+        return error
+    from worker.runs.otlp.spans import InvalidSpans
+
+    return RunRefused(error.reason, str(error)) if isinstance(error, InvalidSpans) else fault(error)
+
+
+def _why(run: Assembled) -> str:
+    """Return why a run has no trace, in words."""
+    why = _WORDS[run.missing or ""]
+    if run.unread and run.missing in ("no_content", "no_objective", "no_steps"):
+        named = ", ".join(f"{scope} {name}" for scope, name in run.unread)
+        why = f"its content seems to be in attributes that nothing reads: {named}"
+    return "; ".join([why, *run.hints])
+
+
+def _rules(options: Options) -> Rules:
+    from worker.runs.otlp.rules import Rule, Rules
+
+    rules = {
+        name: Rule(value.constant, value.check, ".".join(value.path or ())) for name, value in options.fields.items()
+    }
+    return Rules(
+        rules["confidence"], rules["domain"], rules["visibility"], rules["privacy"], rules.get("success"),
+        options.limits,
+    )  # fmt: skip
+
+
+def _records(source: BinaryIO, largest_trace: int) -> Iterator[tuple[int, bytes, str | None]]:
+    """Yield the records with their numbers (from 1): JSON lines, or protobuf messages prefixed by a 4-byte length.
+
+    The third value is set if a record is too long to be read.
+    """
+    head = cast("BufferedReader", source).peek(1)
+    if head[:1] != b"\x00":
+        if head[:1] == b"\x0a" and head.lstrip()[:1] not in (b"{", b""):
+            yield 1, source.read(line_limit(largest_trace)), None
+            return
+        for line in read_lines(source, largest_trace):
+            if line.problem is not None or line.data.strip():
+                yield line.number, line.data, line.problem
+        return
+    number, most = 0, line_limit(largest_trace)
+    while prefix := source.read(4):
+        number += 1
+        size = int.from_bytes(prefix, "big")
+        if size > most:
+            yield number, b"", too_long(most)
+            return
+        yield number, source.read(size), None
+
+
+# -- the losses of a conversion, as text and as JSON
+
+MAX_KINDS: Final = 100
+"""Kinds of losses that are counted separately. A log with ids as field names must not exhaust the memory."""
+
+MAX_EXAMPLES: Final = 100
+"""Refused runs that a report lists; all are counted."""
+
+
+@dataclass
+class FileReport:
+    """The counts of one file; the first runs and lines that it loses are named on standard error."""
+
+    file: str
+    read: int = 0
+    written: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    unread: Counter[str] = field(default_factory=Counter)
+    counts: Counts = field(default_factory=Counts)
+    examples: list[dict[str, object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bad = BadLines(self.file)
+
+    def add_run(self) -> None:
+        """Count a run that was read."""
+        self.read += 1
+
+    def add_written(self, run: Counts) -> None:
+        """Count a run that was written, and what became of its parts."""
+        self.written += 1
+        self.counts.steps.update(run.steps)
+        _add_bounded(self.counts.dropped, run.dropped)
+        _add_bounded(self.counts.changed, run.changed)
+
+    def add_lost(self, counts: Counts) -> None:
+        """Count parts that have no place in any run."""
+        _add_bounded(self.counts.dropped, counts.dropped)
+
+    def skip_line(self, line: int | None, error: RunRefused, entry: str = "") -> None:
+        """Count and name an unreadable line of a session; its run is converted without it."""
+        self.unread[error.reason] += 1
+        self._add_example(line, error.reason, str(error))
+        self._name(line, entry, error)
+
+    def refuse(self, line: int | None, error: RunRefused, trace: str = "") -> None:
+        """Count and name a run that is not written. `line`: from 1; None: the file is one run. `trace`: of OTLP."""
+        self.add_refused(line, error.reason, f"{trace}: {error}" if trace else str(error))
+        self._name(line, trace, error)
+
+    def add_refused(self, line: int | None, reason: str, message: str) -> None:
+        """Count a refused run or part without naming it."""
+        self.refused[reason] += 1
+        self._add_example(line, reason, message)
+
+    def _name(self, line: int | None, place: str, error: RunRefused) -> None:
+        where = ("" if line is None else f"{line}:") + (f" {place}:" if place else "")
+        self.bad.name(f"{where} {error.reason}: {error}")
+
+    def _add_example(self, line: int | None, reason: str, message: str) -> None:
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append({"line": line, "reason": reason, "message": message})
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the report as JSON data; counts in descending order."""
+        return {
+            "file": self.file, "runs": {"read": self.read, "written": self.written, "refused": self.refused.total()},
+            "steps": dict(self.counts.steps.most_common()), "dropped": _sorted(self.counts.dropped),
+            "changed": _sorted(self.counts.changed), "unread_lines": _sorted(self.unread),
+            "refused": {"by_reason": _sorted(self.refused), "first": self.examples},
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        runs = f"{number_of(self.read, 'run')} read, {self.written} written, {self.refused.total()} refused"
+        if unread := self.unread.total():
+            runs += f", {number_of(unread, 'line')} not read"
+        steps = [f"{count} {kind}" for kind, count in self.counts.steps.most_common()]
+        lines = [f"{self.file}: {runs}" + (f" ({', '.join(steps)})" if steps else "")]
+        for title, counts in (("not in the traces", self.counts.dropped), ("changed", self.counts.changed)):
+            if counts:
+                lines.append(f"  {title}:")
+                width = len(str(max(counts.values())))
+                lines += [f"    {count:>{width}}  {kind}" for kind, count in _sorted(counts).items()]
+        return lines
+
+
+def _add_bounded(total: Counter[str], more: Counter[str]) -> None:
+    for kind, count in more.items():
+        short = kind if len(kind) <= 60 else kind[:60] + "..."
+        total[short if short in total or len(total) < MAX_KINDS else "other fields"] += count
+
+
+def _sorted(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

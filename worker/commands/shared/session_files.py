@@ -1,4 +1,4 @@
-"""The session files of a folder, read as they grow: which requests of the user are closed, and up to where.
+"""The session files of a folder: a list of them, and their closed requests as they grow.
 
 This module uses neither Kafka nor a clock. A position says up to where the requests of a file are published, and has
 nothing of the file's text. A file that has grown beyond it is read from its beginning, and what began before is left
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,12 +21,42 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, line_limit, session_files_below
+from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, line_limit
 from worker.runs.fields import RunRefused, fault
 from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import Request, Session
 
 log = logging.getLogger(__name__)
+
+
+def session_files_below(folder: str) -> tuple[dict[str, os.stat_result], dict[str, OSError]]:
+    """Return the session files (*.jsonl) below a folder, and the folders that cannot be read.
+
+    The files are in the order of their last modification, those of sub-agents last: a fork of Claude Code repeats its
+    parent's requests, which must be published as the parent's.
+    """
+    files: dict[str, os.stat_result] = {}
+    unreadable: dict[str, OSError] = {}
+    folders = [folder]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif entry.name.endswith(".jsonl"):
+                        with suppress(OSError):  # deleted, or a dangling link
+                            if stat.S_ISREG((status := os.stat(entry.path)).st_mode):
+                                files[entry.path] = status
+        except OSError as error:
+            unreadable[folder] = error
+
+    def order(item: tuple[str, os.stat_result]) -> tuple[bool, int, str]:
+        return os.path.basename(item[0]).startswith("agent-"), item[1].st_mtime_ns, item[0]
+
+    return dict(sorted(files.items(), key=order)), unreadable
+
 
 CHECKED_BYTES: Final = 256
 """Bytes before a position that are compared: the end of a session line, with its ids and its time."""
@@ -95,11 +126,6 @@ class SessionFiles:
             file.session, file.unread = None, True
             file.lost.clear()
 
-    @property
-    def count(self) -> int:
-        """Return the number of files that the last `poll` found."""
-        return len(self._files)
-
     def poll(self, now: float, clock: float) -> Iterator[list[Closed]]:
         """Yield the closed requests, in order, some or none at a time.
 
@@ -118,7 +144,7 @@ class SessionFiles:
                     yield from self._read(file, None if unbroken else self._idle_seconds)
                 idle = max(min(now - status.st_mtime, clock - file.quiet_at), clock - file.grew_at)
                 if file.session is not None and idle >= self._idle_seconds:
-                    yield self._close(file)
+                    yield self._close(file, file.session)
             except OSError as error:
                 file.session, file.unread = None, True
                 self._tell(file, f"cannot be read: {error.strerror}", "unreadable")
@@ -132,14 +158,11 @@ class SessionFiles:
         self._polled_at = clock
 
     def _scan(self) -> dict[str, os.stat_result]:
-        def tell(folder: str, error: OSError | None) -> None:
-            if error is None:
-                self._unreadable.discard(folder)
-            elif folder not in self._unreadable:
-                self._unreadable.add(folder)
-                log.warning("%s cannot be read: %s; trying again", _shown(folder), error.strerror)
-
-        return session_files_below(self._folder, tell)
+        files, unreadable = session_files_below(self._folder)
+        for folder in unreadable.keys() - self._unreadable:
+            log.warning("%s cannot be read: %s; trying again", _shown(folder), unreadable[folder].strerror)
+        self._unreadable = set(unreadable)
+        return files
 
     def _recognise(self, found: Mapping[str, os.stat_result]) -> list[_File]:
         """Match the found files with the known ones, even if renamed; return the files that are gone."""
@@ -229,11 +252,8 @@ class SessionFiles:
             closed += session.close()
         return self._with_position(file, session, closed, descriptor)
 
-    def _close(self, file: _File) -> list[Closed]:
+    def _close(self, file: _File, session: Session) -> list[Closed]:
         """Close the open requests of an idle file, and stop reading it. Raises OSError."""
-        session = file.session
-        if session is None:
-            return []
         with _opened(file.path) as descriptor:
             if file.seen != _seen(os.fstat(descriptor)):
                 return []  # the next poll reads it

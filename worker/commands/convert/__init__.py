@@ -1,1 +1,0 @@
-"""kp-worker convert: logs of agents become traces."""
