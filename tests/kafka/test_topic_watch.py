@@ -102,7 +102,7 @@ def test_a_changelog_that_is_deleted_under_load_ends_the_worker(
         not_ready(worker, since, name)  # or it has ended before anybody could ask
         assert time.monotonic() - since < SECONDS
         assert worker.wait(30) == 1
-    last = worker.log().split("ERROR worker.commands.run.service: stopping: ")[1]
+    last = worker.log().split("ERROR worker.commands.run: stopping: ")[1]
     assert f"topic {name} (KP_CHANGELOG_TOPIC)" in last
     assert ("created again" in last) == again
     hashing(stage.env).wait_ready()
@@ -146,7 +146,7 @@ def test_a_worker_that_ends_for_a_missing_output_says_so(delivery: str, kafka: E
         since = delete(stage, name)
         not_ready(worker, since, name)
         assert worker.wait(60) == 1
-    last = worker.log().split("ERROR worker.commands.run.service: stopping: ")[1]
+    last = worker.log().split("ERROR worker.commands.run: stopping: ")[1]
     assert last.startswith(f"TopicLostError: deleted: topic {name} (KP_REJECTED_TOPIC); create it again")
 
 

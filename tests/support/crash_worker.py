@@ -34,7 +34,7 @@ import worker.kafka.cluster.connections
 import worker.kafka.writing.transaction
 import worker.stream.partition_factory
 from worker import config
-from worker.commands.run.service import run_service
+from worker.commands.run import run_service
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding, Reading

@@ -65,7 +65,7 @@ HOMES = (
             "embed.http_embedder",
         },
         "yarl": {"contribute.registry", "embed.http_embedder"},
-        "prometheus_client": {"observe", "commands.run.service", "lab.demo.process", "commands.doctor.processes"},
+        "prometheus_client": {"observe", "commands.run", "lab.demo.process", "commands.doctor.processes"},
         "pydantic": {"config"},
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
@@ -107,7 +107,6 @@ OF_OTHERS = {
     ("commands.doctor", "_exit"),  # os
     ("commands.run", "_exit"),  # os
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
-    ("commands.run.service", "_exit"),  # os
 }
 
 NOT_IN_THE_CORE = {

@@ -333,7 +333,7 @@ class Assembler:
 
 
 class AssembleProcess:
-    """One process (commands/run/service.py): metrics from the start, the member once prepared."""
+    """One process (commands/run.py): metrics from the start, the member once prepared."""
 
     name = "assemble"
     phase = "checking the topics"

@@ -35,7 +35,6 @@ from worker.commands.shared.run_traces import (
     Group,
     Options,
     group_name,
-    new_group,
     parse_options,
     trace_of_request,
     traces_of,
@@ -258,7 +257,7 @@ class _Conversion:
                     say("each line must hold one run: jq -c '.[]' writes an array of runs as one run on each line")
                     return
         for group in groups.values():
-            self._write_run(partial(group.trace, options), group.line)
+            self._write_run(group.trace, group.line)
 
     def _convert_spans(self, source: BinaryIO) -> None:
         require_extra("otlp")
@@ -307,9 +306,9 @@ class _Conversion:
 
     def _add_call(self, groups: dict[str, Group], name: str, run: Any, line: int | None) -> None:
         """Add a call to its conversation. Raises RunRefused."""
-        group = groups.get(name) or new_group(self.options)
+        group = groups.get(name) or Group(self.options)
         with _faults():
-            group.add(run, line, self.options)
+            group.add(run, line)
         groups[name] = group
 
     def _write(self, trace: bytes, counts: Counts) -> None:

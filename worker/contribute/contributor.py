@@ -518,7 +518,7 @@ class Contributor:
 
 
 class ContributeProcess:
-    """One process (commands/run/service.py): metrics from the start, the member once prepared."""
+    """One process (commands/run.py): metrics from the start, the member once prepared."""
 
     name = "contribute"
     phase = "checking the topics"

@@ -260,7 +260,7 @@ START_CHECKS: Final[Mapping[str, Callable[[Settings], object]]] = {
 
 
 class WorkerProcess:
-    """The parts of one process (commands/run/service.py): first metrics and status page, then the worker."""
+    """The parts of one process (commands/run.py): first metrics and status page, then the worker."""
 
     name = ""
     finished = "every record taken is committed"

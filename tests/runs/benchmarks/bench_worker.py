@@ -15,7 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 import worker.stream.worker
 from tests.runs.benchmarks.job import TABLE, table_vector
 from worker import config
-from worker.commands.run.service import run_service
+from worker.commands.run import run_service
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, Embedding, Reading
 from worker.embed.pool import EmbeddingPool

@@ -82,7 +82,7 @@ class Options:
     limits: Limits
 
 
-def parse_path(text: str) -> FieldPath:
+def _parse_path(text: str) -> FieldPath:
     """Return the parts of `path.to.field`. Raises ValueError."""
     path = tuple(text.split("."))
     if not all(path):
@@ -129,14 +129,27 @@ def parse_options(
 def _parse_path_option(name: str, text: str) -> FieldPath:
     if not text.startswith("@"):
         raise ValueError(f"--{name.replace('_', '-')}: {text!r} is not a path; begin it with @")
-    return parse_path(text[1:])
+    return _parse_path(text[1:])
 
 
 def _parse(name: str, text: str) -> RunField:
-    option = f"--{name.replace('_', '-')}"
+    """Parse an option: `@path.to.field`, or a constant; `@@` begins a constant with @. Raises ValueError.
+
+    `--success @path=TEXT` is true if the field is TEXT.
+    """
+    option, check = f"--{name.replace('_', '-')}", CHECKS[name]
+    path, equals, wanted = text.partition("=")
     try:
         text.encode()  # an argument may be bytes that are not UTF-8
-        return parse_success(option, text) if name == "success" else parse_field(option, text, CHECKS[name])
+        if name == "success" and text.startswith("@") and equals:
+            text, check = path, lambda value: as_text(value) == wanted
+        if text.startswith("@") and not text.startswith("@@"):
+            return RunField(option, check, path=_parse_path(text[1:]))
+        constant = text.removeprefix("@")
+        try:
+            return RunField(option, check, check(constant))
+        except ValueError as error:
+            raise ValueError(f"{constant!r} {error}") from None
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
 
@@ -147,26 +160,7 @@ def _parse_keep(text: str) -> tuple[str, RunField]:
         raise ValueError(f"--keep: {text!r} is not NAME=@path")
     if name in RESERVED:
         raise ValueError(f"--keep: {name} is a field of every trace; choose another name, such as x_{name}")
-    return name, RunField("--keep", as_anything, path=parse_path(path[1:]))
-
-
-def parse_field(option: str, text: str, check: Callable[[Any], Any]) -> RunField:
-    """Parse an option: `@path.to.field`, or a constant; `@@` begins a constant with @. Raises ValueError."""
-    if text.startswith("@") and not text.startswith("@@"):
-        return RunField(option, check, path=parse_path(text[1:]))
-    constant = text.removeprefix("@")
-    try:
-        return RunField(option, check, check(constant))
-    except ValueError as error:
-        raise ValueError(f"{constant!r} {error}") from None
-
-
-def parse_success(option: str, text: str) -> RunField:
-    """Parse --success; `@path=TEXT` is true if the field is TEXT. Raises ValueError."""
-    path, equals, wanted = text.partition("=")
-    if not (text.startswith("@") and equals):
-        return parse_field(option, text, as_success)
-    return parse_field(option, path, lambda value: as_text(value) == wanted)
+    return name, RunField("--keep", as_anything, path=_parse_path(path[1:]))
 
 
 ID_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, CONTEXT)
@@ -232,8 +226,12 @@ def fitted(trace: bytes, most: int) -> tuple[bytes, int]:
     return (trace, 0) if found is None else (_as_json(found[0]), found[1])
 
 
+def _empty_transcript(options: Options) -> Transcript:
+    return Transcript(options.error_prefixes, options.max_content, frozenset(options.fields))
+
+
 def _transcript(run: Any, options: Options) -> Transcript:
-    transcript = Transcript(options.error_prefixes, options.max_content, frozenset(options.fields))
+    transcript = _empty_transcript(options)
     if "objective" in options.fields:
         transcript.objective = options.fields["objective"].value(run)
     return transcript
@@ -248,18 +246,22 @@ def _count_unused(run: Any, transcript: Transcript, options: Options) -> None:
             transcript.counts.drop(name)
 
 
-@dataclass(slots=True)
+@dataclass
 class Group:
     """A conversation in a log with one call per line."""
 
-    transcript: Transcript
+    options: Options
     last: Any = None  # its last line, whose fields the trace gets
     line: int | None = None  # number of that line
     _conversation: Conversation = field(default_factory=Conversation)
     _digest: bytes = b""
 
-    def add(self, run: Any, line: int | None, options: Options) -> None:
+    def __post_init__(self) -> None:
+        self.transcript = _empty_transcript(self.options)
+
+    def add(self, run: Any, line: int | None) -> None:
         """Add a call. Raises RunRefused."""
+        options = self.options
         form = options.form if options.form != "auto" else form_of(run, options.messages, options.append)
         if form == "atif":
             raise RunRefused("not_a_run", "a trajectory is a whole run; leave out --group-by")
@@ -273,8 +275,9 @@ class Group:
         _count_unused(run, self.transcript, options)
         self.last, self.line = run, line
 
-    def trace(self, options: Options) -> tuple[bytes, Counts]:
+    def trace(self) -> tuple[bytes, Counts]:
         """Return the trace of the whole conversation as JSON, and what became of its parts. Raises RunRefused."""
+        options = self.options
         if "objective" in options.fields:
             self.transcript.objective = options.fields["objective"].value(self.last)
         if self._conversation.objective is not None:
@@ -283,11 +286,6 @@ class Group:
         self.transcript.finish()
         document = _document_of(self.last, None, self.transcript, options, self._digest.hex())
         return _checked(_as_json(document), options.limits), self.transcript.counts
-
-
-def new_group(options: Options) -> Group:
-    """Return an empty conversation."""
-    return Group(Transcript(options.error_prefixes, options.max_content, frozenset(options.fields)))
 
 
 def group_name(run: Any, path: FieldPath) -> str:
