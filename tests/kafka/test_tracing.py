@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
+from tests.support.collector import Collector
 from tests.support.commands import header
 from tests.support.stage import LINES, Stage, Workers, origin
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -19,59 +14,17 @@ PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STATE = b"vendor=opaque,other=1"
 
 
-class Collector(ThreadingHTTPServer):
-    """Takes spans by OTLP over HTTP, as an OpenTelemetry collector does."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.spans: list[Any] = []
-        self.resources: list[dict[str, str]] = []
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        request = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
-        for resource in request.resource_spans:
-            self.server.resources.append({it.key: it.value.string_value for it in resource.resource.attributes})
-            self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-def test_each_record_has_its_span_at_the_collector(
-    kafka: EmbeddedKafka, workers: Workers, collector: Collector
-) -> None:
-    stage = Stage(
-        kafka,
-        KP_TRACING="true",
-        OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{collector.server_port}",
-        OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test",
-    )
-    worker = workers(stage.env).wait_ready()
+def test_each_record_has_its_span_at_the_collector(kafka: EmbeddedKafka, workers: Workers) -> None:
     parents = [b"00-%032x-%016x-01" % (i + 1, i + 1) for i in range(100)]
     values = [*LINES[:99], b"no json"]
-    places = stage.produce(
-        [(b"k", value, [("traceparent", parents[i]), ("tracestate", STATE)], i % 4) for i, value in enumerate(values)]
-    )
-    stage.wait_committed(100)
-    worker.terminate()
-    assert worker.wait() == 0  # the last spans are sent before it ends
+    with Collector() as collector:
+        stage = Stage(kafka, OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test", **collector.settings)
+        worker = workers(stage.env).wait_ready()
+        rows = [(b"k", value, [("traceparent", parents[i]), ("tracestate", STATE)]) for i, value in enumerate(values)]
+        places = stage.produce([(*row, i % 4) for i, row in enumerate(rows)])
+        stage.wait_committed(100)
+        worker.terminate()
+        assert worker.wait() == 0  # the last spans are sent before it ends
     assert len(collector.spans) == 100
     resource = collector.resources[0]
     assert (resource["service.name"], resource["deployment.environment.name"]) == ("kp-worker", "test")
