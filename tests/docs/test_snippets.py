@@ -20,7 +20,6 @@ from worker.config import Settings, load
 
 BLOCKS = snippets()
 MINE = snippets("tests/docs/test_snippets.py")
-EXAMPLE = (ROOT / "schemas/examples/reasoning-trace.json").read_bytes()
 
 
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language != "text"], ids=str)
@@ -89,11 +88,10 @@ def test_the_commands_of_a_block_run(block: Snippet, tmp_path: Path) -> None:
 NO_MODEL = environment(KP_EMBEDDER="none", PYTHONPATH=str(ROOT))
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+def test_the_python_of_the_readme_runs() -> None:
     (block,) = [it for it in MINE if it.language == "python"]
-    (tmp_path / "trace.json").write_bytes(EXAMPLE)
     code = f"import warnings\nwarnings.simplefilter('ignore', ResourceWarning)\n{block.text}"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=NO_MODEL, cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=NO_MODEL, cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split()[0] == "0.8"
