@@ -18,9 +18,9 @@ from tests.support.builders import T0, random_trace_bytes
 from tests.support.reports import changed
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
-from worker.commands.doctor.traces import Head, judged_shares, late_judges
-from worker.commands.report.numbers import Traces
-from worker.commands.report.outcomes import Asked
+from worker.commands.doctor.finding import Head
+from worker.commands.doctor.traces import judged_shares, late_judges
+from worker.commands.report.numbers import Asked, Traces
 from worker.commands.score.lines import score_lines
 from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.placed_verdicts import (
@@ -325,10 +325,8 @@ def test_doctor_warns_where_one_decision_is_judged_more_often(
             documents.append(msgspec.convert(document, Head))
             if n < with_verdict:
                 judged.add((n % 3, n if decision == "accepted" else trace_id[:256]))
-    found = judged_shares(documents, judged)
-    assert (found is not None) == warns
-    if found is not None:
-        assert (
-            f"{accepted[0]} of the last {accepted[1]} accepted traces have a verdict, and {rejected[0]}"
-            in found.message
-        )
+    findings = list(judged_shares(documents, judged))
+    assert len(findings) == warns
+    for finding in findings:
+        shares = f"{accepted[0]} of the last {accepted[1]} accepted traces have a verdict, and {rejected[0]}"
+        assert shares in finding.message

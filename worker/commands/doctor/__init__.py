@@ -24,25 +24,23 @@ def doctor(as_json: bool) -> None:
     warn or fail, with a remedy. Exit code 1: a check failed; warnings do not count.
     """
     from worker.commands.doctor.examine import examine
-    from worker.commands.doctor.finding import Finding, verdict, write_finding
+    from worker.commands.doctor.finding import Finding, summary, write_finding
 
-    # The findings say the same.
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
-    logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
+    for library in ("aiokafka", "worker"):  # the findings say the same
+        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
+    findings: list[Finding] = []
 
-    async def write_all() -> list[Finding]:
-        findings = []
+    async def write_all() -> None:
         async for finding in examine():
             findings.append(finding)
             try:
                 write_finding(finding, as_json=as_json)
             except BrokenPipeError:  # a normal exit would wait for checks, which would then report their own errors
                 os._exit(PIPE_CLOSED)
-        return findings
 
-    findings = asyncio.run(write_all())
+    asyncio.run(write_all())
     if not as_json:
-        write_line(clean(verdict(findings)))
+        write_line(clean(summary(findings)))
     sys.stdout.flush()
     # Not sys.exit: a model that hangs in its thread would keep the interpreter from exiting.
     os._exit(int(any(finding.level == "fail" for finding in findings)))

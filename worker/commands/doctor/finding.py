@@ -1,28 +1,30 @@
-"""One finding of `kp-worker doctor`: the result of a check, the remedy, and the output of both."""
+"""The findings of `kp-worker doctor`: their output, and what its checks share."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from shutil import get_terminal_size
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
+from aiokafka.errors import KafkaError
 from msgspec import Struct
 
 from worker.commands.shared.console import write_json, write_line
+from worker.commands.shared.session import SessionError
+from worker.config import ConfigError, Loaded, Settings
+from worker.core.documents import ScoringDecision
 from worker.core.terminal import clean, number_of
-
-MARGIN: Final = 6
-"""Width of the level, before the lines of a finding."""
-
-
-COMMAND: Final = re.compile(r"(?:kp-worker|kafka-[a-z-]+\.sh)(?: [a-z][a-z-]*)?(?: --?[a-z][^ ,;:)]*)*")
-"""A command with its options, which is pasted as one."""
+from worker.kafka.cluster.errors import error_text
+from worker.kafka.cluster.topics import MissingTopicsError
 
 
 class Finding(Struct, frozen=True):
-    """The result of one check. Field names are those of the JSON output."""
+    """One result of a check. Field names are those of the JSON output."""
 
     level: Literal["ok", "warn", "fail"]  # fail: the worker would not run; warn: it would, with a risk
     check: str
@@ -45,6 +47,81 @@ def fail(check: str, message: str, remedy: str = "") -> Finding:
     return Finding("fail", check, message, remedy)
 
 
+# -- what checks share
+
+
+class _Metadata(Struct):
+    task_domain: str
+    agent_id: str = ""
+
+
+class Head(Struct):
+    """The fields of a scored document that checks read."""
+
+    id: str
+    metadata: _Metadata
+    scoring: ScoringDecision
+
+
+class Outputs(NamedTuple):
+    """The newest scored documents."""
+
+    documents: list[bytes]
+    heads: list[Head]
+    of_both: list[Head]  # from the time on from which both topics were read
+
+
+@dataclass(slots=True)
+class Examination:
+    """The settings, and what earlier checks have read for later ones."""
+
+    loaded: Loaded
+    reachable: bool = False  # the brokers
+    models: Counter[str] = field(default_factory=Counter)  # partitions by the embedder of their last cache entry
+    outputs: Outputs | None = None  # None: not read
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in effect."""
+        return self.loaded.settings
+
+
+Check = Callable[[Examination], AsyncIterator[Finding]]
+
+
+def reading(
+    check: Check, name: str, what: str, seconds: float,
+    remedy: str = "correct what the checks of the topics report, and run this again",
+) -> Check:  # fmt: skip
+    """Return a check that reads topics: it is skipped without brokers, and warns if `what` cannot be read in time."""
+
+    async def guarded(examination: Examination) -> AsyncIterator[Finding]:
+        if not examination.reachable:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                async for finding in check(examination):
+                    yield finding
+        except MissingTopicsError:
+            return  # reported by the check of the topics
+        except TimeoutError:
+            yield warn(name, f"{what} could not be read within {seconds:.0f} s", remedy)
+        except (KafkaError, ConfigError, SessionError) as error:
+            why = error_text(error) if isinstance(error, KafkaError) else error
+            yield warn(name, f"{what} could not be read: {why}", remedy)
+
+    return guarded
+
+
+# -- output
+
+MARGIN: Final = 6
+"""Width of the level, before the lines of a finding."""
+
+COMMAND: Final = re.compile(r"(?:kp-worker|kafka-[a-z-]+\.sh)(?: [a-z][a-z-]*)?(?: --?[a-z][^ ,;:)]*)*")
+"""A command with its options, which is pasted as one."""
+
+
 def as_lines(finding: Finding, width: int) -> list[str]:
     """Return check and message, then the remedy, in lines of `width` characters; words and commands are not broken."""
     lines = []
@@ -54,23 +131,23 @@ def as_lines(finding: Finding, width: int) -> list[str]:
     return [line.replace("\0", " ") for line in lines]
 
 
-def verdict(findings: Sequence[Finding]) -> str:
-    """Summarise all findings: how many failed or warned, and in which checks."""
-    parts = []
-    for level, noun in (("fail", "problem"), ("warn", "warning")):
-        checks = [each.check for each in findings if each.level == level]
-        if checks:
-            parts.append(f"{number_of(len(checks), noun)} ({', '.join(dict.fromkeys(checks))})")
-    return f"doctor: {', '.join(parts) or 'all is well'}"
-
-
 def write_finding(finding: Finding, *, as_json: bool) -> None:
     """Write a finding to standard output: one line of JSON, or lines for a terminal."""
     if as_json:
         write_json(finding)
         return
     colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
-    lines = as_lines(finding, get_terminal_size().columns - MARGIN)
-    write_line(lines[0], f"{finding.level:{MARGIN}}", colour)
-    for line in lines[1:]:
+    first, *more = as_lines(finding, get_terminal_size().columns - MARGIN)
+    write_line(first, f"{finding.level:{MARGIN}}", colour)
+    for line in more:
         write_line(" " * MARGIN + line)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return how many checks failed or warned, and which."""
+    parts = []
+    for level, noun in (("fail", "problem"), ("warn", "warning")):
+        checks = [each.check for each in findings if each.level == level]
+        if checks:
+            parts.append(f"{number_of(len(checks), noun)} ({', '.join(dict.fromkeys(checks))})")
+    return f"doctor: {', '.join(parts) or 'all is well'}"

@@ -8,42 +8,25 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import (
-    KafkaError,
-    TransactionalIdAuthorizationFailed,
-    UnknownTopicOrPartitionError,
-)
+from aiokafka.errors import KafkaError, TransactionalIdAuthorizationFailed, UnknownTopicOrPartitionError
 
-from worker.commands.doctor.finding import Finding, fail, ok, warn
+from worker.commands.doctor.finding import Examination, Finding, fail, ok, warn
 from worker.commands.shared.session import read_to
 from worker.config import ConfigError, Settings
 from worker.core.terminal import number_of
 from worker.kafka.assignment import OffsetsError, read_positions
 from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault, prepare_clients
-from worker.kafka.cluster.describe import (
-    TopicDescription,
-    apis_of,
-    describe_group,
-    describe_topics,
-    transactions_of,
-)
+from worker.kafka.cluster.describe import TopicDescription, apis_of, describe_group, describe_topics, transactions_of
 from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topics import (
-    CHANGELOG_CONFIG,
-    MissingTopicsError,
-    Observed,
-    look,
-    plan,
-    problems,
-)
+from worker.kafka.cluster.topics import CHANGELOG_CONFIG, MissingTopicsError, Observed, look, problems
 from worker.kafka.reading.fetches import Reading
 from worker.kafka.writing.publisher import TRANSACTIONS
 
-ANSWER_MS: Final = 5_000
+ANSWER_SECONDS: Final = 5.0
 """Time limit for one answer."""
 
-RETRIES, RETRY_SECONDS = 10, 0.5
-"""A coordinator that moves or loads its data is available again within seconds."""
+KAFKA_SECONDS: Final = 45.0
+"""Time limit for all checks of the broker together."""
 
 GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
 """A broker creates these when a client looks up a coordinator: if they are missing, the doctor does not ask."""
@@ -51,35 +34,38 @@ GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
 COUNTED: Final = 1000
 """Offsets after the committed one that are read, per partition. If there are more, their number is an upper bound."""
 
-READ_SECONDS: Final = 5.0
-"""Time limit for reading them."""
-
 OPEN_SECONDS: Final = 3.0
 """A transaction of a producer that is open for longer is named: most take milliseconds."""
 
 Answer = TypeVar("Answer")
 
 
-async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield the findings about brokers, topics and group as they become known."""
+async def check_kafka(examination: Examination) -> AsyncIterator[Finding]:
+    """Check brokers, topics and group."""
+    settings, unchecked = examination.settings, "topics and group were not checked"
+    limit = asyncio.timeout(KAFKA_SECONDS)
     try:
-        client = {**prepare_clients(settings), "request_timeout_ms": ANSWER_MS}
+        client = {**prepare_clients(settings), "request_timeout_ms": round(1000 * ANSWER_SECONDS)}
+        async with limit:
+            if (fault := await find_fault(client)) is not None:
+                advice = fault.advice()
+                yield fail(
+                    "broker", f"{fault.where}: {fault.words()}", f"{advice}; {unchecked}" if advice else unchecked
+                )
+                return
+            async with connected_admin(settings, client) as admin:
+                async for finding in _checks(admin, settings, client):
+                    yield finding
+        examination.reachable = True
     except ConfigError as error:
-        yield fail("broker", str(error))
-        return
-    fault = await find_fault(client)
-    if fault is not None:
-        remedy = "; ".join([*filter(None, [fault.advice()]), "topics and group were not checked"])
-        yield fail("broker", f"{fault.where}: {fault.words()}", remedy)
-        return
-    try:
-        async with connected_admin(settings, client) as admin:
-            async for finding in _checks(admin, settings, client):
-                yield finding
-    except ConfigError as error:
-        yield fail("broker", str(error), "topics and group were not checked")
+        yield fail("broker", str(error), unchecked)
     except (KafkaError, OSError) as error:
-        yield fail("broker", error_text(error), "later checks were skipped")
+        if limit.expired():
+            yield fail(
+                "broker", f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network"
+            )
+        else:
+            yield fail("broker", error_text(error), "later checks were skipped")
 
 
 async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any]) -> AsyncIterator[Finding]:
@@ -94,8 +80,14 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
     except MissingTopicsError as error:
         yield warn("topics", str(error), "run this again: the topic is new")
         return
-    for finding in _topics(settings, observed):
-        yield finding
+    for problem in problems(settings, observed):
+        if problem.missing and settings.create_topics:
+            yield warn("topics", f"{problem.message}: the worker will create them", "see kp-worker topics")
+        else:
+            yield Finding(problem.level, "topics", problem.message, problem.remedy)
+    for name, topic in observed.topics.items():
+        for finding in list(_topic_problems(settings, name, topic, observed)) or [_topic(name, topic, observed)]:
+            yield finding
     described = await describe_topics(admin, [*settings.topics.values(), GROUPS, TRANSACTION_LOG], operations=True)
     for finding in _permissions(settings, observed, described):
         yield finding
@@ -107,49 +99,30 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
 
 
 async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
+    check = "API versions"
     lacking, needed, old = await apis_of(admin, transactions=settings.delivery == "exactly_once")
     if lacking:
-        return fail(
-            "API versions",
-            f"no version in common with the broker: {', '.join(lacking)}",
-            "use another Kafka version; 3.9 to 4.4 are tested",
-        )
+        message = f"no version in common with the broker: {', '.join(lacking)}"
+        return fail(check, message, "use another Kafka version; 3.9 to 4.4 are tested")
     if old:
-        return warn(
-            "API versions", "the broker is older than Kafka 3.9", "upgrade it: kp-worker is tested on 3.9 and later"
-        )
-    return ok("API versions", f"a version in common for each of {needed} requests")
+        return warn(check, "the broker is older than Kafka 3.9", "upgrade it: kp-worker is tested on 3.9 and later")
+    return ok(check, f"a version in common for each of {needed} requests")
 
 
-def _topics(settings: Settings, observed: Observed) -> Iterator[Finding]:
-    for problem in problems(settings, observed):
-        if problem.missing and settings.create_topics:
-            yield warn("topics", f"{problem.message}: the worker will create them", "see kp-worker topics")
-        else:
-            yield Finding(problem.level, "topics", problem.message, problem.remedy)
-    for name, topic in observed.topics.items():
-        yield from _topic(settings, name, topic, observed)
-
-
-def _topic(settings: Settings, name: str, topic: TopicDescription, observed: Observed) -> Iterator[Finding]:
-    check = f"topic {name}"
+def _topic(name: str, topic: TopicDescription, observed: Observed) -> Finding:
     state = f"{number_of(topic.partitions, 'partition')}, replicas {topic.replicas}"
     if name in observed.configs:
-        shown = ("min.insync.replicas", "max.message.bytes", "cleanup.policy")
-        state = ", ".join([state, *(f"{key} {observed.config(name, key, '?')}" for key in shown)])
-    wrong = list(_topic_problems(settings, name, topic, observed))
-    yield from wrong or [ok(check, state)]
+        for key in ("min.insync.replicas", "max.message.bytes", "cleanup.policy"):
+            state += f", {key} {observed.config(name, key, '?')}"
+    return ok(f"topic {name}", state)
 
 
 def _topic_problems(settings: Settings, name: str, topic: TopicDescription, observed: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
     in_sync = int(observed.config(name, "min.insync.replicas", "0"))  # 0: not known
     if topic.leaderless:
-        yield fail(
-            check,
-            f"{number_of(topic.leaderless, 'partition has', 'partitions have')} no leader",
-            "bring back the brokers that hold them",
-        )
+        leaderless = number_of(topic.leaderless, "partition has", "partitions have")
+        yield fail(check, f"{leaderless} no leader", "bring back the brokers that hold them")
     if in_sync > topic.replicas:
         yield fail(
             check,
@@ -159,61 +132,54 @@ def _topic_problems(settings: Settings, name: str, topic: TopicDescription, obse
     elif topic.replicas == 1:
         yield warn(check, "one replica: its records are lost with its broker", "3 replicas, min.insync.replicas=2")
     elif in_sync == 1 and name != settings.source_topic:
-        yield warn(
-            check,
-            f"min.insync.replicas=1 with {topic.replicas} replicas: a record that only one broker has can be lost",
-            "set min.insync.replicas=2",
-        )
-    wanted = {topic.name: topic.configs for topic in plan(settings, observed)}[name]
+        message = f"min.insync.replicas=1 with {topic.replicas} replicas: a record that only one broker has can be lost"
+        yield warn(check, message, "set min.insync.replicas=2")
     if name == settings.changelog and name in observed.configs:
-        values = {key: observed.config(name, key, "") for key in CHANGELOG_CONFIG if key != "cleanup.policy"}
-        other = [f"{key}={value} (not {wanted[key]})" for key, value in values.items() if value != wanted[key]]
-        if other:
-            yield warn(check, f"is not set as intended: {', '.join(other)}", "kp-worker topics has the command")
+        wrong = [
+            f"{key}={value} (not {wanted})"
+            for key, wanted in CHANGELOG_CONFIG.items()
+            if (value := observed.config(name, key, "")) != wanted and key != "cleanup.policy"
+        ]
+        if wrong:
+            yield warn(check, f"is not set as intended: {', '.join(wrong)}", "kp-worker topics has the command")
 
 
 def _permissions(
     settings: Settings, observed: Observed, described: Mapping[str, TopicDescription]
 ) -> Iterator[Finding]:
+    check, complete = "permissions", True
     needed = {name: {"Write"} for name in settings.topics.values()}
     needed[settings.source_topic] = {"Read"}
     needed[settings.changelog] = {"Read", "Write", *(["Alter"] if settings.create_topics else [])}
-    complete = True
     for name in observed.topics:
         topic = described.get(name)
         have = None if topic is None or topic.error is not None else topic.operations
         if have is None:
             complete = False
-            yield warn("permissions", f"the broker does not report permissions on topic {name}", "see docs/security.md")
-        elif lacking := needed[name] - have:
+            yield warn(check, f"the broker does not report permissions on topic {name}", "see docs/security.md")
+        elif lacking := " and ".join(sorted(needed[name] - have)):
             complete = False
-            operations = " and ".join(sorted(lacking))
-            yield fail("permissions", f"{operations} denied on topic {name}", f"grant the ACL {operations} on it")
+            yield fail(check, f"{lacking} denied on topic {name}", f"grant the ACL {lacking} on it")
     if complete and observed.topics:
-        yield ok("permissions", f"Read and Write on {number_of(len(observed.topics), 'topic')} as needed")
+        yield ok(check, f"Read and Write on {number_of(len(observed.topics), 'topic')} as needed")
 
 
 async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: bool) -> Finding:
+    check, transactional_id = "transactions", f"{settings.group_id}-0"
     if unused:
-        return ok(
-            "transactions", "never used on this cluster yet: not checked, because the lookup would create a topic"
-        )
-    transactional_id = f"{settings.group_id}-0"
+        return ok(check, "never used on this cluster yet: not checked, because the lookup would create a topic")
     try:
         await _patiently(lambda: admin.find_coordinator(transactional_id, 1))
     except TransactionalIdAuthorizationFailed as error:
-        return fail("transactions", f"transactional id {transactional_id} is denied", error_text(error))
+        return fail(check, f"transactional id {transactional_id} is denied", error_text(error))
     except KafkaError as error:
-        return fail("transactions", error_text(error), "the worker's transactions need a coordinator")
-    transactions = await transactions_of(admin)
-    state = (
-        f"{TRANSACTIONS[transactions.version]}; transactional id {transactional_id}: Describe is granted, coordinator "
-        "found"
-    )
-    if not transactions.may_hang:
-        return ok("transactions", state)
+        return fail(check, error_text(error), "the worker's transactions need a coordinator")
+    version, may_hang = await transactions_of(admin)
+    state = f"{TRANSACTIONS[version]}; transactional id {transactional_id}: Describe is granted, coordinator found"
+    if not may_hang:
+        return ok(check, state)
     return warn(
-        "transactions",
+        check,
         f"{state}. But in Kafka 4.0 to 4.2 a transaction can stay open indefinitely if its worker dies, or its "
         "coordinator moves, in the last epoch of its producer id, one in 32,767 (KAFKA-20090, KAFKA-20310)",
         "use Kafka 4.3.0 or later",
@@ -221,14 +187,14 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Retry a request to a coordinator while it moves or loads its data. Raises KafkaError."""
-    for _ in range(RETRIES):
+    """Retry a request for 5 s while its coordinator moves or loads its data. Raises KafkaError."""
+    for _ in range(10):
         try:
             return await ask()
         except KafkaError as error:
             if not error.retriable:
                 raise
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(0.5)
     return await ask()
 
 
@@ -252,11 +218,10 @@ async def _group(
         return
     state = "does not exist yet" if group["state"] == "Dead" else f"{group['state']}, {len(group['members'])} members"
     yield ok(check, state)
-    source = observed.topics.get(settings.source_topic)
-    if source is None:
+    if (source := observed.topics.get(settings.source_topic)) is None:
         return
     try:
-        for finding in await _lag(settings, client, source.partitions):
+        async for finding in _lag(settings, client, source.partitions):
             yield finding
     except OffsetsError as error:
         yield fail("lag", str(error), "the worker does not choose an offset by itself")
@@ -264,28 +229,25 @@ async def _group(
         yield fail("lag", error_text(error), "offsets of the group or of the source cannot be read")
 
 
-async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> list[Finding]:
+async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> AsyncIterator[Finding]:
     """Count the waiting records. Raises OffsetsError, KafkaError, ConfigError, TimeoutError.
 
     A transaction marker has an offset but is not a record: after one, the last offset is never committed. So a short
     lag is counted record by record, and a long lag is reported as an upper bound.
     """
     topic = settings.source_topic
-    positions = await read_positions(client, settings.group_id, topic, range(partitions), ANSWER_MS / 1000)
+    positions = await read_positions(client, settings.group_id, topic, range(partitions), ANSWER_SECONDS)
     if lost := sum(position.lost for position in positions.values()):
-        return [
-            warn(
-                "lag",
-                f"{number_of(lost, 'record was', 'records were')} deleted unscored",
-                "raise retention.ms, or add workers",
-            )
-        ]
+        deleted = number_of(lost, "record was", "records were")
+        yield warn("lag", f"{deleted} deleted unscored", "raise retention.ms, or add workers")
+        return
     starts = {TopicPartition(topic, number): position.offset for number, position in positions.items()}
     behind = await _open_transactions(settings, client, list(starts))
-    waiting, exact = await _backlog(settings, client, starts)
-    bound = "" if exact else "at most "
-    backlog = f"{bound}{number_of(waiting, 'record waits', 'records wait')} in {number_of(partitions, 'partition')}"
-    return [ok("lag", backlog), *behind]
+    waiting, bound = await _backlog(settings, client, starts)
+    backlog = number_of(waiting, "record waits", "records wait")
+    yield ok("lag", f"{bound}{backlog} in {number_of(partitions, 'partition')}")
+    for finding in behind:
+        yield finding
 
 
 async def _open_transactions(
@@ -316,19 +278,18 @@ async def _open_transactions(
 
 async def _backlog(
     settings: Settings, client: Mapping[str, Any], starts: Mapping[TopicPartition, int]
-) -> tuple[int, bool]:
-    """Return the number of committed records from `starts` on, and whether it is exact; otherwise at most so many."""
+) -> tuple[int, str]:
+    """Return the number of committed records from `starts` on, and "", or "at most " if it is an upper bound."""
     reading = Reading(settings.max_batch_bytes, tolerant=True)
     async with connected(settings, client, committed_reader(client, reading)) as reader:
         ends = await reader.end_offsets(list(starts))
         behind = {tp: max(0, end - starts[tp]) for tp, end in ends.items()}
         short = {tp: starts[tp] for tp, number in behind.items() if number <= COUNTED}
-        bound = sum(behind.values())
         waiting = long = sum(number for tp, number in behind.items() if tp not in short)
         try:
-            async with asyncio.timeout(READ_SECONDS):
+            async with asyncio.timeout(5.0):
                 async for _ in read_to(reader, short, ends):
                     waiting += 1
         except TimeoutError:
-            return bound, False
-        return waiting, long == 0
+            return sum(behind.values()), "at most "
+        return waiting, "at most " if long else ""

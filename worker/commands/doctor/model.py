@@ -7,12 +7,12 @@ import contextlib
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from worker.commands.doctor.finding import Finding, fail, ok, warn
+from worker.commands.doctor.finding import Examination, Finding, fail, ok, warn
 from worker.config import Settings
 from worker.core.records import EmbedderIdentity
 from worker.core.terminal import number_of
@@ -32,25 +32,18 @@ from worker.embed.openvino_embedder import PRECISIONS, find_exported, runs_here
 MODEL_SECONDS: Final = 120.0
 """Time limit for loading the model and embedding with it."""
 
-TIMED_TEXTS: Final = 5
 
-MOST_TEXTS: Final = 100  # of the last documents, to see how many are cut; a millisecond each
-
-
-def check_runtime(settings: Settings) -> list[Finding]:
-    """Return a warning if the slow runtime embeds; shown before the model loads, to explain the wait."""
-    slow = slow_runtime(settings.embedder, settings.model)
-    return [] if slow is None else [warn("runtime", *slow.split(". ", 1))]
-
-
-async def check_model(settings: Settings, models: Mapping[str, int], documents: Sequence[bytes] = ()) -> list[Finding]:
-    """Check the model in a daemon thread. `models`: of the cache's entries; `documents`: scored last (traces.py)."""
-    result: list[Finding] = []
-    done = asyncio.Event()
-    loop = asyncio.get_running_loop()
+async def check_model(examination: Examination) -> AsyncIterator[Finding]:
+    """Load the model in a daemon thread, and embed with it."""
+    settings = examination.settings
+    if (slow := slow_runtime(settings.embedder, settings.model)) is not None:  # explains the wait that follows
+        yield warn("runtime", *slow.split(". ", 1))
+    findings: list[Finding] = []
+    done, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def check() -> None:
-        result.extend(_check(settings, models, documents))
+        documents = [] if examination.outputs is None else examination.outputs.documents
+        findings.extend(_check(settings, examination.models, documents))
         with contextlib.suppress(RuntimeError):  # the command has ended
             loop.call_soon_threadsafe(done.set)
 
@@ -58,8 +51,9 @@ async def check_model(settings: Settings, models: Mapping[str, int], documents: 
     try:
         await asyncio.wait_for(done.wait(), MODEL_SECONDS)
     except TimeoutError:
-        return [fail("model", f"not ready after {MODEL_SECONDS:.0f} s", "check the CPU load and the model's files")]
-    return result
+        findings = [fail("model", f"not ready after {MODEL_SECONDS:.0f} s", "check the CPU load and the model's files")]
+    for finding in findings:
+        yield finding
 
 
 def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[bytes]) -> Iterator[Finding]:
@@ -74,8 +68,8 @@ def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[by
         embedder = load_configured(settings)
         if embedder is None:
             raise AssertionError("this is a bug: no embedder although one is set")
-        loaded = time.perf_counter() - started
-        slowest = _median_seconds(embedder, settings.max_tokens)
+        load_seconds = time.perf_counter() - started
+        embed_seconds = _median_seconds(embedder, settings.max_tokens)
     except ServiceUnavailableError as error:
         yield fail("model", str(error), "the worker waits until it answers; check KP_EMBEDDER_URL and the service")
     except ModelError as error:  # says what to do
@@ -83,9 +77,76 @@ def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[by
     except Exception as error:
         yield fail("model", f"fails with {type(error).__name__}: {error}", "fetch it again, or use another KP_MODEL")
     else:
-        yield from _findings(settings, embedder.identity, loaded, slowest)
+        yield from _findings(settings, embedder.identity, load_seconds, embed_seconds)
         yield from other_entries(embedder.identity, models)
         yield from long_texts(settings, embedder, documents)
+
+
+def _missing_model(settings: Settings) -> Finding | None:
+    """Return the problem with a model that is not on this machine; None: it can be loaded."""
+    if find_exported(settings.model) is not None:
+        return None
+    try:
+        hub_name = find_model(settings.model)
+    except ModelError as error:
+        return fail("model", str(error), "" if settings.model == MULTILINGUAL else "check the path for typos")
+    if settings.embedder == "openvino" or Path(hub_name).is_dir():
+        return None
+    if settings.model is None and find_spec("sentence_transformers") is None:
+        return fail("model", fetch_first(settings.model))
+    return warn(
+        "model",
+        f"{hub_name} is not a directory here: the worker would download it from the hub (not checked, because that "
+        "would store the model)",
+        "set KP_MODEL to a directory",
+    )
+
+
+def _median_seconds(embedder: Embedder, tokens: int) -> float:
+    """Return the median time of embedding the longest text five times, s; the first run is a warm-up."""
+    seconds = []
+    for _ in range(6):
+        started = time.perf_counter()
+        embedder.embed("word " * tokens)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
+
+
+def _findings(
+    settings: Settings, identity: EmbedderIdentity, load_seconds: float, embed_seconds: float
+) -> Iterator[Finding]:
+    """Yield the model, local or remote, and its speed."""
+    if settings.embedder == "http":
+        words, remedy = "words", "a faster or nearer service"
+        state = f"{identity.name} at {settings.embedder_url}: {identity.dimensions} dimensions, checked"
+    else:
+        fetch = "kp-worker fetch-model, " if identity.runtime != "openvino" and is_default(settings.model) else ""
+        words, remedy = "tokens", f"more or faster CPU, {fetch}a lower KP_MAX_TOKENS or KP_PRECISION=bf16"
+        state = (
+            f"{identity.name} ({identity.runtime}, {identity.precision}), sha256 {identity.weights_sha256[:12]}..., "
+            "loaded and checked"
+        )
+    yield ok("model", f"{state} in {load_seconds:.1f} s")
+    if settings.embedder != "http":
+        offered = ", ".join(name for name in PRECISIONS if runs_here(name))
+        yield ok("precision", f"this CPU supports {offered}; KP_PRECISION={settings.precision}")
+    budget, slowest = settings.latency_budget_seconds, f"a text of {settings.max_tokens} {words} takes"
+    message = f"{slowest} {embed_seconds * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
+    yield ok("embedding", message) if embed_seconds < budget else warn("embedding", message, remedy)
+
+
+def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield a warning if the last cache entries are of another embedder. `models`: number of partitions by its key."""
+    own = identity.key()
+    for model, partitions in models.items():
+        if model != own:
+            yield warn(
+                "cache entries",
+                f"the last cache entries of {number_of(partitions, 'partition')} were made by another embedder "
+                f"({model}); with these settings ({own}) the worker starts there with an empty cache, once",
+                "repeats count as new until the cache has filled; if you do not want that, set KP_MODEL and the other "
+                "settings of the embedder as before",
+            )
 
 
 def long_texts(settings: Settings, embedder: Embedder, documents: Sequence[bytes]) -> Iterator[Finding]:
@@ -96,7 +157,7 @@ def long_texts(settings: Settings, embedder: Embedder, documents: Sequence[bytes
     if settings.embed_text != "whole":
         return
     texts: list[str] = []
-    for document in documents[-MOST_TEXTS:]:
+    for document in documents[-100:]:  # a millisecond each
         with contextlib.suppress(InvalidTrace):  # not the worker's
             texts.extend(embedded_texts(parse_trace(document)))
     cut = sum(embedder.read(text).truncated for text in texts)
@@ -107,79 +168,3 @@ def long_texts(settings: Settings, embedder: Embedder, documents: Sequence[bytes
             "novelty compares their beginnings. A higher limit usually tells repeats from new tasks worse, "
             "KP_EMBED_TEXT=objective better (docs/models.md)",
         )
-
-
-def _missing_model(settings: Settings) -> Finding | None:
-    """Return the problem with a model that is not on this machine; None: it can be loaded."""
-    exported = find_exported(settings.model) is not None
-    try:
-        hub_name = "" if exported else find_model(settings.model)
-    except ModelError as error:
-        return fail("model", str(error), "" if settings.model == MULTILINGUAL else "check the path for typos")
-    if not exported and settings.embedder != "openvino" and not Path(hub_name).is_dir():
-        if settings.model is None and find_spec("sentence_transformers") is None:
-            return fail("model", fetch_first(settings.model))
-        return warn(
-            "model",
-            f"{hub_name} is not a directory here: the worker would download it from the hub (not checked, because that "
-            "would store the model)",
-            "set KP_MODEL to a directory",
-        )
-    return None
-
-
-def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slowest: float) -> Iterator[Finding]:
-    """Yield the model, local or remote, and its speed: seconds to load, seconds for the longest text."""
-    service = settings.embedder == "http"
-    if service:
-        message = (
-            f"{identity.name} at {settings.embedder_url}: {identity.dimensions} dimensions, checked in {loaded:.1f} s"
-        )
-        yield ok("model", message)
-    else:
-        yield ok(
-            "model",
-            f"{identity.name} ({identity.runtime}, {identity.precision}), sha256 {identity.weights_sha256[:12]}..., "
-            f"loaded and checked in {loaded:.1f} s",
-        )
-        offered = [name for name in PRECISIONS if runs_here(name)]
-        yield ok("precision", f"this CPU supports {', '.join(offered)}; KP_PRECISION={settings.precision}")
-    budget = settings.latency_budget_seconds
-    parts = "words" if service else "tokens"
-    message = (
-        f"a text of {settings.max_tokens} {parts} takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
-    )
-    if slowest < budget:
-        yield ok("embedding", message)
-    else:
-        fetch = "kp-worker fetch-model, " if identity.runtime != "openvino" and is_default(settings.model) else ""
-        here = f"more or faster CPU, {fetch}a lower KP_MAX_TOKENS or KP_PRECISION=bf16"
-        yield warn("embedding", message, "a faster or nearer service" if service else here)
-
-
-def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iterator[Finding]:
-    """Yield a warning if the last cache entries are of another embedder. `models`: number of partitions by its key."""
-    own = identity.key()
-    for model, partitions in models.items():
-        if model == own:
-            continue
-        message = (
-            f"the last cache entries of {number_of(partitions, 'partition')} were made by another embedder ({model}); "
-            f"with these settings ({own}) the worker starts there with an empty cache, once"
-        )
-        remedy = (
-            "repeats count as new until the cache has filled; if you do not want that, set KP_MODEL and the other "
-            "settings of the embedder as before"
-        )
-        yield warn("cache entries", message, remedy)
-
-
-def _median_seconds(embedder: Embedder, tokens: int) -> float:
-    """Return the median time of embedding the longest text, s; the first run is a warm-up."""
-    text = "word " * tokens
-    seconds = []
-    for _ in range(TIMED_TEXTS + 1):
-        started = time.perf_counter()
-        embedder.embed(text)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])

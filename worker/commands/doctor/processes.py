@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from typing import Final
 
 from aiokafka.errors import KafkaError
 from prometheus_client import CollectorRegistry
 
-from worker.commands.doctor.finding import Finding, fail, ok, warn
-from worker.commands.doctor.traces import read_within
+from worker.commands.doctor.finding import Examination, Finding, fail, ok, reading, warn
 from worker.commands.shared.console import CommandError, require_extra
 from worker.config import ConfigError, Settings
 from worker.config.keys import Token
@@ -36,11 +34,10 @@ from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topics import deleted_early
 from worker.observe.metrics import ContributeMetrics
 
-ANSWER_SECONDS: Final = 10.0
 
-
-async def check_registry(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield the findings; none if KP_REGISTRY_URL is not set."""
+async def check_registry(examination: Examination) -> AsyncIterator[Finding]:
+    """Check the registry and its key; nothing if KP_REGISTRY_URL is not set."""
+    settings = examination.settings
     if settings.registry_url is None:
         return
     try:
@@ -60,7 +57,7 @@ async def check_registry(settings: Settings) -> AsyncIterator[Finding]:
 async def _ask(settings: Settings, url: str, key: Token | None) -> HttpAnswer | Finding:
     """Look up a random id; return the answer, or the problem."""
     trace_id = f"kp:trace:{uuid.uuid4()}"
-    seconds = min(ANSWER_SECONDS, settings.contribute_timeout_seconds)
+    seconds = min(10.0, settings.contribute_timeout_seconds)
     async with RegistryClient(url, key, seconds, ContributeMetrics(CollectorRegistry())) as client:
         try:
             answer = await client.look_up(trace_id)
@@ -79,74 +76,63 @@ async def _ask(settings: Settings, url: str, key: Token | None) -> HttpAnswer | 
 
 
 def _about_key(known: HttpAnswer, nobody: HttpAnswer, source: str) -> Finding:
-    ours, anybodys = stated_rate(known), stated_rate(nobody)
+    check, ours, anybodys = "registry key", stated_rate(known), stated_rate(nobody)
     if ours is None or anybodys is None:
-        return warn("registry key", "the registry states no limits: the first POST will show whether it knows the key",
-                    "read the log of kp-worker contribute")  # fmt: skip
+        message = "the registry states no limits: the first POST will show whether it knows the key"
+        return warn(check, message, "read the log of kp-worker contribute")
     if ours.limit == anybodys.limit:
         return fail(
-            "registry key",
+            check,
             f"the registry does not know the key of {source}: it allows {ours.limit} requests a minute, as without "
             "a key",
             "the key is wrong or revoked: get a new one (docs/contribute.md)",
         )
-    return ok("registry key", f"the registry knows it, and allows {ours.limit} look-ups a minute")
+    return ok(check, f"the registry knows it, and allows {ours.limit} look-ups a minute")
 
 
-ASSEMBLE_REMEDY: Final = "assemble exits with code 2 (docs/opentelemetry.md)"
-
-
-async def check_assemble(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield the findings; none if no setting of `assemble` is set."""
-    if not settings.assembles:
+async def check_assemble(examination: Examination) -> AsyncIterator[Finding]:
+    """Check rules, extra and topics; nothing if no setting of `assemble` is set."""
+    settings, check, remedy = examination.settings, "assemble", "assemble exits with code 2 (docs/opentelemetry.md)"
+    if not (settings.assembles and examination.reachable):
         return
     try:
         require_extra("otlp")
-    except CommandError as error:
-        yield fail("assemble", error.message, ASSEMBLE_REMEDY)
-        return
-    from worker.assemble.steps import rules_from
-    from worker.assemble.topics import assemble_problems, look_for_assemble, missing_topics, small_topics
+        from worker.assemble.steps import rules_from
+        from worker.assemble.topics import assemble_problems, look_for_assemble, missing_topics, small_topics
 
-    try:
         rules_from(settings)
         async with connected_admin(settings, prepare_clients(settings)) as admin:
             observed = await look_for_assemble(admin, settings)
-    except ConfigError as error:
-        yield fail("assemble", str(error), ASSEMBLE_REMEDY)
-        return
-    except KafkaError as error:
-        yield fail("assemble", error_text(error), ASSEMBLE_REMEDY)
+    except (CommandError, ConfigError, KafkaError) as error:
+        yield fail(check, error_text(error) if isinstance(error, KafkaError) else str(error), remedy)
         return
     missing, problems = missing_topics(settings, observed), assemble_problems(settings, observed)
     for problem in problems:
-        yield fail("assemble", problem, ASSEMBLE_REMEDY)
-    for each in (problem for name in settings.span_topics for problem in deleted_early(observed, name, "assembled")):
-        yield warn("assemble", each.message, each.remedy)
-    for small, remedy in small_topics(settings, observed):
-        yield warn("assemble", small, f"{remedy} (docs/opentelemetry.md)")
+        yield fail(check, problem, remedy)
+    for name in settings.span_topics:
+        for early in deleted_early(observed, name, "assembled"):
+            yield warn(check, early.message, early.remedy)
+    for small, larger in small_topics(settings, observed):
+        yield warn(check, small, f"{larger} (docs/opentelemetry.md)")
     if missing and not settings.create_topics:
-        yield fail("assemble", f"missing: {', '.join(missing)}", "create them: kp-worker topics --create")
+        yield fail(check, f"missing: {', '.join(missing)}", "create them: kp-worker topics --create")
     elif not problems:
-        yield ok("assemble", f"reads {settings.spans_topic}, writes {settings.source_topic}")
+        yield ok(check, f"reads {settings.spans_topic}, writes {settings.source_topic}")
         if not missing:
-            async for finding in _what_is_not_read(settings):
+            async for finding in reading(_unread_content, check, "the newest spans", 10.0, "run this again")(
+                examination
+            ):
                 yield finding
 
 
-async def _what_is_not_read(settings: Settings) -> AsyncIterator[Finding]:
+async def _unread_content(examination: Examination) -> AsyncIterator[Finding]:
     """Yield a finding for each scope whose newest spans have content in attributes that nothing reads."""
     from worker.assemble.steps import rules_from
     from worker.commands.shared.preview import Preview, read_newest
 
-    preview = Preview(rules_from(settings))
-    for topic in settings.span_topics:
-        # How many records to read at the end of each partition of the span topics
-        reading = read_newest(settings, topic, 50, preview)
-        unread = await read_within(10.0, reading, "assemble", "the newest spans", "run this again")
-        if unread is not None:
-            yield unread
-            return
+    preview = Preview(rules_from(examination.settings))
+    for topic in examination.settings.span_topics:
+        await read_newest(examination.settings, topic, 50, preview)  # of each partition
     await asyncio.to_thread(lambda: list(preview.lines()))
     for line in preview.unread.lines():
         yield warn("assemble", line, "their runs lack it: report the library (docs/opentelemetry.md)")

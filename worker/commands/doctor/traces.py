@@ -1,190 +1,184 @@
-"""The doctor's checks of settings against the last traces: the cache's capacity, domains, and verdicts."""
+"""The doctor's checks of settings against what was scored: the caches, domains, thresholds and verdicts."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Container, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, TypeVar
+from typing import Final
 
 import msgspec
-from aiokafka.errors import KafkaError
-from msgspec import Struct
+from aiokafka.errors import UnknownTopicOrPartitionError
 
-from worker.commands.doctor.finding import Finding, ok, warn
-from worker.commands.shared.placed_verdicts import Standings, read_judged, switch_to_record
-from worker.commands.shared.session import Session, SessionError, read_topics
+from worker.commands.doctor.finding import Examination, Finding, Head, Outputs, ok, warn
+from worker.commands.doctor.kafka import GROUPS
+from worker.commands.shared.placed_verdicts import read_judged, switch_to_record
+from worker.commands.shared.session import Session, read_topics
 from worker.commands.shared.shown import shown_name, shown_score
-from worker.config import ConfigError, Settings
+from worker.config import Settings
 from worker.core.changelog import CorruptRecord, Entry, Kind, decode, kind_of
-from worker.core.documents import ScoringDecision
-from worker.core.novelty import CACHED_ID_LENGTH, advice, entry_bytes, is_short, megabytes, per_second
+from worker.core.novelty import CACHED_ID_LENGTH, VectorCache, advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.records import ACCEPTED, REJECTED
+from worker.core.restore import Log, ModelCache, restore
 from worker.core.scoring import accepts_too_few, unused_profiles, without_profile
 from worker.core.terminal import number_of
-from worker.kafka.cluster.errors import error_text
+from worker.core.track_record import Standing
+from worker.kafka.assignment import OffsetsError, Position, read_logs, read_positions
+from worker.kafka.cluster.describe import describe_topics
 from worker.kafka.cluster.topics import MissingTopicsError
-
-Found = TypeVar("Found")
-
-READ_SECONDS: Final = 10.0
-"""Time limit for reading entries, and for reading outputs."""
 
 NAMED: Final = 5
 """Domains that are named; the others are counted."""
 
+MOST_NAMED: Final = 10
+"""Partitions and track records that are named."""
 
-async def check_cache(settings: Settings) -> tuple[list[Finding], Counter[str]]:
-    """Return a finding on capacity, TTL and the rate of the last entries; and the models of those entries.
-
-    The latter are, for each embedder (`EmbedderIdentity.key`), the number of partitions whose last entry it made.
-    """
-    unknown: Counter[str] = Counter()
-    if settings.embedder == "none":
-        return [], unknown
-    entries = await read_within(READ_SECONDS, _last_entries(Session(settings)), "cache", "the last entries")
-    if isinstance(entries, Finding):
-        return [entries], unknown
-    return [_capacity(settings, entries)], Counter(those[-1].model for those in entries.values())
+# -- the capacity of the caches, by the rate of the last entries
 
 
-async def read_within(
-    seconds: float, work: Awaitable[Found], check: str, what: str,
-    remedy: str = "correct what the checks of the topics report, and run this again",
-) -> Found | Finding:  # fmt: skip
-    """Return the result of reading topics, or a finding that `what` could not be read. Raises MissingTopicsError."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except MissingTopicsError:
-        raise
-    except TimeoutError:
-        return warn(check, f"{what} could not be read within {seconds:.0f} s", remedy)
-    except KafkaError as error:
-        return warn(check, f"{what} could not be read: {error_text(error)}", remedy)
-    except (ConfigError, SessionError) as error:
-        return warn(check, f"{what} could not be read: {error}", remedy)
+async def check_cache(examination: Examination) -> AsyncIterator[Finding]:
+    """Check capacity and TTL by the rate of the last entries; keep their models."""
+    if examination.settings.embedder != "none":
+        entries = await _last_entries(Session(examination.settings))
+        examination.models.update(those[-1].model for those in entries.values())
+        yield capacity(examination.settings, entries)
 
 
 async def _last_entries(session: Session) -> dict[int, list[Entry]]:
-    """Return the last entries of each changelog partition, of its latest epoch and model, by sequence."""
+    """Return the last entries of each changelog partition that has readable ones."""
+    name = session.settings.changelog
     async with session.admin() as admin:
-        topic = (await session.topics(admin, session.settings.changelog)).get(session.settings.changelog)
-    entries_of: dict[int, list[Entry]] = defaultdict(list)
+        topic = (await session.topics(admin, name)).get(name)
+    entries: dict[int, list[Entry]] = defaultdict(list)
     if topic is None:
-        return entries_of
-    # Offsets to read at the end of each changelog partition. At a low rate every other one is a marker
-    async for record in session.newest(topic, 500):
-        if kind_of(record.key) is not Kind.ENTRY:
-            continue
-        with suppress(CorruptRecord):  # or a tombstone
-            entry = decode(record.value)
-            entries_of[record.partition].append(entry)  # a partition without a readable entry is omitted
-    return {partition: _latest(entries) for partition, entries in entries_of.items()}
+        return entries
+    async for record in session.newest(topic, 500):  # at a low rate every other offset is a marker's
+        if kind_of(record.key) is Kind.ENTRY:
+            with suppress(CorruptRecord):  # or a tombstone
+                entries[record.partition].append(decode(record.value))
+    return entries
 
 
-def _latest(entries: list[Entry]) -> list[Entry]:
-    """Return the entries with the last one's epoch and model, by sequence."""
-    last = entries[-1]
-    same = {it.sequence: it for it in entries if (it.epoch, it.model) == (last.epoch, last.model)}
-    return [same[sequence] for sequence in sorted(same)]
-
-
-def _capacity(settings: Settings, entries: dict[int, list[Entry]]) -> Finding:
-    capacity, ttl_ms = settings.cache_max_elements, settings.cache_ttl_ms
+def capacity(settings: Settings, entries: Mapping[int, Sequence[Entry]]) -> Finding:
+    """Return whether the caches hold the TTL. `entries`: the last ones of each partition, in the order of writing."""
+    size, ttl_ms = settings.cache_max_elements, settings.cache_ttl_ms
     rates: dict[int, float] = {}
     for number, those in entries.items():
-        rate = per_second([entry.stream_time_ms for entry in those])
-        # Entries of a partition that are needed before their rate is worth advice
-        if rate is not None and len(those) >= 100:
+        last = those[-1].epoch, those[-1].model
+        times = {it.sequence: it.stream_time_ms for it in those if (it.epoch, it.model) == last}
+        rate = per_second([times[sequence] for sequence in sorted(times)])
+        if rate is not None and len(times) >= 100:  # fewer are no basis for advice
             rates[number] = rate
     dimensions = next((len(those[-1].vector) // 4 for those in entries.values()), 384)
-    memory = megabytes(capacity * entry_bytes(dimensions))
-    message = f"{capacity} entries for each partition, at most {memory}"
+    message = f"{size} entries for each partition, at most {megabytes(size * entry_bytes(dimensions))}"
     if not rates:
         return ok("cache", f"{message}; too few traces yet to tell their rate (capacity = rate x TTL)")
-    partition = max(rates, key=lambda it: rates[it])
-    reach_ms = 1000 * capacity / rates[partition]
-    message += f"; partition {partition}, the busiest, takes {rates[partition]:.3g} traces a second of stream time"
+    partition, rate = max(rates.items(), key=lambda it: it[1])
+    reach_ms = 1000 * size / rate
+    message += f"; partition {partition}, the busiest, takes {rate:.3g} traces a second of stream time"
     if ttl_ms is None:
-        return ok("cache", f"{message}: they hold {_seconds(reach_ms)}, without a TTL")
-    message += f": they hold {_seconds(reach_ms)}, the TTL is {_seconds(ttl_ms)}"
+        return ok("cache", f"{message}: they hold {reach_ms / 1000:.0f} s, without a TTL")
+    message += f": they hold {reach_ms / 1000:.0f} s, the TTL is {ttl_ms / 1000:.0f} s"
     if is_short(reach_ms, ttl_ms):
-        return warn("cache", message, advice(rates[partition], reach_ms, ttl_ms, dimensions))
+        return warn("cache", message, advice(rate, reach_ms, ttl_ms, dimensions))
     return ok("cache", message)
 
 
-def _seconds(ms: float) -> str:
-    return f"{ms / 1000:.0f} s"
+# -- what a worker would restore: the entries of each cache, and the track records
+
+Record = tuple[str, str, Standing]
+"""Agent, domain, and standing."""
 
 
-class _Metadata(Struct):
-    task_domain: str
-    agent_id: str = ""
+async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
+    """Count the live entries of the caches, and name the track records; nothing before the first commit."""
+    memory = await _restored(Session(examination.settings))
+    if memory and examination.settings.embedder != "none":
+        yield ok("cache entries", sizes({number: count for number, (count, _) in memory.items()}))
+    if records := [record for _, those in memory.values() for record in those]:
+        yield ok("track records", standings(records))
 
 
-class Head(Struct):
-    """The fields of a scored document for the checks of domains, of the source topic's keys, and of verdicts."""
+async def _restored(session: Session) -> dict[int, tuple[int, list[Record]]]:
+    """Restore each partition as a worker that takes it over, but without a producer, so that nobody is fenced."""
+    settings, seconds = session.settings, 20.0
+    async with session.admin() as admin:
+        topics = await session.topics(admin, settings.source_topic, settings.changelog)
+        groups = (await describe_topics(admin, [GROUPS]))[GROUPS]
+    if len(topics) < 2 or groups.error is UnknownTopicOrPartitionError:
+        return {}
+    numbers = range(min(topic.partitions for topic in topics.values()))
+    try:
+        positions = await read_positions(session.client, settings.group_id, settings.source_topic, numbers, seconds)
+    except OffsetsError:  # reported by the check of the lag
+        return {}
+    committed = {number: each for number, each in positions.items() if each.committed_offset is not None}
+    return await read_logs(
+        session.client, settings.changelog, list(committed), seconds, settings.max_batch_bytes,
+        lambda number, log: restored(settings, log, committed[number]),
+    )  # fmt: skip
 
-    id: str
-    metadata: _Metadata
-    scoring: ScoringDecision
+
+def restored(settings: Settings, log: Log, position: Position) -> tuple[int, list[Record]]:
+    """Return the number of live entries of the model that wrote the last one, and the track records."""
+    size, latest = settings.cache_max_elements, log.latest(position.offset)
+    model = None if latest is None else ModelCache(latest.model, len(latest.vector) // 4, size)
+    state = restore(log, position.on_source(), model)
+    cache = VectorCache(size, 1 if model is None else model.dimensions, settings.cache_ttl_ms)
+    cache.restore(state.cache(), position.stream_time_ms)
+    return len(cache), list(state.track_record.listed())
 
 
-class LastOutputs(NamedTuple):
-    """The newest scored documents."""
+def sizes(entries: Mapping[int, int]) -> str:
+    """Return the entries in all, and of the partitions with the most."""
+    fullest = sorted(entries.items(), key=lambda it: -it[1])
+    named = ", ".join(f"{count} in partition {number}" for number, count in fullest[:MOST_NAMED])
+    more = f", at most {fullest[MOST_NAMED][1]} in each other" if len(fullest) > MOST_NAMED else ""
+    return f"{sum(entries.values())} live: {named}{more}"
 
-    heads: list[tuple[Head, int]]  # each with its record's timestamp, ms
-    values: list[bytes]  # the unchanged documents
-    complete_from: int  # time, ms, from which on both topics are complete
+
+def standings(records: Sequence[Record]) -> str:
+    """Return the track records with the most verdicts."""
+    named = "; ".join(
+        f"{shown_name(agent)} in {shown_name(domain)}: {it.succeeded:g} of {it.judged} succeeded, used {it.used:.4f}"
+        for agent, domain, it in sorted(records, key=lambda it: -it[2].judged)[:MOST_NAMED]
+    )
+    more = f"; and {len(records) - MOST_NAMED} more" if len(records) > MOST_NAMED else ""
+    return f"{len(records)}: {named}{more}"
 
 
-async def last_outputs(settings: Settings) -> LastOutputs | Finding:
-    """Return the newest outputs, or why they cannot be read; empty if their topics are missing."""
-    heads: list[tuple[Head, int]] = []
-    values: list[bytes] = []
-    decoder = msgspec.json.Decoder(Head)
+# -- the last scored traces: their domains, and how many are accepted
+
+
+async def check_outputs(examination: Examination) -> AsyncIterator[Finding]:
+    """Check domains and thresholds by the newest outputs; keep these."""
+    settings, decoder, complete_from = examination.settings, msgspec.json.Decoder(Head), 0
+    read: list[tuple[Head, int, bytes]] = []  # with the record's time, ms
 
     def take(value: bytes | None, _where: str, record_ms: int) -> None:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not the worker's
-            heads.append((decoder.decode(value or b""), record_ms))
-            values.append(value or b"")
+            read.append((decoder.decode(value or b""), record_ms, value or b""))
 
-    outputs = (settings.accepted_topic, settings.rejected_topic)
-    # Offsets to read at the end of each partition of the accepted and rejected topics
-    reading = read_topics(settings, outputs, take, last=200)
-    try:
-        complete_from = await read_within(READ_SECONDS, reading, "domains", "the last scored traces")
-    except MissingTopicsError:  # reported by the check of the topics
-        return LastOutputs([], [], 0)
-    return complete_from if isinstance(complete_from, Finding) else LastOutputs(heads, values, complete_from)
-
-
-def check_threshold(settings: Settings, outputs: LastOutputs) -> list[Finding]:
-    """Return a warning if the thresholds accept almost no trace; nothing if they do, or after fewer than a hundred."""
-    decided = [head.scoring for head, record_ms in outputs.heads if record_ms >= outputs.complete_from]
-    accepted = sum(scoring.decision == ACCEPTED for scoring in decided)
-    if not accepts_too_few(accepted, len(decided)):
-        return []
-    highest = max(scoring.score or 0.0 for scoring in decided)
-    return [
-        warn(
+    with suppress(MissingTopicsError):  # reported by the check of the topics
+        complete_from = await read_topics(settings, (settings.accepted_topic, settings.rejected_topic), take, last=200)
+    heads, of_both = [head for head, *_ in read], [head for head, record_ms, _ in read if record_ms >= complete_from]
+    examination.outputs = Outputs([value for *_, value in read], heads, of_both)
+    traces = Counter(head.metadata.task_domain for head in heads)
+    wrong = [*_near_domains(settings, traces), *_unused_profiles(settings, traces)]
+    for finding in wrong or [ok("domains", _summary(settings, traces) if traces else "no trace is scored yet")]:
+        yield finding
+    scores = [head.scoring.score or 0.0 for head in of_both]
+    accepted = sum(head.scoring.decision == ACCEPTED for head in of_both)
+    if accepts_too_few(accepted, len(scores)):
+        highest = shown_score(max(scores), settings.threshold)
+        yield warn(
             "threshold",
-            f"{accepted or 'none'} of the last {len(decided)} scored traces {'is' if accepted < 2 else 'are'} accepted:"
-            f" the highest score is {shown_score(highest, settings.threshold)}, KP_THRESHOLD={settings.threshold:g}",
+            f"{accepted or 'none'} of the last {len(scores)} scored traces {'is' if accepted < 2 else 'are'} accepted:"
+            f" the highest score is {highest}, KP_THRESHOLD={settings.threshold:g}",
             "kp-worker report --from-kafka shows what other thresholds would accept (docs/tuning.md)",
         )
-    ]
-
-
-def check_domains(settings: Settings, outputs: LastOutputs) -> list[Finding]:
-    """Return the findings on the domains of the last scored traces, and on profiles that none of them uses."""
-    traces = Counter(head.metadata.task_domain for head, _ in outputs.heads)
-    wrong = [*_near_domains(settings, traces), *_unused_profiles(settings, traces)]
-    return wrong or [ok("domains", _summary(settings, traces) if traces else "no trace is scored yet")]
 
 
 def _near_domains(settings: Settings, traces: Counter[str]) -> Iterator[Finding]:
@@ -197,11 +191,8 @@ def _near_domains(settings: Settings, traces: Counter[str]) -> Iterator[Finding]
             "correct the agents' metadata.task_domain, or add a profile of this name",
         )
     if len(near) > NAMED:
-        yield warn(
-            "domains",
-            f"{number_of(len(near) - NAMED, 'more domain is', 'more domains are')} close to a profile",
-            "kp-worker report lists them",
-        )
+        more = number_of(len(near) - NAMED, "more domain is", "more domains are")
+        yield warn("domains", f"{more} close to a profile", "kp-worker report lists them")
 
 
 def _unused_profiles(settings: Settings, traces: Counter[str]) -> Iterator[Finding]:
@@ -227,34 +218,32 @@ def _summary(settings: Settings, traces: Counter[str]) -> str:
 
 # -- verdicts: whether they can count, who is judged, and what KP_CONFIDENCE=record accepts
 
-SPREAD_SHARE: Final = 0.1
-"""Share of agents in several partitions that causes a warning while scores use no verdicts: a topic that gained
-partitions always has some."""
 
-LOPSIDED: Final = 2.0
-"""How many times as often accepted traces may be judged as rejected ones, or vice versa."""
-
-DEVIATIONS: Final = 3.0
-"""Standard deviations by which the two shares must differ: with few verdicts, they are lopsided by chance alone."""
-
-
-async def check_verdicts(settings: Settings, outputs: LastOutputs) -> list[Finding]:
-    """Return the findings on verdicts; none without KP_VERDICT_KEY_FILE."""
-    if settings.verdict_key_file is None:
-        return []
-    try:
-        standings = await read_within(20.0, read_judged(settings), "verdicts", "the verdicts")
-    except MissingTopicsError:  # reported by the check of the topics
-        return []
-    if isinstance(standings, Finding):
-        return [standings]
-    spread = spread_agents(
-        (head for head, _ in outputs.heads), 0.0 if settings.confidence == "record" else SPREAD_SHARE
-    )
-    of_both = [head for head, record_ms in outputs.heads if record_ms >= outputs.complete_from]
-    lopsided = judged_shares(of_both, standings.judged)
-    late = late_judges(standings.late_seconds)
-    return [*filter(None, (spread, lopsided)), *late, _switch(settings, outputs.values, standings)]
+async def check_verdicts(examination: Examination) -> AsyncIterator[Finding]:
+    """Check the verdicts; nothing without KP_VERDICT_KEY_FILE."""
+    settings, outputs = examination.settings, examination.outputs
+    if settings.verdict_key_file is None or outputs is None:
+        return
+    verdicts = await read_judged(settings)
+    # Scores that use no verdicts: a topic that gained partitions always has some agents in several
+    least = 0.0 if settings.confidence == "record" else 0.1
+    warnings = *spread_agents(outputs.heads, least), *judged_shares(outputs.of_both, verdicts.judged)
+    for finding in (*warnings, *late_judges(verdicts.late_seconds)):
+        yield finding
+    switch = switch_to_record(outputs.documents, verdicts, settings)
+    message = number_of(verdicts.verdicts, "verdict counts", "verdicts count")
+    if switch is None:
+        message += "; no trace is scored yet"
+    elif settings.confidence == "record":
+        message += f"; {switch.accepted} of the last {switch.traces} traces are accepted"
+    else:
+        message += (
+            f"; with KP_CONFIDENCE=record {switch.accepted_by_record} of the last {switch.traces} traces would be "
+            f"accepted, now {switch.accepted} are"
+        )
+        if switch.same_share is not None:
+            message += f" (the same share at KP_THRESHOLD={switch.same_share.threshold:.3g})"
+    yield ok("verdicts", message)
 
 
 def late_judges(late_seconds: Mapping[str, Iterable[float | None]]) -> Iterator[Finding]:
@@ -275,8 +264,8 @@ def late_judges(late_seconds: Mapping[str, Iterable[float | None]]) -> Iterator[
             )
 
 
-def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | str]]) -> Finding | None:
-    """Return a warning if the judged shares of accepted and rejected traces differ much; None if not.
+def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | str]]) -> Iterator[Finding]:
+    """Yield a warning if the judged shares of accepted and rejected traces differ much.
 
     `documents`: of both topics, from the same time range. `judged`: as in `Standings`.
     """
@@ -289,49 +278,32 @@ def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | 
             of[1] += 1
     (accepted, of_accepted), (rejected, of_rejected) = counts.values()
     if not (of_accepted and of_rejected and accepted + rejected):
-        return None
+        return
     one, other = accepted / of_accepted, rejected / of_rejected
     both = (accepted + rejected) / (of_accepted + of_rejected)
     deviation = math.sqrt(both * (1 - both) * (1 / of_accepted + 1 / of_rejected))
-    if max(one, other) <= LOPSIDED * min(one, other) or abs(one - other) <= DEVIATIONS * deviation:
-        return None
-    return warn(
-        "verdicts",
-        f"{accepted} of the last {of_accepted} accepted traces have a verdict, and {rejected} of the last "
-        f"{of_rejected} rejected ones: such verdicts do not tell how often an agent succeeds",
-        "draw the runs that are judged at random, from both topics alike (docs/verdicts.md)",
-    )
+    # Twice as often, and by more than three standard deviations: few verdicts are lopsided by chance alone
+    if max(one, other) > 2 * min(one, other) and abs(one - other) > 3 * deviation:
+        yield warn(
+            "verdicts",
+            f"{accepted} of the last {of_accepted} accepted traces have a verdict, and {rejected} of the last "
+            f"{of_rejected} rejected ones: such verdicts do not tell how often an agent succeeds",
+            "draw the runs that are judged at random, from both topics alike (docs/verdicts.md)",
+        )
 
 
-def spread_agents(documents: Iterable[Head], share: float) -> Finding | None:
-    """Return a warning if this share of agents has traces of one domain in several partitions; None if not."""
+def spread_agents(documents: Iterable[Head], least: float) -> Iterator[Finding]:
+    """Yield a warning if at least this share of agents has traces of one domain in several partitions."""
     partitions: dict[tuple[str, str], list[int]] = defaultdict(list)
     for document in documents:
         of = document.metadata
         partitions[of.agent_id, of.task_domain].append(document.scoring.source.partition)
     several = {agent for (agent, _), those in partitions.items() if len(those) > 1}
     spread = {agent for (agent, _), those in partitions.items() if len(set(those)) > 1}
-    if not spread or len(spread) < share * len(several):
-        return None
-    return warn(
-        "verdicts",
-        f"{len(spread)} of {len(several)} agents have traces in several partitions, and each partition keeps its own "
-        "track records: an agent's verdicts are spread over them",
-        "publish with the agent, or the domain, as the record's key (docs/publishing.md)",
-    )
-
-
-def _switch(settings: Settings, documents: list[bytes], standings: Standings) -> Finding:
-    switch = switch_to_record(documents, standings, settings)
-    message = number_of(standings.verdicts, "verdict counts", "verdicts count")
-    if switch is None:
-        return ok("verdicts", f"{message}; no trace is scored yet")
-    if settings.confidence == "record":
-        return ok("verdicts", f"{message}; {switch.accepted} of the last {switch.traces} traces are accepted")
-    message += (
-        f"; with KP_CONFIDENCE=record {switch.accepted_by_record} of the last {switch.traces} traces would be "
-        f"accepted, now {switch.accepted} are"
-    )
-    if switch.same_share is not None:
-        message += f" (the same share at KP_THRESHOLD={switch.same_share.threshold:.3g})"
-    return ok("verdicts", message)
+    if spread and len(spread) >= least * len(several):
+        yield warn(
+            "verdicts",
+            f"{len(spread)} of {len(several)} agents have traces in several partitions, and each partition keeps its "
+            "own track records: an agent's verdicts are spread over them",
+            "publish with the agent, or the domain, as the record's key (docs/publishing.md)",
+        )

@@ -1,23 +1,29 @@
-"""The doctor's numbers of cache entries, against the scorer that wrote the changelog. No Kafka, no model."""
+"""What `kp-worker doctor` reads from the changelog, against the scorer that wrote it, and what it says of embedders."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from tests.support.builders import T0, make_trace
+from tests.support.builders import T0, TextEmbedder, make_trace, trace_document
 from tests.support.damaged import bad_entries, entry_fields, mutated, packed, some_key
-from worker.commands.doctor import traces
-from worker.commands.doctor.caches import _memory, _sizes, _standings
-from worker.config import Settings, load
+from tests.support.embedding_service import MODEL as SERVED
+from tests.support.embedding_service import EmbeddingService
+from worker.commands.doctor.finding import Examination, Finding
+from worker.commands.doctor.model import check_model, long_texts, other_entries
+from worker.commands.doctor.traces import capacity, restored, sizes, standings
+from worker.config import Settings, load, read
 from worker.core.changelog import Committed, Entry, decode_all, encode, slot_key
 from worker.core.novelty import unit
+from worker.core.records import EmbedderIdentity
 from worker.core.restore import Log
 from worker.core.scorer import PartitionScorer
 from worker.core.track_record import Standing
+from worker.embed.embedder import Reading
 from worker.kafka.assignment import Position
 
 MODEL, DIMENSIONS = "test:0:8", 8
@@ -53,7 +59,7 @@ class Written:
         offset = self.offset if committed is None else committed
         metadata = Committed(self.scorer.stream_time_ms, TOPIC_ID, 1, 0)
         position = Position(offset, metadata.stream_time_ms, 0, offset, metadata, TOPIC_ID)
-        return _memory(self.settings, self.log, position).entries
+        return restored(self.settings, self.log, position)[0]
 
 
 def test_the_entries_are_those_of_the_scorer(seed: int) -> None:
@@ -97,13 +103,70 @@ def test_damaged_entries_fail_no_check(seed: int) -> None:
         part.entries()
         decoded = decode_all([mutated(rng, [packed(fields)]) for _ in range(10)])
         if entries := [entry for entry in decoded if isinstance(entry, Entry)]:
-            traces._capacity(settings, {0: traces._latest(entries)})
+            capacity(settings, {0: entries})
 
 
 def test_a_long_list_names_the_ten_greatest() -> None:
-    sizes = {number: 100 + number for number in range(12)}
-    assert _sizes(sizes).startswith("1266 live: 111 in partition 11, 110 in partition 10, ")
-    assert _sizes(sizes).endswith(", 102 in partition 2, at most 101 in each other")
+    entries = {number: 100 + number for number in range(12)}
+    assert sizes(entries).startswith("1266 live: 111 in partition 11, 110 in partition 10, ")
+    assert sizes(entries).endswith(", 102 in partition 2, at most 101 in each other")
     records = [(f"agent-{number}", " x", Standing(0.25, number, number / 2)) for number in range(12)]
-    assert _standings(records).startswith('12: agent-11 in " x": 5.5 of 11 succeeded, used 0.2500; agent-10 in')
-    assert _standings(records).endswith("; and 2 more")
+    assert standings(records).startswith('12: agent-11 in " x": 5.5 of 11 succeeded, used 0.2500; agent-10 in')
+    assert standings(records).endswith("; and 2 more")
+
+
+# -- embedders
+
+NOW = EmbedderIdentity("m", "0", 2, 128, "r", "fp32", embed_text="objective", objective_tokens=512)
+
+
+def test_entries_of_another_embedder_are_named_with_what_follows() -> None:
+    assert list(other_entries(NOW, {})) == list(other_entries(NOW, {NOW.key(): 4})) == []
+    other = msgspec.structs.replace(NOW, max_tokens=256)
+    (finding,) = other_entries(NOW, {other.key(): 1, NOW.key(): 3})
+    assert finding.level == "warn"
+    message = f"of 1 partition were made by another embedder ({other.key()}); with these settings ({NOW.key()})"
+    assert message in finding.message
+    assert "starts there with an empty cache, once" in finding.message
+
+
+class ReadsWords(TextEmbedder):
+    """Truncates texts of more than five words."""
+
+    def read(self, text: str, objective: bool = False) -> Reading:
+        return super().read(text, objective)._replace(truncated=len(text.split()) > 5)
+
+
+@pytest.mark.parametrize(("view", "cut", "said"), [("whole", 2, True), ("whole", 1, False), ("objective", 2, False)])
+def test_long_texts_are_said_if_most_are_cut_and_another_view_would_help(view: str, cut: int, said: bool) -> None:
+    objectives = ["word " * 9] * cut + ["two words"] * (3 - cut)
+    documents = [
+        msgspec.json.encode(trace_document(f"kp:trace:{number}", objective=objective, steps=["thought"]))
+        for number, objective in enumerate(objectives)
+    ]
+    found = list(long_texts(load(embed_text=view), ReadsWords(), [*documents, b"no trace"]))
+    assert [finding.check for finding in found] == ["long texts"] * said
+    if said:
+        assert "2 of the last 3 texts are longer than KP_MAX_TOKENS=256" in found[0].message
+
+
+async def test_an_embedding_service_is_asked_and_timed() -> None:
+    async def findings(models: dict[str, int]) -> list[Finding]:
+        loaded = read(options={"embedder": "http", "embedder_url": service.url, "model": SERVED})
+        examination = Examination(loaded)
+        examination.models.update(models)
+        return [finding async for finding in check_model(examination)]
+
+    with EmbeddingService() as service:
+        model, embedding, other = await findings({NOW.key(): 1})
+        assert (model.level, embedding.level, other.level) == ("ok", "ok", "warn")
+        assert f"{SERVED} at {service.url}: 384 dimensions" in model.message
+        assert "a text of 256 words takes" in embedding.message
+        service.fault = lambda texts: (404, b"no such model", {})
+        (finding,) = await findings({})
+        assert finding.level == "fail"
+        assert "no such model" in finding.message
+        service.stop()
+        (finding,) = await findings({})
+        assert "no connection" in finding.message
+        assert "check KP_EMBEDDER_URL" in finding.remedy
