@@ -27,5 +27,5 @@ The parts:
 - h) how long a partition stands still, at 200 records/s without a model
 - j) many partitions on one worker
 
-docs/benchmarks.md shows the goals of all parts and the tables of two.
+docs/benchmarks.md shows the goals of all parts and the tables of part b.
 """
