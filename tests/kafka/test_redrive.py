@@ -24,6 +24,7 @@ from worker.core.trace import InvalidTrace, Reason
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 BAD = b"not a trace"
+BROKEN = InvalidTrace(Reason.NOT_JSON, "", "bad")
 STEPS = ("started", "before_begin", "after_begin", "mid_sends", "committing", "after_commit")
 
 
@@ -128,7 +129,7 @@ def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_ou
     desk = Desk(kafka)
     desk.letters([(Reason.NOT_JSON, BAD)])
     desk.letters([(Reason.NOT_JSON, BAD)])  # as after a crash at least once, or of a second group
-    other = dead_letter(SourceRecord("other", 0, 0, T0, None, BAD), InvalidTrace(Reason.NOT_JSON, "", "bad"))
+    other = dead_letter(SourceRecord("other", 0, 0, T0, None, BAD), BROKEN)
     produce(desk.bootstrap, desk.topics["dead-letter"], [(None, other.value, other.headers), (b"k", b"v")])
     for options in ([], ["--execute"]):
         done = desk.run("redrive", *options)
@@ -201,20 +202,13 @@ def test_a_letter_without_its_headers_or_key_is_taken_whole_from_the_source_topi
     for (partition, offset), (key, value, headers) in zip(places, sources, strict=True):
         for where, other in ((offset, value), (offset, b"another")):  # the second is not what is on the source topic
             source = SourceRecord(desk.name, partition, where, T0, key, other, headers)
-            letter = dead_letter(source, InvalidTrace(Reason.NOT_JSON, "", "bad"))
+            letter = dead_letter(source, BROKEN)
             fitted = fit_dead_letter(letter, 3000)
             assert (fitted.key != key) or (fitted.value != other) or len(fitted.headers) < len(letter.headers)
             if other == b"another":
-                fitted = last_resort(letter, 3000, None)
-                fitted = OutputRecord(fitted.kind, None, b"another", fitted.headers, T0)
-                desk_partition = 0
-            else:
-                desk_partition = 1
-            produce(
-                desk.bootstrap,
-                desk.topics["dead-letter"],
-                [(fitted.key, fitted.value, fitted.headers, desk_partition, T0)],
-            )
+                fitted = OutputRecord(letter.kind, None, other, last_resort(letter, 3000, None).headers, T0)
+            rows = [(fitted.key, fitted.value, fitted.headers, int(other == value), T0)]
+            produce(desk.bootstrap, desk.topics["dead-letter"], rows)
     refused = desk.run("redrive", "--execute", "--partition", "0")
     assert refused.returncode == 1
     assert refused.stderr.count("is no longer there") == 3
@@ -227,8 +221,7 @@ def test_a_letter_without_its_headers_or_key_is_taken_whole_from_the_source_topi
 
 def test_a_key_that_the_letter_was_given_does_not_go_back(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
-    source = SourceRecord(desk.name, 1, 7, T0, None, BAD, [])
-    letter = readdressed(dead_letter(source, InvalidTrace(Reason.NOT_JSON, "", "bad")))
+    letter = readdressed(dead_letter(SourceRecord(desk.name, 1, 7, T0, None, BAD, []), BROKEN))
     produce(desk.bootstrap, desk.topics["dead-letter"], [(letter.key, letter.value, letter.headers, 1, T0)])
     assert desk.run("redrive", "--execute").returncode == 0
     (record,) = desk.read()
@@ -251,9 +244,7 @@ def test_letters_whose_time_the_source_topic_refuses_do_not_stop_the_others(kafk
     desk.settings["KP_SOURCE_TOPIC"] = desk.name = f"{desk.name}.young"
     desk.letters([(Reason.NOT_JSON, BAD)] * 3)
     now = int(time.time() * 1000)
-    fresh = dead_letter(
-        SourceRecord(desk.name, 0, 9, now, b"k", BAD, [("n", b"9")]), InvalidTrace(Reason.NOT_JSON, "", "x")
-    )
+    fresh = dead_letter(SourceRecord(desk.name, 0, 9, now, b"k", BAD, [("n", b"9")]), BROKEN)
     produce(desk.bootstrap, desk.topics["dead-letter"], [(fresh.key, fresh.value, fresh.headers, 0, now)])
     done = desk.run("redrive", "--execute")
     assert done.returncode == 1
@@ -301,23 +292,15 @@ def test_to_a_file(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     rest = tmp_path / "rest.jsonl"
     assert desk.run("redrive", "--to-file", str(rest), "--execute").returncode == 0
     assert {json.loads(line)["reason"] for line in rest.read_bytes().splitlines()} == {"not_utf8", "too_deep"}
-
-
-def test_to_standard_output_goes_nothing_but_the_lines(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    desk.letters([(Reason.NOT_JSON, BAD), (Reason.TOO_DEEP, b"[[]]")])
-    done = desk.run("redrive", "--to-file", "-", "--execute")
-    assert done.returncode == 0, done.stderr
-    assert {json.loads(line)["reason"] for line in done.stdout.splitlines()} == {"not_json", "too_deep"}
-    assert "2 dead letters written to standard output" in done.stderr
+    piped = desk.run("redrive", "--to-file", "-", "--execute")
+    assert piped.returncode == 0, piped.stderr
+    assert {json.loads(line)["reason"] for line in piped.stdout.splitlines()} == {"not_utf8", "too_deep"}
+    assert "2 dead letters written to standard output" in piped.stderr
     shown = desk.run("redrive", "--to-file", "-")
     assert shown.stdout == ""
     assert "--execute writes 2 to standard output" in shown.stderr
-
-
-def test_what_may_not_be_replaced_is_not_to_be_removed_either(kafka: EmbeddedKafka) -> None:
-    done = Desk(kafka).run("redrive", "--to-file", "/dev/full", "--execute")
-    assert (done.returncode, "/dev/full is not a file; name a new one" in done.stderr) == (1, True)
+    device = desk.run("redrive", "--to-file", "/dev/full", "--execute")
+    assert (device.returncode, "/dev/full is not a file; name a new one" in device.stderr) == (1, True)
 
 
 def put(desk: Desk, topic: str, sources: list[tuple[Reason, SourceRecord]]) -> None:

@@ -53,9 +53,9 @@ def _crash(given: argparse.Namespace, rng: random.Random) -> int:
             kafka.stop_node(0)
             kafka.start_node(0)
 
-        judgement = crash_run(kafka.bootstrap_servers, Path(folder), rng, runs, trial, restart)
-    print(trial, judgement, judgement.problems() or "no problem", sep="\n", flush=True)
-    return int(bool(judgement.problems()))
+        problems = crash_run(kafka.bootstrap_servers, Path(folder), rng, runs, trial, restart)
+    print(trial, problems or "no problem", sep="\n", flush=True)
+    return int(bool(problems))
 
 
 def _figures(given: argparse.Namespace, rng: random.Random) -> int:

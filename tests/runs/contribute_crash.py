@@ -32,9 +32,9 @@ def main() -> int:
                 faults=given.faults, seconds=given.seconds, patience=3600,
             )  # fmt: skip
             with tempfile.TemporaryDirectory() as folder:
-                judgement = crash_run(kafka.bootstrap_servers, Path(folder), given.seed, trial)
-            print(trial, judgement, judgement.problems() or "no problem", sep="\n", flush=True)
-            failed |= bool(judgement.problems())
+                problems = crash_run(kafka.bootstrap_servers, Path(folder), given.seed, trial)
+            print(trial, problems or "no problem", sep="\n", flush=True)
+            failed |= bool(problems)
     return int(failed)
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,32 +138,14 @@ class Trial:
     patience: float = 120.0
 
 
-@dataclass
-class Judgement:
-    """What the topics hold in the end; documents are named by their ids."""
-
-    traces: int
-    missing: list[str] = field(default_factory=list)
-    twice: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    letters: dict[str, int] = field(default_factory=dict)
-    left_open: int = 0
-    seconds: float = 0.0
-
-    def problems(self) -> list[str]:
-        """Return what no run may show."""
-        found = {
-            "missing": self.missing, "twice": self.twice, "wrong": self.wrong, "letters": self.letters,
-            "left open": self.left_open,
-        }  # fmt: skip
-        return [f"{name}: {value}" for name, value in found.items() if value]
-
-
 def crash_run(
     bootstrap: str, folder: Path, rng: random.Random, runs: Sequence[Sequence[bytes]], trial: Trial,
     restart: Callable[[], None] | None = None,
-) -> Judgement:  # fmt: skip
-    """Write records of runs while processes are killed, join and leave, let the rest be assembled, and judge."""
+) -> dict[str, object]:  # fmt: skip
+    """Write records of runs while processes are killed, join and leave, let the rest be assembled, and judge.
+
+    Prints figures, and returns what no run may show; documents are named by their ids.
+    """
     workshop = Workshop(bootstrap, trial.partitions, trial.grace, trial.gap)
     began = time.monotonic()
     writing = threading.Thread(target=_write, args=(workshop, rng.randrange(2**32), runs, trial))
@@ -188,7 +170,8 @@ def crash_run(
         for each in fleet:
             each.close()
         writing.join()
-    return judged(workshop, expected, open_runs, time.monotonic() - began)
+    print(f"{time.monotonic() - began:.0f} s", flush=True)
+    return judged(workshop, expected, open_runs)
 
 
 def _write(workshop: Workshop, seed: int, runs: Sequence[Sequence[bytes]], trial: Trial) -> None:
@@ -254,16 +237,18 @@ def _open_runs(workshop: Workshop) -> int:
     return sum(value is not None and key.startswith(b"open:") for key, value in rows.items())
 
 
-def judged(workshop: Workshop, expected: Sequence[bytes], left_open: int = 0, seconds: float = 0) -> Judgement:
-    """Compare the traces that came out with the expected ones."""
+def judged(workshop: Workshop, expected: Sequence[bytes], open_runs: int = 0) -> dict[str, object]:
+    """Compare the traces that came out with the expected ones; return the problems."""
     wanted: Mapping[str, bytes] = {json.loads(each)["id"]: each for each in expected}
     assert len(wanted) == len(expected)
     found = workshop.documents()
     ids = Counter(json.loads(each)["id"] for each in found)
-    reasons = Counter(dict(each.headers)["kp-error-reason"].decode() for each in workshop.letters())
-    return Judgement(
-        traces=len(found), missing=sorted(wanted.keys() - ids.keys()),
-        twice=sorted(each for each, number in ids.items() if number > 1),
-        wrong=sorted({json.loads(each)["id"] for each in found if wanted.get(json.loads(each)["id"]) != each}),
-        letters=dict(reasons), left_open=left_open, seconds=seconds,
-    )  # fmt: skip
+    print(f"{len(found)} traces", flush=True)
+    problems = {
+        "missing": sorted(wanted.keys() - ids.keys()),
+        "twice": sorted(each for each, number in ids.items() if number > 1),
+        "wrong": sorted({json.loads(each)["id"] for each in found if wanted.get(json.loads(each)["id"]) != each}),
+        "letters": Counter(dict(each.headers)["kp-error-reason"].decode() for each in workshop.letters()),
+        "left open": open_runs,
+    }
+    return {name: value for name, value in problems.items() if value}

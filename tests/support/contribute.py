@@ -88,33 +88,12 @@ class Trial:
     options: Sequence[str] = field(default_factory=list)
 
 
-@dataclass
-class Judgement:
-    """What the registry and the topics hold in the end."""
+def crash_run(bootstrap: str, folder: Path, seed: int, trial: Trial) -> dict[str, object]:
+    """Kill processes and restart the registry while traces are posted, let the rest be posted, and judge.
 
-    missing: list[str]
-    foreign: list[str]
-    wrong: list[str]
-    without_receipt: list[str]
-    refused: int
-    posted_twice: int
-    limited: dict[str, int]
-    revoked: list[str]
-    answers: dict[str, int]
-    late: int
-    seconds: float
-
-    def problems(self) -> list[str]:
-        """Return what no run may show. A trace posted twice is none: a request may land after the look-up."""
-        found = {
-            "missing": self.missing, "foreign": self.foreign, "wrong": self.wrong, "revoked": self.revoked,
-            "without receipt": self.without_receipt, "refused": self.refused, "429s": self.limited,
-        }  # fmt: skip
-        return [f"{name}: {value}" for name, value in found.items() if value]
-
-
-def crash_run(bootstrap: str, folder: Path, seed: int, trial: Trial) -> Judgement:
-    """Kill processes and restart the registry while traces are posted, let the rest be posted, and judge."""
+    Prints figures, and returns what no run may show. A trace posted twice is no such thing: a request may land after
+    the look-up.
+    """
     rng = random.Random(seed)
     share = trial.faults / 5
     faults = [f"--fault={kind}={share}" for kind in ("error", "slow", "reset", "truncated", "html")]
@@ -171,15 +150,17 @@ def _violence(
 
 def _judge(
     registry: RegistryProcess, booth: Booth, documents: Sequence[Mapping[str, Any]], late: int, seconds: float
-) -> Judgement:
+) -> dict[str, object]:
     state, units, receipts = registry.state(), registry.units(), booth.receipts()
     ids = Counter(unit["id"] for unit in units)
     expected = {document["id"]: {k: v for k, v in document.items() if k != "scoring"} for document in documents}
-    return Judgement(
-        missing=sorted(expected.keys() - ids.keys()),
-        foreign=sorted(each for each, number in ids.items() if each not in expected or number > 1),
-        wrong=sorted(unit["id"] for unit in units if unit != expected.get(unit["id"])),
-        without_receipt=sorted(expected.keys() - receipts.keys()), refused=len(booth.refusals()),
-        posted_twice=sum(number > 1 for number in state["units"].values()), limited=state["429s"],
-        revoked=state["revoked"], answers=state["answers"], late=late, seconds=seconds,
-    )  # fmt: skip
+    twice = sum(number > 1 for number in state["units"].values())
+    print(f"{twice} posted twice, {late} late, {seconds:.0f} s, answers: {state['answers']}", flush=True)
+    problems = {
+        "missing": sorted(expected.keys() - ids.keys()),
+        "foreign": sorted(each for each, number in ids.items() if each not in expected or number > 1),
+        "wrong": sorted(unit["id"] for unit in units if unit != expected.get(unit["id"])),
+        "without receipt": sorted(expected.keys() - receipts.keys()), "refused": len(booth.refusals()),
+        "429s": state["429s"], "revoked": state["revoked"],
+    }  # fmt: skip
+    return {name: value for name, value in problems.items() if value}

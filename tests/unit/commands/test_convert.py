@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from tests.support import converted
 from tests.support.converted import VALUES, lines, traces_of
@@ -29,6 +29,7 @@ from worker.version import install_extra
 MINIMAL = [{"role": "user", "content": "Book a seat"}, {"role": "assistant", "content": "Done"}]
 
 
+WORDS = [word for pair in VALUES.items() for word in pair]
 convert, trace_of = partial(converted.convert, source="chat"), partial(converted.trace_of, source="chat")
 
 
@@ -40,9 +41,8 @@ def test_each_part_of_200_runs_is_in_one_step_and_in_order(seed: int, tmp_path: 
     file = tmp_path / "runs.jsonl"
     file.write_bytes(b"".join(json.dumps(run, ensure_ascii=number % 2 == 0).encode() + b"\n"
                               for number, run in enumerate(runs)))  # fmt: skip
-    options = [word for pair in VALUES.items() for word in pair]
     more = ["--success", "@reward", "--created-at", "@finished", "--error-prefix", ERROR, "--keep", "x_task=@task"]
-    results = [CliRunner().invoke(cli, ["convert", "--from", "chat", *options, *more, str(file)]) for _ in range(2)]
+    results = [CliRunner().invoke(cli, ["convert", "--from", "chat", *WORDS, *more, str(file)]) for _ in range(2)]
     assert [result.exit_code for result in results] == [0, 0], results[0].stderr
     assert results[0].stdout_bytes == results[1].stdout_bytes
     traces = traces_of(results[0])
@@ -118,6 +118,10 @@ def test_wrong_options_are_told_before_anything_is_read(change: dict[str, str | 
         (["--from", "anthropic"], "Missing: --created-at (messages of anthropic have no time)"),
         (["--from", "atif", "--append", "@a"], "--append requires --from chat, or another form of messages"),
         (["--from", "atif", "--messages", "@x"], "--messages requires --from chat"),
+        *(
+            (["--from", "claude-code", option, "@a"], f"{option} requires --from chat")
+            for option in ("--messages", "--append", "--group-by")
+        ),
         (["--from", "otlp", "--keep", "a=@b", "--agent-id", "x"], "--agent-id, --keep: spans have no place for it"),
         (["--append", "a"], "--append: 'a' is not a path; begin it with @"),
         (["--group-by", "@"], "@ is not a path"),
@@ -212,9 +216,8 @@ def test_a_file_of_one_run_and_a_file_of_lines(tmp_path: Path) -> None:
     one, many, report = tmp_path / "run.json", tmp_path / "runs.jsonl", tmp_path / "report.json"
     one.write_text(json.dumps(MINIMAL, indent=2))
     many.write_bytes(lines({"messages": MINIMAL, "run": 1}, {"messages": []}))
-    options = [word for pair in VALUES.items() for word in pair]
     result = CliRunner().invoke(
-        cli, ["convert", "--from", "chat", *options, "--report", str(report), str(one), str(many)]
+        cli, ["convert", "--from", "chat", *WORDS, "--report", str(report), str(one), str(many)]
     )
     assert result.exit_code == 1
     assert len(traces_of(result)) == 2
@@ -250,9 +253,8 @@ def test_each_trace_is_written_when_its_run_is_read() -> None:
     """As the middle of a pipe: standard input stays open while the first trace comes out."""
     env = environment()
     env.pop("PYTHONUNBUFFERED", None)
-    options = [word for pair in VALUES.items() for word in pair]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with start_command("convert", "--from", "chat", *options, "-", env=env, **pipes) as process:
+    with start_command("convert", "--from", "chat", *WORDS, "-", env=env, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(lines(MINIMAL))
@@ -265,9 +267,8 @@ def test_each_trace_is_written_when_its_run_is_read() -> None:
 def test_a_reader_that_goes_away_ends_the_command_without_a_traceback(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
     file.write_bytes(lines(MINIMAL) * 5000)
-    options = [word for pair in VALUES.items() for word in pair]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    with start_command("convert", "--from", "chat", *options, str(file), **pipes) as process:
+    with start_command("convert", "--from", "chat", *WORDS, str(file), **pipes) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()
@@ -323,3 +324,110 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     result = converted.convert(lines(*RECORDS), created_at=None)
     assert result.exit_code == 1
     assert result.stderr == f"Error: opentelemetry.proto is not installed; {install_extra('otlp')}\n"
+
+
+# -- sessions of coding agents: a trace for each request
+
+OPTIONS = ("--confidence", "0.8", "--domain", "@cwd", "--visibility", "org", "--privacy", "aggregated")
+
+
+def line(number: int, kind: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "uuid": f"u-{number}", "sessionId": "s-1", "cwd": "/repo", "version": "2.1.0",
+            "message": {"role": kind, "content": content}, "timestamp": f"2026-04-14T08:00:{number:02}.000Z",
+            **more}  # fmt: skip
+
+
+BASH = {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "make"}}
+FAILED = {"type": "tool_result", "tool_use_id": "c1", "content": "No rule", "is_error": True}
+
+SESSION = [
+    {"type": "summary", "summary": "Fixing", "leafUuid": "x"}, line(1, "user", "Fix the build"),
+    line(2, "assistant", [BASH]), line(3, "user", [FAILED]),
+    line(4, "assistant", [{"type": "text", "text": "It builds."}]), line(5, "user", "Now the tests"),
+    line(6, "assistant", [BASH]),
+]  # fmt: skip
+
+
+def convert_files(*files: Path | str, options: tuple[str, ...] = OPTIONS) -> Result:
+    result = CliRunner().invoke(cli, ["convert", *map(str, files), *options])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def written(path: Path, lines: list[Any]) -> Path:
+    path.write_bytes(
+        b"".join((each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n" for each in lines)
+    )
+    return path
+
+
+def test_a_line_that_cannot_be_read_is_named_with_its_file_and_costs_only_itself(tmp_path: Path) -> None:
+    good = traces_of(convert_files(written(tmp_path / "good.jsonl", SESSION)))
+    path, report = written(tmp_path / "s.jsonl", [b"{", *SESSION[:3], b"\xff", *SESSION[3:]]), tmp_path / "report.json"
+    result = convert_files(path, options=(*OPTIONS, "--report", str(report)))
+    assert result.exit_code == 1
+    assert traces_of(result) == good
+    assert f"{path}:1: not_json: " in result.stderr
+    assert f"{path}:5: not_json: " in result.stderr
+    assert "2 runs read, 2 written, 0 refused, 2 lines not read" in result.stderr
+    (found,) = json.loads(report.read_text())["files"]
+    assert found["unread_lines"] == {"not_json": 2}
+    assert [each["line"] for each in found["refused"]["first"]] == [1, 5]
+
+
+def test_a_request_that_is_in_two_files_is_written_once(tmp_path: Path) -> None:
+    branch = [each | {"sessionId": "s-2", "uuid": f"0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e{number:02}"}
+              for number, each in enumerate(SESSION[1:])]  # fmt: skip
+    paths = written(tmp_path / "a.jsonl", branch[:4]), written(tmp_path / "b.jsonl", branch)
+    result = convert_files(*paths)
+    assert result.exit_code == 0
+    assert [each["task"]["objective"] for each in traces_of(result)] == ["Fix the build", "Now the tests"]
+    assert "1  requests that were read before" in result.stderr
+
+
+def test_a_file_that_is_no_session_is_named(tmp_path: Path) -> None:
+    journal = written(tmp_path / "journal.jsonl", [{"type": "started", "key": "v2:1a", "agentId": "a2fc"}])
+    other = written(tmp_path / "notes.jsonl", [{"note": "x"}])
+    result = convert_files(written(tmp_path / "s.jsonl", SESSION), journal, other)
+    assert result.exit_code == 1
+    assert f"{journal}: 0 runs read" in result.stderr
+    assert f"{other}: missing_option: Missing: --success" in result.stderr
+    assert f"{other} is neither OTLP nor a session." in result.stderr
+    assert len(traces_of(result)) == 2
+    alone = convert_files(other)
+    assert alone.exit_code == 2
+    assert f"{other} is neither OTLP nor a session." in alone.stderr
+
+
+def test_a_folder_is_read_as_follow_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "notes.json").write_text("{}")
+    path = written(tmp_path / "deep" / "s.jsonl", SESSION)
+    result = convert_files(str(tmp_path))
+    assert result.exit_code == 0
+    assert traces_of(result) == traces_of(convert_files(path))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused = convert_files(str(empty))
+    assert refused.exit_code == 1
+    assert f"{empty}: no session file (*.jsonl) is below this folder" in refused.stderr
+
+
+def test_a_trace_is_already_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(convert_files(written(tmp_path / "s.jsonl", SESSION)).stdout_bytes)
+    result = convert_files(str(path))
+    assert result.exit_code == 1
+    assert f"{path}:1: already_a_trace: it is already a trace: give it to score or publish" in result.stderr
+
+
+def test_the_long_texts_of_a_request_that_is_too_large_are_cut(tmp_path: Path) -> None:
+    long = {**FAILED, "content": "No rule. " * 200_000}
+    result = convert_files(written(tmp_path / "s.jsonl", [*SESSION[:3], line(3, "user", [long]), *SESSION[4:]]))
+    assert result.exit_code == 0, result.stderr
+    first, second = traces_of(result)
+    assert len(result.stdout_bytes.splitlines()[0]) < 1_048_576
+    assert [step["type"] for step in first["steps"]] == ["tool_call", "error_recovery", "thought"]
+    assert first["steps"][1]["content"].endswith(" characters cut]")
+    assert second["task"] == {"objective": "Now the tests"}
+    assert "characters cut, since the trace would be too large" in result.stderr

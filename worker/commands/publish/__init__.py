@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -25,9 +24,6 @@ FOLLOWED: Final = ("claude-code", "codex")
 """Agents that write a session to one file, line by line."""
 
 REDACTIONS: Final = ("strict", "reference", "off")
-
-NEEDED: Final = ("confidence", "domain", "visibility", "privacy")
-"""Values of a trace that no session contains."""
 
 
 def complete_traces(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -103,11 +99,22 @@ def publish(
     if follow is not None:
         if files or rate is not None or no_validate:
             raise click.UsageError("--follow takes neither FILES nor --rate nor --no-validate")
-        if missing := [f"--{each}" for each in ("from", *NEEDED) if (values | {"from": form})[each] is None]:
+        needed = {"from": form} | {name: values[name] for name in ("confidence", "domain", "visibility", "privacy")}
+        if missing := [f"--{option}" for option, value in needed.items() if value is None]:
             raise click.UsageError(f"Missing: {', '.join(missing)} (needed by --follow).")
-        _follow(
-            follow, settings, topic, key, redact or "strict", form or "", 60 * (idle_minutes or 60.0),
-            name, values, keep, max_content,
+        from worker.commands.publish.follow import Followed, default_name, run_follow
+        from worker.commands.shared.run_traces import parse_options
+
+        try:
+            options = parse_options(values, keep, {}, form or "", (), max_content, settings.limits)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        run_follow(
+            settings,
+            Followed(
+                follow, FORMATS[form or ""], options, topic, key, _cleaning(settings, redact or "strict"),
+                60 * (idle_minutes or 60.0), name or default_name(follow),
+            ),
         )  # fmt: skip
         return
     extra = {"from": form, "idle_minutes": idle_minutes, "name": name, "max_content": max_content, "keep": keep}
@@ -137,23 +144,3 @@ def _cleaning(settings: Settings, redact: str) -> Clean | None:
         settings = settings.model_copy(update={"redact_rules": redact})
     with errors_for_the_user():
         return partial(redact_json, rules=redaction_rules(settings))
-
-
-def _follow(
-    folder: Path, settings: Settings, topic: str, key: KeyField, redact: str, form: str, idle_seconds: float,
-    name: str | None, values: Mapping[str, str | None], keep: tuple[str, ...], max_content: int | None,
-) -> None:  # fmt: skip
-    from worker.commands.publish.follow import Followed, default_name, run_follow
-    from worker.commands.shared.run_traces import parse_options
-
-    try:
-        options = parse_options(values, keep, {}, form, (), max_content, settings.limits)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    run_follow(
-        settings,
-        Followed(
-            folder, FORMATS[form], options, topic, key, _cleaning(settings, redact), idle_seconds,
-            name or default_name(folder),
-        ),
-    )  # fmt: skip
