@@ -144,10 +144,10 @@ def decode_state(key: bytes, value: bytes) -> tuple[str, int, Held] | tuple[str,
         row = _state.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RowError(f"not a record of the state of kp-worker assemble: {error}") from error
-    if isinstance(row, Held) and (found := _OPEN.fullmatch(key)) and int(found[2]) < MAX_RUN_PARTS:
-        return found[1].decode(), int(found[2]), row
-    if isinstance(row, Remembered) and (found := _CLOSED.fullmatch(key)):
-        return found[1].decode(), row
+    if isinstance(row, Held) and (match := _OPEN.fullmatch(key)) and int(match[2]) < MAX_RUN_PARTS:
+        return match[1].decode(), int(match[2]), row
+    if isinstance(row, Remembered) and (match := _CLOSED.fullmatch(key)):
+        return match[1].decode(), row
     if isinstance(row, Times) and key == TIMES_KEY:
         return row
     raise RowError("the key does not fit the record")
@@ -162,12 +162,12 @@ def unpacked(content: bytes, size: int = MAX_RUN_BYTES) -> bytes:
     """Undo `packed`, up to `size` bytes. Raises RowError."""
     unpacking = zlib.decompressobj()
     try:
-        found = unpacking.decompress(content, size + 1)
+        whole = unpacking.decompress(content, size + 1)
     except zlib.error as error:
         raise RowError(f"the content of a part cannot be unpacked: {error}") from error
-    if len(found) > size or not unpacking.eof:
+    if len(whole) > size or not unpacking.eof:
         raise RowError(f"the content of a part is cut off, or has more than the {size} bytes that its row names")
-    return found
+    return whole
 
 
 Cause = Literal["root_ended", "gap", "too_large", "memory"]

@@ -446,14 +446,14 @@ def _read(
             if room < 0:
                 words = f"the run has more than {MAX_FIELDS} spans, events, attributes and values; this is the rest"
                 raise InvalidSpans("too_large", "", words)
-            found = decoded(content)
+            part = decoded(content)
         except InvalidSpans as error:
             letters.append((content, InvalidTrace(Reason(error.reason), error.path, error.message)))
             continue
-        spans += found.spans
-        logs += found.logs
-        if found.refused is not None:
-            letters.append((found.refused.value, _refusal(found.refused)))
+        spans += part.spans
+        logs += part.logs
+        if part.refused is not None:
+            letters.append((part.refused.value, _refusal(part.refused)))
     return logs
 
 

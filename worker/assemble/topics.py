@@ -42,7 +42,7 @@ docs/opentelemetry.md. Each model call repeats the run so far, so a long run's l
 
 @dataclass(frozen=True, slots=True)
 class AssembleTopics:
-    """The topics that `assemble` found."""
+    """The topics of `assemble`, as they are."""
 
     sources: Mapping[str, int]  # topics of spans, with their numbers of partitions
     outputs: Mapping[str, OutputTopic]  # by kind of record
@@ -85,57 +85,59 @@ def _own(settings: Settings) -> list[str]:
     return [settings.assemble_state] if settings.spans_keyed else [settings.assemble_spans, settings.assemble_state]
 
 
-def assemble_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
+def assemble_plan(settings: Settings, observed: Observed) -> list[TopicPlan]:
     """Return the intended configuration of the span topics and of `assemble`'s own, given the existing ones."""
-    sources = _source_plans(settings, found)
-    between = found.topics.get(settings.assemble_spans)
+    sources = _source_plans(settings, observed)
+    between = observed.topics.get(settings.assemble_spans)
     partitions = max(each.partitions for each in sources)
     if not settings.spans_keyed and between is not None:
         partitions = between.partitions
-    size = {"max.message.bytes": str(_largest(settings, found) + DEAD_LETTER_OVERHEAD)}
+    size = {"max.message.bytes": str(_largest(settings, observed) + DEAD_LETTER_OVERHEAD)}
     configs = {settings.assemble_spans: {**SPANS_CONFIG, **size}, settings.assemble_state: {**CHANGELOG_CONFIG, **size}}
     return [*sources, *(TopicPlan("KP_GROUP_ID", name, partitions, configs[name]) for name in _own(settings))]
 
 
-def _source_plans(settings: Settings, found: Observed) -> list[TopicPlan]:
+def _source_plans(settings: Settings, observed: Observed) -> list[TopicPlan]:
     config = {"max.message.bytes": str(SPANS_MAX_BYTES)}
-    partitions = {name: topic.partitions for name, topic in found.topics.items()}
+    partitions = {name: topic.partitions for name, topic in observed.topics.items()}
     return [
         TopicPlan("KP_SPANS_TOPIC", name, partitions.get(name, settings.topic_partitions), config)
         for name in settings.span_topics
     ]
 
 
-def _largest(settings: Settings, found: Observed) -> int:
+def _largest(settings: Settings, observed: Observed) -> int:
     """Return the largest record of spans that a span topic accepts, or will accept once created."""
-    return max(found.max_bytes(name) if name in found.topics else SPANS_MAX_BYTES for name in settings.span_topics)
+    return max(
+        observed.max_bytes(name) if name in observed.topics else SPANS_MAX_BYTES for name in settings.span_topics
+    )
 
 
-def small_topics(settings: Settings, found: Observed) -> list[tuple[str, str]]:
+def small_topics(settings: Settings, observed: Observed) -> list[tuple[str, str]]:
     """Return the topics that are too small for spans of long runs, each with the remedy. They do not block a start."""
-    sources = [name for name in settings.span_topics if name in found.topics]
+    sources = [name for name in settings.span_topics if name in observed.topics]
     needed = dict.fromkeys(sources, (SPANS_MAX_BYTES, "the Collector drops a larger record"))
-    if largest := max((found.max_bytes(name) for name in sources), default=0):
+    if largest := max((observed.max_bytes(name) for name in sources), default=0):
         words = f"a record of spans may have {largest}, and then becomes a dead letter (too_large)"
-        needed |= {name: (largest, words) for name in _own(settings) if name in found.topics}
+        needed |= {name: (largest, words) for name in _own(settings) if name in observed.topics}
     return [
         (
             f"topic {name} has max.message.bytes={limit}: {words}",
             f"set max.message.bytes={size if name in sources else size + DEAD_LETTER_OVERHEAD} on {name}",
         )
         for name, (size, words) in needed.items()
-        if name in found.configs and (limit := found.max_bytes(name)) < size
+        if name in observed.configs and (limit := observed.max_bytes(name)) < size
     ]
 
 
-def assemble_problems(settings: Settings, found: Observed) -> list[str]:
+def assemble_problems(settings: Settings, observed: Observed) -> list[str]:
     """Return the problems, except missing topics, that prevent `assemble` from starting."""
     problems = [
-        f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)" for name in found.denied
+        f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)" for name in observed.denied
     ]
-    plans = {plan.name: plan for plan in assemble_plan(settings, found)}
+    plans = {plan.name: plan for plan in assemble_plan(settings, observed)}
     state, between = settings.assemble_state, settings.assemble_spans
-    if state in found.topics and (has := found.topics[state].partitions) != (needs := plans[state].partitions):
+    if state in observed.topics and (has := observed.topics[state].partitions) != (needs := plans[state].partitions):
         reads = settings.spans_topic if settings.spans_keyed else between
         problems.append(
             f"topic {state} has {has} partitions, and {reads} has {needs}: they need the same number, because each "
@@ -143,30 +145,30 @@ def assemble_problems(settings: Settings, found: Observed) -> list[str]:
             + (state if settings.spans_keyed else f"both {state} and {between}")
             + "; they are created anew (docs/opentelemetry.md)"
         )
-    policy = found.config(state, "cleanup.policy", "compact")
-    if state in found.topics and policy != "compact":
+    policy = observed.config(state, "cleanup.policy", "compact")
+    if state in observed.topics and policy != "compact":
         problems.append(f"topic {state} has cleanup.policy={policy}; set cleanup.policy=compact, or open runs are lost")
-    policy = found.config(between, "cleanup.policy", "delete")
-    if between in found.topics and policy != "delete":
+    policy = observed.config(between, "cleanup.policy", "delete")
+    if between in observed.topics and policy != "delete":
         problems.append(f"topic {between} has cleanup.policy={policy}; set cleanup.policy=delete, or spans are lost")
     return problems
 
 
-def missing_topics(settings: Settings, found: Observed) -> list[str]:
+def missing_topics(settings: Settings, observed: Observed) -> list[str]:
     """Return the missing topics, each with its variable."""
     variables = {settings.source_topic: "KP_SOURCE_TOPIC", settings.dead_letter_topic: "KP_DEAD_LETTER_TOPIC"}
-    variables |= {plan.name: plan.variable for plan in assemble_plan(settings, found)}
+    variables |= {plan.name: plan.variable for plan in assemble_plan(settings, observed)}
     return [
         f"{name} ({variable})"
         for name, variable in variables.items()
-        if name not in found.topics and name not in found.denied
+        if name not in observed.topics and name not in observed.denied
     ]
 
 
-def _checked(settings: Settings, found: Observed) -> AssembleTopics:
-    for problem in assemble_problems(settings, found):
+def _checked(settings: Settings, observed: Observed) -> AssembleTopics:
+    for problem in assemble_problems(settings, observed):
         raise ConfigError(problem)
-    if missing := missing_topics(settings, found):
+    if missing := missing_topics(settings, observed):
         raise MissingTopicsError(
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}; create them (kp-worker topics shows how), "
             "let assemble do it with KP_CREATE_TOPICS=true, or correct the names"
@@ -175,15 +177,15 @@ def _checked(settings: Settings, found: Observed) -> AssembleTopics:
     if not settings.spans_keyed:
         names[SPANS] = settings.assemble_spans
     return AssembleTopics(
-        {name: found.topics[name].partitions for name in settings.span_topics},
-        {kind: found.output(name) for kind, name in names.items()},
-        found.output(settings.assemble_state),
+        {name: observed.topics[name].partitions for name in settings.span_topics},
+        {kind: observed.output(name) for kind, name in names.items()},
+        observed.output(settings.assemble_state),
         settings.spans_topic if settings.spans_keyed else settings.assemble_spans,
-        _kept_ms(settings.source_topic, found),
+        _kept_ms(settings.source_topic, observed),
     )
 
 
-def _kept_ms(name: str, found: Observed) -> float:
+def _kept_ms(name: str, observed: Observed) -> float:
     """Return the age up to which the topic accepts a record, and then keeps it for as long again."""
-    limits = [found.milliseconds(name, setting) for setting in (BEFORE, "retention.ms")]
+    limits = [observed.milliseconds(name, setting) for setting in (BEFORE, "retention.ms")]
     return min((limit / 2 for limit in limits if limit is not None), default=math.inf)

@@ -31,14 +31,7 @@ from worker.commands.shared.console import (
 )
 from worker.commands.shared.json_lines import begins_list, line_limit, read_lines, too_long
 from worker.commands.shared.options import read_settings, settings_options
-from worker.commands.shared.run_traces import (
-    Group,
-    Options,
-    group_name,
-    parse_options,
-    trace_of_request,
-    traces_of,
-)
+from worker.commands.shared.run_traces import Group, Options, group_name, parse_options, trace_of_request, traces_of
 from worker.commands.shared.session_files import session_files_below
 from worker.core.terminal import number_of
 from worker.runs.fields import Counts, RunRefused, fault, parse_json
@@ -53,13 +46,8 @@ if TYPE_CHECKING:
 
 FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp", *SESSIONS)
 
-_WITHOUT_TIME: Final = ("chat", "anthropic", "responses", "langchain")
-
 _Line = tuple[int | None, bytes, str | None]
 """A run's line number (None: the file is one run), its bytes, and why it is incomplete, if it is."""
-
-_OF_SPANS: Final = ("created_at", "agent_id", "framework", "objective", "result_summary")
-"""Options whose values the spans contain."""
 
 
 class _Convert(Command):
@@ -75,7 +63,7 @@ def _lacking(form: str, given: Mapping[str, Any]) -> list[str]:
     lacking = []
     if form != "otlp" and form not in SESSIONS and given.get("success") is None:
         lacking.append("--success (not for OTLP and sessions)" if form == "auto" else "--success")
-    if form in ("auto", *_WITHOUT_TIME) and given.get("created_at") is None:
+    if form not in ("atif", "otlp", *SESSIONS) and given.get("created_at") is None:
         others = "not for ATIF, OTLP and sessions, which have times"
         others = others if form == "auto" else f"messages of {form} have no time"
         lacking.append(f"--created-at ({others})")
@@ -150,18 +138,17 @@ def convert(
     try:
         paths = [path for file in files for path in (_session_paths(file) if Path(file).is_dir() else [file])]
         for file in paths:
-            found = FileReport("standard input" if file == "-" else file)
-            reports.append(found)
+            of_file = FileReport("standard input" if file == "-" else file)
+            reports.append(of_file)
             with _open(file) as runs, naming(file):
                 try:
-                    _Conversion(json_output(output), options, found, seen).convert(_peekable(runs))
+                    _Conversion(json_output(output), options, of_file, seen).convert(_peekable(runs))
                 except click.UsageError as error:
                     if len(paths) == 1:
                         raise
-                    found.add_run()
-                    found.refuse(None, RunRefused("missing_option", error.message))
-            found.bad.say_rest(f"--report FILE.json lists the first {MAX_EXAMPLES}")
-            say("\n".join(found.lines()))
+                    of_file.refuse(None, RunRefused("missing_option", error.message))
+            of_file.bad.say_rest(f"--report FILE.json lists the first {MAX_EXAMPLES}")
+            say("\n".join(of_file.lines()))
         output.flush()
         if report is not None:
             with naming(report):
@@ -187,7 +174,10 @@ def _session_paths(folder: str) -> list[str]:
 
 def _check_spans(values: Mapping[str, object]) -> None:
     """Reject options that spans have no place for. Raises UsageError."""
-    names = (*_OF_SPANS, "messages", "append", "group_by", "keep", "error_prefix", "max_content")
+    names = (
+        "created_at", "agent_id", "framework", "objective", "result_summary",  # which the spans contain
+        "messages", "append", "group_by", "keep", "error_prefix", "max_content",
+    )  # fmt: skip
     given = [f"--{name.replace('_', '-')}" for name in names if values[name]]
     if given:
         raise click.UsageError(f"{', '.join(given)}: spans have no place for it; leave it out with --from otlp")
@@ -234,24 +224,20 @@ class _Conversion:
             raise click.UsageError(f"Missing: {lacking}. {report.file} is neither OTLP nor a session.")
         groups: dict[str, Group] = {}
         for line, raw, problem in runs:
-            if options.group_by is None:
-                report.add_run()
-            written = 0
             try:
                 if problem is not None:
                     raise RunRefused("too_large", problem)
                 run = _parsed(raw)
-                if options.group_by is not None:
-                    self._add_call(groups, group_name(run, options.group_by), run, line)
+                if options.group_by is None:
+                    for trace, counts in self._traces(run):
+                        self._write(trace, counts)
                     continue
-                for trace, counts in self._traces(run):
-                    if written:
-                        report.add_run()  # of a subagent
-                    written += 1
-                    self._write(trace, counts)
+                name = group_name(run, options.group_by)
+                group = groups.get(name) or Group(options)
+                with _faults():
+                    group.add(run, line)
+                groups[name] = group
             except RunRefused as error:
-                if written or options.group_by is not None:
-                    report.add_run()
                 report.refuse(line, error)
                 if line == 1 and begins_list(raw):
                     say("each line must hold one run: jq -c '.[]' writes an array of runs as one run on each line")
@@ -291,7 +277,6 @@ class _Conversion:
 
     def _write_run(self, convert: Callable[[], tuple[bytes, Counts]], line: int | None) -> None:
         """Write the trace of a run, or report why there is none."""
-        self.report.add_run()
         try:
             with _faults():
                 trace, counts = convert()
@@ -304,21 +289,10 @@ class _Conversion:
         with _faults():
             yield from traces_of(run, self.options)
 
-    def _add_call(self, groups: dict[str, Group], name: str, run: Any, line: int | None) -> None:
-        """Add a call to its conversation. Raises RunRefused."""
-        group = groups.get(name) or Group(self.options)
-        with _faults():
-            group.add(run, line)
-        groups[name] = group
-
     def _write(self, trace: bytes, counts: Counts) -> None:
         self.report.add_written(counts)
         self.output.write(trace + b"\n")
         sys.stdout.buffer.flush()  # the next command in a pipe gets each trace at once
-
-
-MAX_BROKEN: Final = 20
-"""Broken lines after which the search for a session in a file ends: it may be a pipe."""
 
 
 def _begin(runs: Iterator[_Line]) -> tuple[list[_Line], Format | None, bool]:
@@ -330,7 +304,7 @@ def _begin(runs: Iterator[_Line]) -> tuple[list[_Line], Format | None, bool]:
             value = parse_json(each[1])
             return lines, format_of(value), _is_trace(value)
         except ValueError:
-            if len(lines) == MAX_BROKEN:
+            if len(lines) == 20:  # it may be a pipe
                 break
     return lines, None, False
 
@@ -378,7 +352,11 @@ def _runs(source: BinaryIO, file: str, largest_trace: int) -> Iterator[_Line]:
         most = line_limit(largest_trace)
         raw = source.read(most + 1)
         yield None, raw, too_long(most) if len(raw) > most else None
-        return
+    else:
+        yield from _lines(source, largest_trace)
+
+
+def _lines(source: BinaryIO, largest_trace: int) -> Iterator[_Line]:
     for line in read_lines(source, largest_trace):
         if line.problem is not None or line.data.strip():
             yield line.number, line.data, line.problem
@@ -411,7 +389,6 @@ def _traces_of_spans(source: BinaryIO, options: Options, report: FileReport) -> 
                 raise RunRefused("too_large", problem)
             read = decoded(value)
         except Exception as error:
-            report.add_run()
             report.refuse(line, _refusal(error))
             continue
         if read.refused is not None:
@@ -425,18 +402,16 @@ def _traces_of_spans(source: BinaryIO, options: Options, report: FileReport) -> 
             logs.setdefault(log.trace_id, []).append(log)
     rules = _rules(options)
     lost = Counts()
-    for trace_id, found in spans.items():
+    for trace_id, of_trace in spans.items():
         try:
-            runs = assembled(found, logs.get(trace_id, []), rules)
+            runs = assembled(of_trace, logs.get(trace_id, []), rules)
         except Exception as error:
-            report.add_run()
             report.refuse(None, fault(error), f"trace {trace_id}")
             continue
         for run in runs:
             if run.missing == "not_a_run":
                 lost.drop("traces without a span of a model, a tool or an agent")
                 continue
-            report.add_run()
             if run.value is None or run.document is None:
                 report.refuse(None, RunRefused(run.missing or "", _why(run)), f"trace {trace_id}")
                 continue
@@ -478,7 +453,7 @@ def _rules(options: Options) -> Rules:
     )  # fmt: skip
 
 
-def _records(source: BinaryIO, largest_trace: int) -> Iterator[tuple[int, bytes, str | None]]:
+def _records(source: BinaryIO, largest_trace: int) -> Iterator[_Line]:
     """Yield the records with their numbers (from 1): JSON lines, or protobuf messages prefixed by a 4-byte length.
 
     The third value is set if a record is too long to be read.
@@ -487,10 +462,8 @@ def _records(source: BinaryIO, largest_trace: int) -> Iterator[tuple[int, bytes,
     if head[:1] != b"\x00":
         if head[:1] == b"\x0a" and head.lstrip()[:1] not in (b"{", b""):
             yield 1, source.read(line_limit(largest_trace)), None
-            return
-        for line in read_lines(source, largest_trace):
-            if line.problem is not None or line.data.strip():
-                yield line.number, line.data, line.problem
+        else:
+            yield from _lines(source, largest_trace)
         return
     number, most = 0, line_limit(largest_trace)
     while prefix := source.read(4):
@@ -503,9 +476,6 @@ def _records(source: BinaryIO, largest_trace: int) -> Iterator[tuple[int, bytes,
 
 
 # -- the losses of a conversion, as text and as JSON
-
-MAX_KINDS: Final = 100
-"""Kinds of losses that are counted separately. A log with ids as field names must not exhaust the memory."""
 
 MAX_EXAMPLES: Final = 100
 """Refused runs that a report lists; all are counted."""
@@ -526,12 +496,9 @@ class FileReport:
     def __post_init__(self) -> None:
         self.bad = BadLines(self.file)
 
-    def add_run(self) -> None:
-        """Count a run that was read."""
-        self.read += 1
-
     def add_written(self, run: Counts) -> None:
         """Count a run that was written, and what became of its parts."""
+        self.read += 1
         self.written += 1
         self.counts.steps.update(run.steps)
         _add_bounded(self.counts.dropped, run.dropped)
@@ -549,6 +516,7 @@ class FileReport:
 
     def refuse(self, line: int | None, error: RunRefused, trace: str = "") -> None:
         """Count and name a run that is not written. `line`: from 1; None: the file is one run. `trace`: of OTLP."""
+        self.read += 1
         self.add_refused(line, error.reason, f"{trace}: {error}" if trace else str(error))
         self._name(line, trace, error)
 
@@ -590,9 +558,10 @@ class FileReport:
 
 
 def _add_bounded(total: Counter[str], more: Counter[str]) -> None:
+    """Add counts of losses, of at most 100 kinds: a log with ids as field names must not exhaust the memory."""
     for kind, count in more.items():
         short = kind if len(kind) <= 60 else kind[:60] + "..."
-        total[short if short in total or len(total) < MAX_KINDS else "other fields"] += count
+        total[short if short in total or len(total) < 100 else "other fields"] += count
 
 
 def _sorted(counts: Counter[str]) -> dict[str, int]:

@@ -82,9 +82,6 @@ from worker.version import __version__
 log = logging.getLogger(__name__)
 
 
-RECEIPTS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
-
-
 async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[str, OutputTopic]:
     """Create the missing topics (KP_CREATE_TOPICS) and check all; return the topics to write to, by kind of record.
 
@@ -92,10 +89,10 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[
     """
 
     async def prepare(admin: AIOKafkaAdminClient) -> dict[str, OutputTopic]:
-        found = await look_at_contributed(admin, settings)
-        if settings.create_topics and settings.accepted_topic in found.topics:
-            found = await create_contributed(admin, settings)
-        return _checked(settings, found)
+        observed = await look_at_contributed(admin, settings)
+        if settings.create_topics and settings.accepted_topic in observed.topics:
+            observed = await create_contributed(admin, settings)
+        return _checked(settings, observed)
 
     return await prepare_patiently(settings, client, prepare)
 
@@ -113,44 +110,43 @@ async def create_contributed(admin: AIOKafkaAdminClient, settings: Settings) -> 
     )
 
 
-def contribute_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
+def contribute_plan(settings: Settings, observed: Observed) -> list[TopicPlan]:
     """Return the intended configuration of the two topics that `contribute` writes, given the accepted topic."""
-    accepted = found.topics.get(settings.accepted_topic)
+    accepted = observed.topics.get(settings.accepted_topic)
     partitions = settings.topic_partitions if accepted is None else accepted.partitions
-    largest = str(found.max_bytes(settings.accepted_topic) + DEAD_LETTER_OVERHEAD)
+    largest = str(observed.max_bytes(settings.accepted_topic) + DEAD_LETTER_OVERHEAD)
+    receipts = {"cleanup.policy": "compact", "retention.ms": "-1"}
     return [
-        TopicPlan("KP_CONTRIBUTED_TOPIC", settings.contributed, partitions, RECEIPTS_CONFIG),
+        TopicPlan("KP_CONTRIBUTED_TOPIC", settings.contributed, partitions, receipts),
         TopicPlan("KP_REFUSED_TOPIC", settings.refused, partitions, {"max.message.bytes": largest}),
     ]
 
 
-def _checked(settings: Settings, found: Observed) -> dict[str, OutputTopic]:
-    if found.denied:
-        raise ConfigError(f"the broker denies access to topic {found.denied[0]}: grant an ACL on it (docs/security.md)")
-    if settings.accepted_topic not in found.topics:
+def _checked(settings: Settings, observed: Observed) -> dict[str, OutputTopic]:
+    if observed.denied:
+        raise ConfigError(
+            f"the broker denies access to topic {observed.denied[0]}: grant an ACL on it (docs/security.md)"
+        )
+    if settings.accepted_topic not in observed.topics:
         raise MissingTopicsError(
             f"missing on {settings.bootstrap_servers}: {settings.accepted_topic} (KP_ACCEPTED_TOPIC); the worker "
             "creates it (kp-worker topics --create), or correct the name"
         )
-    missing = [plan.name for plan in contribute_plan(settings, found) if plan.name not in found.topics]
+    missing = [plan.name for plan in contribute_plan(settings, observed) if plan.name not in observed.topics]
     if missing:
         raise MissingTopicsError(
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}; create them (kp-worker topics --create "
             "with KP_REGISTRY_URL set), or let contribute do it with KP_CREATE_TOPICS=true"
         )
     for name, compacted in ((settings.contributed, True), (settings.refused, False)):
-        policy = found.config(name, "cleanup.policy", "compact" if compacted else "delete")
+        policy = observed.config(name, "cleanup.policy", "compact" if compacted else "delete")
         if compacted != ("compact" in policy):
             wanted = "compact" if compacted else "delete"
             log.warning("topic %s has cleanup.policy=%s; set cleanup.policy=%s", name, policy, wanted)
-    for problem in deleted_early(found, settings.accepted_topic, "posted"):
+    for problem in deleted_early(observed, settings.accepted_topic, "posted"):
         log.warning("%s", problem)
     kinds = {CONTRIBUTED: settings.contributed, DEAD_LETTER: settings.refused}
-    return {kind: found.output(name) for kind, name in kinds.items()}
-
-
-MAX_DUE: Final = 50
-"""Maximum number of a partition's traces that are posted but not committed."""
+    return {kind: observed.output(name) for kind, name in kinds.items()}
 
 
 class ReceiptQueue:
@@ -169,26 +165,19 @@ class ReceiptQueue:
     async def add(self, output: OutputRecord | None, next_offset: int, on_committed: Callable[[], None]) -> None:
         """Commit a record, and the offset after it, soon. Raises the error of an earlier commit.
 
-        Waits while too many are due: every trace that is posted but not committed is looked up after a crash.
+        Waits while 50 are due: every trace that is posted but not committed is looked up after a crash.
         """
         self._due.append((output, next_offset, on_committed))
-        if len(self._due) >= MAX_DUE:
+        if self._commits is None or self._commits.done():
             await self.flush()
-        elif self._commits is None or self._commits.done():
-            self._begin()
+            self._commits = asyncio.create_task(self._commit_all())
+        if len(self._due) >= 50:
+            await self._commits
 
     async def flush(self) -> None:
         """Return when everything is committed. Raises the error of a commit."""
-        if self._due or (self._commits is not None and self._commits.done()):
-            self._begin()
         if self._commits is not None:
             await self._commits
-
-    def _begin(self) -> None:
-        if self._commits is not None and self._commits.done():
-            self._commits.result()
-        if self._commits is None or self._commits.done():
-            self._commits = asyncio.create_task(self._commit_all())
 
     async def _commit_all(self) -> None:
         while self._due:
@@ -247,8 +236,6 @@ class Partition:
     claim: Claim
     publisher: Publisher
     delivery: Delivery
-    gateway: Gateway
-    metrics: ContributeMetrics
     gate: Gate
     limits: Limits
 
@@ -256,7 +243,7 @@ class Partition:
         self.next_offset = self.claim.position.offset
         self.idle = False
         self._stop = self.claim.stop
-        self._receipts = ReceiptQueue(self.publisher, lambda: limited_metadata(self.gateway.limited_at))
+        self._receipts = ReceiptQueue(self.publisher, lambda: limited_metadata(self.delivery.gateway.limited_at))
         self._taken: deque[SourceRecord] = deque()
         self._waiting: deque[_Pending] = deque()
         self._pauses = Pauses()
@@ -296,7 +283,7 @@ class Partition:
     async def _work_while_held(self) -> None:
         """Do one step: try a held trace again, or try the next record, or wait."""
         held = [each for each in self._waiting if each.due is None]
-        first, now, proven_at = held[0], time.monotonic(), self.gateway.answered_at
+        first, now, proven_at = held[0], time.monotonic(), self.delivery.gateway.answered_at
         if now - proven_at < PROOF_SECONDS:
             for each in held:
                 if each.began_at < proven_at:
@@ -353,7 +340,9 @@ class Partition:
             elif isinstance(result, Refusal):
                 await self._refuse(each, result)
             elif proven:
-                self.gateway.trouble = None  # the registry is reachable; perhaps no other trace follows to show it
+                self.delivery.gateway.trouble = (
+                    None  # the registry is reachable; perhaps no other trace follows to show it
+                )
                 message = (
                     f"{result.words}, again and again, while the registry answers other traces; find what refuses this "
                     "one in front of the registry, fix that, and redrive the trace"
@@ -377,7 +366,7 @@ class Partition:
 
     async def _refuse(self, each: _Pending, refusal: Refusal) -> None:
         output = refused_record(each.record, refusal, self.gate.rules)
-        await self._done(each, output, self.metrics.refused.labels(refusal.reason).inc)
+        await self._done(each, output, self.delivery.metrics.refused.labels(refusal.reason).inc)
         log.warning(
             "refused for good: %s%s", refusal.message, f" {refusal.issues}" if refusal.issues else "",
             extra=_place(each.record) | {"reason": refusal.reason, "path": refusal.path},
@@ -397,7 +386,7 @@ class Partition:
         self.next_offset = done.next_offset
         count()
         for reason, number in done.skipped.items():
-            self.metrics.skipped.labels(reason).inc(number)
+            self.delivery.metrics.skipped.labels(reason).inc(number)
 
     async def _remember_429(self, offset: int) -> None:
         """Commit the time of the 429: a process that takes over must wait too."""
@@ -405,9 +394,9 @@ class Partition:
         await self._receipts.flush()
 
     def _count(self, unit: Unit, result: Delivered) -> None:
-        (self.metrics.posted if result.status == 201 else self.metrics.found).inc()
+        (self.delivery.metrics.posted if result.status == 201 else self.delivery.metrics.found).inc()
         for kind, number in unit.redactions.items():
-            self.metrics.redactions.labels(kind).inc(number)
+            self.delivery.metrics.redactions.labels(kind).inc(number)
 
 
 def _place(record: SourceRecord) -> dict[str, object]:
@@ -486,8 +475,7 @@ class Contributor:
             publisher=ExactlyOncePublisher(
                 claim.producer, group, claim.tp, self._outputs, None, partial(current_limit, self._client)
             ),
-            delivery=Delivery(self.gateway, self._metrics, self.late, group), gateway=self.gateway,
-            metrics=self._metrics,
+            delivery=Delivery(self.gateway, self._metrics, self.late, group),
             gate=Gate(
                 frozenset(settings.contribute_visibility.split(",")),
                 frozenset(settings.contribute_privacy.split(",")), self._rules,

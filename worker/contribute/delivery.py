@@ -321,10 +321,6 @@ class LateWatch:
                     self._metrics.late.inc()
 
 
-FRESH_SECONDS: Final = 5.0
-"""An older look-up, from before the process was frozen or slow, is repeated before the POST."""
-
-
 class DeniedError(Exception):
     """The registry does not accept the key; the message says why and what to do."""
 
@@ -353,14 +349,14 @@ class _Attempts:
     replayed: bool = False  # a 201 was the answer to an earlier request
 
 
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """Delivers units to the registry."""
 
-    def __init__(self, gateway: Gateway, metrics: ContributeMetrics, late: LateWatch, group: str) -> None:
-        self._gateway = gateway
-        self._metrics = metrics
-        self._late = late
-        self._group = group
+    gateway: Gateway
+    metrics: ContributeMetrics
+    late: LateWatch
+    group: str
 
     async def deliver(
         self,
@@ -376,21 +372,21 @@ class Delivery:
         answers that are not the registry's own, returns Unanswered: their sender may never stop. `on_limited` is called
         after a 429, to save its time. `place`: of the record, for the log.
         """
-        first_key = hashlib.sha256(f"{self._group}\n{unit.trace_id}\n{unit.sha256}".encode())  # same after a restart
+        first_key = hashlib.sha256(f"{self.group}\n{unit.trace_id}\n{unit.sha256}".encode())  # same after a restart
         attempts, pauses = _Attempts(first_key.hexdigest()), Pauses()
         while True:
             verdict = await self._attempt(unit, attempts, stop)
             result = await self._result(unit, attempts, verdict)
             if result is not None:
-                self._gateway.trouble = None
+                self.gateway.trouble = None
                 return result
             if isinstance(verdict, Absent):
                 continue
             if isinstance(verdict, Limited):
-                self._gateway.limited()
+                self.gateway.limited()
                 await on_limited()
             cause, words = self._note(verdict, attempts)
-            self._gateway.trouble = words
+            self.gateway.trouble = words
             if _is_definite(verdict):
                 answers -= 1
             if answers <= 0:
@@ -402,14 +398,14 @@ class Delivery:
 
     async def _attempt(self, unit: Unit, attempts: _Attempts, stop: Stop) -> Verdict:
         """Look the unit up, and post it if it is absent."""
-        async with self._gateway.turn(stop) as turn:
+        async with self.gateway.turn(stop) as turn:
             stored = await turn.look_up(unit.trace_id)
             if not isinstance(stored, Absent):
                 return stored
             if attempts.replayed:  # it was deleted after the replayed answer
                 attempts.key, attempts.replayed = uuid.uuid4().hex, False
             stop.check()
-            if time.monotonic() - turn.began > FRESH_SECONDS:
+            if time.monotonic() - turn.began > 5.0:  # the process was frozen or slow: look again before the POST
                 return stored
             verdict = await turn.post(unit, attempts.key)
             attempts.doubted |= isinstance(verdict, Doubtful) and not verdict.unsent
@@ -422,11 +418,11 @@ class Delivery:
                 if not await asyncio.to_thread(same_unit, unit.document, verdict.unit, unit.rules):
                     return Refusal("conflict", "the registry has a unit with this id and other content", "id", 200)
                 if attempts.replayed:
-                    self._metrics.late.inc()
+                    self.metrics.late.inc()
                 return Delivered(200, verdict.time)
             case Created(replayed=False):
                 if attempts.doubted:
-                    self._late.watch(unit.trace_id, verdict.time)
+                    self.late.watch(unit.trace_id, verdict.time)
                 return Delivered(201, verdict.time)
             case Rejected(replayed=False):
                 message = f"the registry refuses the unit ({verdict.status}); kp-error-issues says why"
@@ -440,7 +436,7 @@ class Delivery:
         match verdict:
             case Limited():
                 cause, words = "rate_limit", "the registry answered 429: too many requests with this agent's keys"
-                log.error("%s; nothing is sent for %.0f s", words, self._gateway.blocked_seconds())
+                log.error("%s; nothing is sent for %.0f s", words, self.gateway.blocked_seconds())
             case Doubtful():
                 cause, words = verdict.cause, verdict.words
             case Created():
@@ -449,7 +445,7 @@ class Delivery:
             case _:
                 attempts.key = uuid.uuid4().hex
                 cause, words = "stored_answer", "the registry replayed an earlier refusal; it is asked again"
-        self._metrics.retries.labels(cause).inc()
+        self.metrics.retries.labels(cause).inc()
         return cause, words
 
 

@@ -41,13 +41,6 @@ def registry_key(settings: Settings) -> Token:
     raise ConfigError("contribute needs the registry's key: set KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY")
 
 
-ANSWER_GROWTH: Final = 5
-"""An answer repeats the unit in JavaScript's spelling, in which 1e20 and a comma take 22 characters instead of 5."""
-
-ANSWER_FRAME: Final = 1 << 16
-"""Maximum size of an answer apart from the unit, bytes."""
-
-
 class NoAnswerError(Exception):
     """A request without an answer. `cause`: the metric's label. It may have had an effect, unless `unsent`."""
 
@@ -68,7 +61,8 @@ class RegistryClient:
         self._key = key
         self._metrics = metrics
         self._timeout = timeout_seconds
-        self._max_answer = ANSWER_GROWTH * max_bytes + ANSWER_FRAME
+        # An answer repeats the unit in JavaScript's spelling, in which "1e20," takes 22 characters instead of 5.
+        self._max_answer = 5 * max_bytes + (1 << 16)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -156,10 +150,6 @@ REFUSED: Final = {400: "invalid_unit", 413: "too_large", 422: "invalid_unit"}
 
 SCHEMA_HEADER: Final = "kp-schema-version"
 """The registry sends this header with every answer, except a 429 and the rejection of a JWT."""
-
-MAX_WORDS: Final = 200
-"""Maximum characters of the registry's own words in a message."""
-
 
 TIME: Final = re.compile(r"[0-9T:.Z+ -]{10,40}", re.ASCII)
 """The form of the registry's times; anything else stays out of a receipt."""
@@ -285,7 +275,7 @@ def _common(answer: HttpAnswer, *, replayed: bool) -> Verdict:
             return Denied(status, "the registry allows this key no request at all (X-RateLimit-Limit: 0)", replayed)
         return Limited(own=rate is not None)
     if status in (401, 403) and (document := _own_error(answer)) is not None:
-        return Denied(status, clean_words(answer.without_key(document["error"]))[:MAX_WORDS], replayed)
+        return Denied(status, clean_words(answer.without_key(document["error"]))[:200], replayed)
     if 500 <= status < 600:
         return Doubtful("server_error", f"the registry answers {status}", pause)
     if 300 <= status < 400:

@@ -91,30 +91,54 @@ class Stand:
         return [(run.trace_id, run.cause) for run in self.closed]
 
 
-def test_a_run_closes_a_grace_period_after_its_last_part_if_its_root_has_ended() -> None:
-    stand = Stand().do(("aa", part(1000, b"child")), ("aa", part(2000, b"root")), active(2000 + GRACE - 1))
-    assert stand.causes() == []
-    stand.do(active(2000 + GRACE))
-    assert stand.closed == [ClosedRun("aa", "root_ended", {b"child": 10, b"root": 10}, 2000)]
+DAY = 86_400_000
+
+Steps = list[tuple[list[tuple[str, Part] | Mark], list[tuple[str, str]]]]
+"""Inputs, and the runs that are closed after them."""
+
+CASES: dict[str, tuple[tuple[tuple[str, int], ...], Steps]] = {
+    "a run closes a grace period after its last part if its root has ended": ((A,), [
+        ([("aa", part(1000, b"child")), ("aa", part(2000, b"root")), active(2000 + GRACE - 1)], []),
+        ([active(2000 + GRACE)], [("aa", "root_ended")]),
+    ]),
+    "a run without its root closes after the gap": ((A,), [
+        ([("aa", part(1000, b"child")), active(1000 + GAP - 1)], []),
+        ([active(1000 + GAP)], [("aa", "gap")]),
+    ]),
+    "a further part begins the wait anew, and may be the root": ((A,), [
+        ([("aa", part(1000, b"child")), active(500_000), ("aa", part(500_000, b"more")), active(1000 + GAP)], []),
+        ([("aa", part(1000 + GAP, b"root")), active(1000 + GAP + GRACE)], [("aa", "root_ended")]),
+    ]),
+    "one jump of the time over both waits closes by the gap, in the order of the deadlines": ((A,), [
+        ([("aa", part(1000, b"child")), ("bb", part(1000, b"root")), active(10 * GAP)],
+         [("bb", "root_ended"), ("aa", "gap")]),
+    ]),
+    "the time is that of the slowest partition; while nothing is known of one, there is none": ((A, B), [
+        ([("aa", part(0, b"root")), active(10 * GAP)], []),
+        ([active(GRACE - 1, B)], []),
+        ([active(GRACE, B)], [("aa", "root_ended")]),
+    ]),
+    "where all are idle, the time goes on by the wait: a clock that is a day ahead closes nothing early": ((A, B), [
+        ([("aa", part(1000, b"root")), active(1000), idle(None, DAY, 0, B), idle(1000, DAY, 0),
+          idle(None, DAY + GRACE - 1, GRACE - 1, B), idle(1000, DAY + GRACE - 1, GRACE - 1)], []),
+        ([idle(1000, DAY + GRACE, GRACE), idle(None, DAY + GRACE, GRACE, B)], [("aa", "root_ended")]),
+    ]),
+    "without any time nothing closes": ((A,), [
+        ([("aa", part(1000, b"root")), active(None), idle(None, 10 * GAP, 10 * GAP)], []),
+    ]),
+    "time never goes back, so a part counts as of the time reached": ((A,), [
+        ([active(70_000), active(50_000), ("aa", part(1000, b"root")), active(70_000 + GRACE - 1)], []),
+        ([active(70_000 + GRACE)], [("aa", "root_ended")]),
+    ]),
+}  # fmt: skip
 
 
-def test_a_run_without_its_root_closes_after_the_gap() -> None:
-    stand = Stand().do(("aa", part(1000, b"child")), active(1000 + GAP - 1))
-    assert stand.causes() == []
-    assert stand.do(active(1000 + GAP)).causes() == [("aa", "gap")]
-
-
-def test_a_further_part_begins_the_wait_anew_and_may_be_the_root() -> None:
-    stand = Stand().do(("aa", part(1000, b"child")), active(500_000), ("aa", part(500_000, b"more")))
-    stand.do(active(1000 + GAP))
-    assert stand.causes() == []
-    stand.do(("aa", part(1000 + GAP, b"root")), active(1000 + GAP + GRACE))
-    assert stand.causes() == [("aa", "root_ended")]
-
-
-def test_one_jump_of_the_time_over_both_waits_closes_by_the_gap() -> None:
-    stand = Stand().do(("aa", part(1000, b"child")), ("bb", part(1000, b"root")), active(10 * GAP))
-    assert stand.causes() == [("bb", "root_ended"), ("aa", "gap")]  # in the order of their deadlines
+@pytest.mark.parametrize("case", CASES)
+def test_when_runs_close(case: str) -> None:
+    sources, steps = CASES[case]
+    stand = Stand(sources=sources)
+    for inputs, closed in steps:
+        assert stand.do(*inputs).causes() == closed
 
 
 def test_what_comes_to_a_closed_run_is_late_until_it_is_forgotten() -> None:
@@ -133,19 +157,11 @@ def test_what_comes_to_a_closed_run_is_late_until_it_is_forgotten() -> None:
 def test_equal_parts_count_once() -> None:
     stand = Stand().do(("aa", part(0, b"child")), ("aa", part(5000, b"child")), ("aa", part(0, b"root")))
     stand.do(active(GRACE))
-    assert [list(run.parts) for run in stand.closed] == [[b"child", b"root"]]
+    assert stand.closed == [ClosedRun("aa", "root_ended", {b"child": 10, b"root": 10}, 0)]
     effects = Effects()
     again = Stand().do(("aa", part(0, b"child")))
     again.runs.add_part("aa", part(0, b"child"), effects)
     assert (effects.repeated, effects.rows) == (1, {})
-
-
-def test_the_time_is_that_of_the_slowest_partition() -> None:
-    stand = Stand(sources=(A, B)).do(("aa", part(0, b"root")), active(10 * GAP))
-    assert stand.runs.time_ms is None  # nothing is known of the other one
-    stand.do(active(5, B))
-    assert stand.runs.time_ms == 5
-    assert stand.do(active(GRACE, B)).causes() == [("aa", "root_ended")]
 
 
 YEAR = 365 * 86_400_000
@@ -169,28 +185,6 @@ def test_a_mark_that_is_read_twice_because_a_batch_was_full_counts_once(monkeypa
     stand.do(idle(1, 1, 1000, B), idle(1, 1, 2000, B), active(2 * GAP))
     assert len(stand.causes()) == 2
     assert stand.runs.time_ms == GAP
-
-
-def test_where_all_are_idle_the_time_goes_on_by_what_was_waited() -> None:
-    """The clock is a day ahead of the records' times: nothing closes early."""
-    day = 86_400_000
-    stand = Stand(sources=(A, B)).do(("aa", part(1000, b"root")), active(1000), idle(None, day, 0, B))
-    stand.do(idle(1000, day, 0), idle(None, day + GRACE - 1, GRACE - 1, B), idle(1000, day + GRACE - 1, GRACE - 1))
-    assert stand.causes() == []
-    stand.do(idle(1000, day + GRACE, GRACE), idle(None, day + GRACE, GRACE, B))
-    assert stand.causes() == [("aa", "root_ended")]
-
-
-def test_without_any_time_nothing_closes() -> None:
-    stand = Stand().do(("aa", part(1000, b"root")), active(None), idle(None, 10 * GAP, 10 * GAP))
-    assert stand.causes() == []
-
-
-def test_time_never_goes_back() -> None:
-    stand = Stand().do(active(70_000), active(50_000))
-    assert stand.runs.time_ms == 70_000
-    stand.do(("aa", part(1000, b"root")), active(70_000 + GRACE - 1))
-    assert stand.causes() == []  # it came at 70,000, whatever its own time
 
 
 def test_marks_of_a_topic_that_is_not_read_any_more_do_not_count() -> None:

@@ -115,7 +115,7 @@ class Process:
         return Partition(
             Claim(TP, cast("Any", Reader(log, log.committed)), cast("Any", None), Position(log.committed, None)),
             publisher=cast("Any", Writer(log)), delivery=Delivery(self.turns, self.metrics, late, "group"),
-            gateway=self.turns, metrics=self.metrics, gate=gate, limits=limits or Limits(),
+            gate=gate, limits=limits or Limits(),
         )  # fmt: skip
 
     def refused(self, reason: str) -> float:
@@ -249,34 +249,43 @@ async def test_a_refused_trace_says_why_and_can_be_sent_again() -> None:
         assert await at.posts() == {"kp:trace:2": 1, "kp:trace:1": 1}
 
 
-@pytest.mark.parametrize("body", [60_000, 3_000_000])
-async def test_a_proxy_that_answers_before_it_has_read_the_body(body: int) -> None:
-    early = Reply(413, b"HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 6\r\n\r\n<html>", early=True)
-    async with scene(lambda asked: early if asked.length > 50_000 else None) as at:
-        at.log.put(trace(1, "long " * (body // 5)), trace(2))
+EARLY = Reply(413, b"HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 6\r\n\r\n<html>", early=True)
+OWN = Reply(400, b'{"error": "Invalid KnowledgeUnit"}', {"Content-Type": JSON, "KP-Schema-Version": "v1"})
+CASES: dict[str, tuple[Rule, list[dict[str, Any]], list[str]]] = {
+    **{
+        f"a proxy answers before it has read the {size} bytes of a body": (
+            lambda asked: EARLY if asked.length > 50_000 else None,
+            [trace(1, "long " * (size // 5)), trace(2)], ["unanswerable", "kp:trace:2"],
+        )
+        for size in (60_000, 3_000_000)
+    },
+    "a look-up is refused": (
+        lambda asked: page(403) if "UNION" in asked.path else None,
+        [trace(1) | {"id": "kp:trace:UNION SELECT"}, trace(2)], ["unanswerable", "kp:trace:2"],
+    ),
+    **{
+        f"{run} such traces in a row": (
+            on_attack(page(403)),
+            [*(trace(number, ATTACK) for number in range(run)), trace(100), trace(101, ATTACK), trace(102)],
+            ["unanswerable"] * run + ["kp:trace:100", "unanswerable", "kp:trace:102"],
+        )
+        for run in (2, 12)
+    },
+    "a refusal of the registry itself shows that it is reached": (
+        lambda asked: OWN if b"invalid" in asked.body else on_attack(page(403))(asked),
+        [trace(1, ATTACK), trace(2, "invalid")], ["unanswerable", "invalid_unit"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_what_is_refused_stops_no_other_trace(case: str) -> None:
+    rule, documents, written = CASES[case]
+    async with scene(rule) as at:
+        at.log.put(*documents)
         async with at.working(limits=Limits(max_bytes=4_000_000)):
             await at.finished()
-        assert at.log.written() == ["unanswerable", "kp:trace:2"]
-
-
-async def test_a_look_up_that_is_refused_blocks_nothing_either() -> None:
-    async with scene(lambda asked: page(403) if "UNION" in asked.path else None) as at:
-        document = trace(1)
-        document["id"] = "kp:trace:UNION SELECT"
-        at.log.put(document, trace(2))
-        async with at.working():
-            await at.finished()
-        assert at.log.written() == ["unanswerable", "kp:trace:2"]
-        assert at.gateway.refused == {"GET": 6, "POST": 0}
-
-
-@pytest.mark.parametrize("run", [2, 12])
-async def test_several_such_traces_in_a_row(run: int) -> None:
-    async with scene(on_attack(page(403))) as at:
-        at.log.put(*(trace(number, ATTACK) for number in range(run)), trace(100), trace(101, ATTACK), trace(102))
-        async with at.working():
-            await at.finished()
-        assert at.log.written() == ["unanswerable"] * run + ["kp:trace:100", "unanswerable", "kp:trace:102"]
+        assert at.log.written() == written
 
 
 @pytest.mark.parametrize(
@@ -354,19 +363,6 @@ def _body(number: int) -> bytes:
     found = unit_from(json.dumps(trace(number)).encode(), gate, Limits())
     assert isinstance(found, Unit)
     return found.body
-
-
-async def test_a_refusal_of_the_registry_itself_shows_that_it_is_reached() -> None:
-    own = Reply(400, b'{"error": "Invalid KnowledgeUnit"}', {"Content-Type": JSON, "KP-Schema-Version": "v1"})
-
-    def rule(asked: Asked) -> Reply | None:
-        return own if b"invalid" in asked.body else on_attack(page(403))(asked)
-
-    async with scene(rule) as at:
-        at.log.put(trace(1, ATTACK), trace(2, "invalid"))
-        async with at.working():
-            await at.finished()
-        assert at.log.written() == ["unanswerable", "invalid_unit"]
 
 
 async def test_the_log_names_the_trace_that_the_registry_fails_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 SAMPLES_WORD: Final = "samples"
 
-FOLLOWED: Final = ("claude-code", "codex")
-"""Agents that write a session to one file, line by line."""
-
 REDACTIONS: Final = ("strict", "reference", "off")
 
 
@@ -61,7 +58,8 @@ class _Publish(Command):
 @click.option("--follow", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
               help="Publish the requests in the session files (*.jsonl) below DIR as they are written; needs --from, "
               "--confidence, --domain, --visibility and --privacy.")  # fmt: skip
-@click.option("--from", "form", type=click.Choice(FOLLOWED), help="With --follow: the agent that writes the sessions.")
+@click.option("--from", "form", type=click.Choice(("claude-code", "codex")),  # they write a session to one file
+              help="With --follow: the agent that writes the sessions.")  # fmt: skip
 @click.option("--idle-minutes", type=click.FloatRange(0, min_open=True), metavar="N",
               help="With --follow: close a request after N minutes without a new line [60].")  # fmt: skip
 @click.option("--name", metavar="TEXT", help="With --follow: a process stops when another one starts with the same "

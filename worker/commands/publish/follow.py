@@ -71,9 +71,6 @@ LOOK_SHARE: Final = 20
 LONGEST_POLL_SECONDS: Final = 10.0
 """A scan of many files takes long; the pause after it is LOOK_SHARE times as long, up to LONGEST_POLL_SECONDS."""
 
-AGAIN_SECONDS: Final = 5.0
-"""Pause before starting again after a failure of Kafka."""
-
 MAX_REQUESTS: Final = 500
 MAX_BYTES: Final = 8 << 20
 """Limits of one transaction."""
@@ -158,7 +155,7 @@ async def _keep_following(
 
 async def _pause(why: str, stop: asyncio.Event) -> None:
     log.warning("%s; starting again from the last commit", why)
-    await _wait(stop, AGAIN_SECONDS)
+    await _wait(stop, 5.0)
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
@@ -230,84 +227,81 @@ def mark_key(key: bytes) -> bytes:
     return sha256(key).hexdigest()[:32].encode()
 
 
+@dataclass(slots=True)
 class _Follower:
     """Collects closed requests, and commits them as traces with their marks."""
 
-    def __init__(
-        self, session: Session, followed: Followed, producer: Producer, target: OutputTopic, marks: OutputTopic,
-        published: set[bytes], counts: Counts,
-    ) -> None:  # fmt: skip
-        self._limits = session.settings.limits
-        self._limit_of = partial(current_limit, session.client)
-        self._followed = followed
-        self._producer = producer
-        self._target = target
-        self._marks = marks
-        self._published = published
-        self._counts = counts
-        self._batch: list[tuple[Closed, MarkedRecord, Mapping[str, int]]] = []
-        self._bytes = 0
+    session: Session
+    followed: Followed
+    producer: Producer
+    target: OutputTopic
+    marks: OutputTopic
+    published: set[bytes]  # keys of marks
+    counts: Counts
+    batch: list[tuple[Closed, MarkedRecord, Mapping[str, int]]] = field(default_factory=list)
+    size: int = 0  # bytes
 
     async def add(self, closed: Closed) -> None:
         """Add a request unless it has a mark, and commit when the batch is full."""
         mark = mark_key(closed.request.key.encode("utf-8", "replace"))
-        if mark in self._published:
-            self._counts.repeated += 1
+        if mark in self.published:
+            self.counts.repeated += 1
             return
-        self._published.add(mark)
+        self.published.add(mark)
         row: Row | None = None
-        found: Mapping[str, int] = {}
+        redactions: Mapping[str, int] = {}
         try:
-            row, found = self._row(closed)
+            row, redactions = self._row(closed)
         except (RunRefused, InvalidTrace) as error:
             self._refuse(closed, error)
         except Exception as error:  # one request must not stop the others
             log.debug("%s: no trace could be made of a request", closed.path, exc_info=True)
             self._refuse(closed, fault(error))
         key = mark if row is None or row[0] is None else row[0]
-        partition = key_partition(key, self._target.partitions)
-        record = MarkedRecord(row, self._target, partition, (mark, closed.position))
-        self._batch.append((closed, record, found))
-        self._bytes += len(closed.position) + (0 if row is None else len(row[1] or b""))
-        if len(self._batch) >= MAX_REQUESTS or self._bytes >= MAX_BYTES:
+        partition = key_partition(key, self.target.partitions)
+        record = MarkedRecord(row, self.target, partition, (mark, closed.position))
+        self.batch.append((closed, record, redactions))
+        self.size += len(closed.position) + (0 if row is None else len(row[1] or b""))
+        if len(self.batch) >= MAX_REQUESTS or self.size >= MAX_BYTES:
             await self.commit()
 
     async def commit(self) -> None:
         """Commit the collected requests, in one transaction. After any error it is unknown whether it was committed."""
-        if not self._batch:
+        if not self.batch:
             return
-        batch, self._batch, self._bytes = self._batch, [], 0
-        contents = MarkedBatch([record for _, record, _ in batch], self._marks, keep_marks=True)
-        await run_transaction(self._producer, contents, self._limit_of)  # 3a to 3c
+        batch, self.batch, self.size = self.batch, [], 0
+        contents = MarkedBatch([record for _, record, _ in batch], self.marks, keep_marks=True)
+        await run_transaction(self.producer, contents, partial(current_limit, self.session.client))  # 3a to 3c
         for position, (closed, record, redactions) in enumerate(batch):
             if (why := contents.refused.get(position)) is not None:
-                words = f"topic {self._target.name} refuses it: {why.name}; {why.advice}"
+                words = f"topic {self.target.name} refuses it: {why.name}; {why.advice}"
                 self._refuse(closed, RunRefused("refused_by_topic", words))
             elif record.row is not None:
-                self._counts.published += 1
-                self._counts.redactions.update(redactions)
-        log.info("%s", _words(self._counts))
+                self.counts.published += 1
+                self.counts.redactions.update(redactions)
+        log.info("%s", _words(self.counts))
 
     def _row(self, closed: Closed) -> tuple[Row, Mapping[str, int]]:
         """Return the record of a request's trace, and its redactions. Raises RunRefused, InvalidTrace."""
-        most = min(self._limits.max_bytes, self._target.max_bytes) - KEY_ROOM
-        trace, _ = trace_of_request(closed.request, self._followed.options, most)
-        found: Mapping[str, int] = {}
-        if self._followed.clean is not None:
-            trace, found = self._followed.clean(trace)
+        limits = self.session.settings.limits
+        most = min(limits.max_bytes, self.target.max_bytes) - KEY_ROOM
+        trace, _ = trace_of_request(closed.request, self.followed.options, most)
+        redactions: Mapping[str, int] = {}
+        if self.followed.clean is not None:
+            trace, redactions = self.followed.clean(trace)
             trace, _ = fitted(trace, most)  # a marker may be longer than the text that it replaces
-        key = key_of(trace, self._followed.key)
-        parse_trace(trace, replace(self._limits, max_bytes=self._limits.max_bytes - len(key or b"")))
-        if exact_size(key, trace, []) > self._target.max_bytes:
+        key = key_of(trace, self.followed.key)
+        parse_trace(trace, replace(limits, max_bytes=limits.max_bytes - len(key or b"")))
+        if exact_size(key, trace, []) > self.target.max_bytes:
             raise RunRefused(
                 "too_large",
-                f"{len(trace)} bytes are too large for the topic, whose max.message.bytes is {self._target.max_bytes}; "
+                f"{len(trace)} bytes are too large for the topic, whose max.message.bytes is {self.target.max_bytes}; "
                 "--max-content cuts long steps",
             )
-        return (key, trace, None, []), found
+        return (key, trace, None, []), redactions
 
     def _refuse(self, closed: Closed, why: RunRefused | InvalidTrace) -> None:
-        self._counts.refused += 1
+        self.counts.refused += 1
         # The message of an InvalidTrace may quote the trace.
         words = str(why) if isinstance(why, RunRefused) else f"{why.reason} {why.path}"
         log.warning("%s: the request at byte %d is not published: %s", closed.path, closed.request.first, words)

@@ -38,15 +38,6 @@ from worker.kafka.cluster.connections import idempotent_producer, while_sending
 IN_FLIGHT: Final = 1000
 """Traces in flight to the broker at once: limits memory, and still fills batches."""
 
-LINGER_MS: Final = 5
-"""How long a batch waits for more records. Without it, the first of many traces would be sent one by one."""
-
-MAX_BATCH_BYTES: Final = 262_144
-"""Bytes of one batch; aiokafka's default of 16 KiB is one large trace."""
-
-MAX_REQUEST_BYTES: Final = 64 << 20
-"""The client's own limit; the broker enforces the topic's (max.message.bytes)."""
-
 KeyField = Literal["agent", "id", "domain", "none"]
 
 
@@ -103,8 +94,10 @@ class _Publishing:
         """
         (target,) = await self.session.existing(self.topic)
         unconnected = idempotent_producer(
-            self.session.client, self.session.settings.transaction_timeout_seconds, linger_ms=LINGER_MS,
-            max_batch_size=MAX_BATCH_BYTES, max_request_size=MAX_REQUEST_BYTES,
+            self.session.client, self.session.settings.transaction_timeout_seconds,
+            linger_ms=5,  # a batch waits for more records: the first of many traces would be sent one by one
+            max_batch_size=262_144,  # aiokafka's default of 16 KiB is one large trace
+            max_request_size=64 << 20,  # the client's own limit; the broker enforces the topic's
         )  # fmt: skip
         async with self.session.connected(unconnected) as producer:
             await while_sending(producer, self._send_lines(producer, sources, on_line, target.max_bytes))

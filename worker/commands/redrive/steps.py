@@ -49,14 +49,7 @@ from worker.commands.shared.marks import (
 from worker.commands.shared.session import Session, SessionError, Topic, read_to
 from worker.commands.shared.shown import PlainTable
 from worker.config import ConfigError
-from worker.core.dead_letters import (
-    NO_VALUE,
-    REDRIVEN_FROM,
-    DeadLetter,
-    as_json,
-    originals,
-    read_dead_letter,
-)
+from worker.core.dead_letters import NO_VALUE, REDRIVEN_FROM, DeadLetter, as_json, originals, read_dead_letter
 from worker.core.records import REDRIVE_COUNT, SourceRecord, exact_size
 from worker.core.terminal import clean, number_of
 from worker.core.trace import Reason
@@ -161,21 +154,21 @@ MAX_BYTES: Final = 8 << 20
 """Limits of one transaction: a commit costs the same for 1 or 500, and more would only hold memory."""
 
 
+@dataclass(frozen=True, slots=True)
 class Redrive:
     """One run over the dead-letter topic."""
 
-    def __init__(self, session: Session, selection: Selection, max_redrives: int, counts: Counts) -> None:
-        self._session = session
-        self._selection = selection
-        self._max_redrives = max_redrives
-        self._counts = counts
+    session: Session
+    selection: Selection
+    max_redrives: int
+    counts: Counts
 
     async def run(self, to_file: str | None, *, execute: bool) -> None:
         """Redrive with the steps of the module docstring; or write to a file (- is standard output), or only count.
 
         A file also gets the dead letters that failed too often. Raises ConfigError, SessionError, PublishError.
         """
-        session, counts = self._session, self._counts
+        session, counts = self.session, self.counts
         settings = session.settings
         sources = await self._sources()
         name = marks_topic(settings)
@@ -202,7 +195,7 @@ class Redrive:
             marked = {record.key or b"" async for record in read_marks(session, reader, marks)}  # 2
             async for letter in self._unmarked(reader, marked):  # 3
                 with counts.refusing(letter):
-                    if to_file is None and letter.redriven >= self._max_redrives:
+                    if to_file is None and letter.redriven >= self.max_redrives:
                         raise RefusedError(
                             f"was redriven {letter.redriven} times and failed each time: correct it (--to-file), or "
                             "raise --max-redrives"
@@ -231,26 +224,26 @@ class Redrive:
         """
         contents = MarkedBatch([record for _, record in batch], marks, keep_marks=False)
         try:
-            await run_transaction(producer, contents, partial(current_limit, self._session.client))  # 3a to 3c
+            await run_transaction(producer, contents, partial(current_limit, self.session.client))  # 3a to 3c
         except (ProducerFenced, InvalidProducerEpoch) as error:
-            group = self._session.settings.group_id
+            group = self.session.settings.group_id
             raise SessionError(f"another redrive of group {group} has taken over; this one stops") from error
         for position, (letter, record) in enumerate(batch):
-            with self._counts.refusing(letter):
+            with self.counts.refusing(letter):
                 if (why := contents.refused.get(position)) is not None:
                     raise RefusedError(f"topic {record.topic.name} refuses it: {why.name} ({why.words}); {why.advice}")
-                self._counts.count_done(letter)
+                self.counts.count_done(letter)
 
     async def _sources(self) -> dict[str, Topic]:
         """Return the topics to which records return. Raises ConfigError.
 
         They are the source topic, which must exist, and the existing span topics, which only `assemble` needs.
         """
-        settings = self._session.settings
-        await self._session.existing(settings.dead_letter_topic, settings.source_topic)
-        async with self._session.admin() as admin:
-            sources = await self._session.topics(admin, settings.source_topic, *settings.span_topics)
-        self._counts.retention_ms = {name: topic.retention_ms for name, topic in sources.items()}
+        settings = self.session.settings
+        await self.session.existing(settings.dead_letter_topic, settings.source_topic)
+        async with self.session.admin() as admin:
+            sources = await self.session.topics(admin, settings.source_topic, *settings.span_topics)
+        self.counts.retention_ms = {name: topic.retention_ms for name, topic in sources.items()}
         return sources
 
     async def _unmarked(self, reader: AIOKafkaConsumer, marked: Set[bytes]) -> AsyncIterator[DeadLetter]:
@@ -259,18 +252,18 @@ class Redrive:
         async for letter in self._selected(reader):
             mark = _mark_of(letter)
             if mark in marked:
-                self._counts.already[letter.reason] += 1
+                self.counts.already[letter.reason] += 1
             elif mark in seen:
-                self._counts.repeated[letter.reason] += 1
+                self.counts.repeated[letter.reason] += 1
             else:
                 seen.add(mark)
                 yield letter
 
     async def _selected(self, reader: AIOKafkaConsumer) -> AsyncIterator[DeadLetter]:
         """Yield the selected dead letters, up to the topic's end at the time of the call."""
-        selection, counts, settings = self._selection, self._counts, self._session.settings
+        selection, counts, settings = self.selection, self.counts, self.session.settings
         sources = [settings.source_topic, *settings.span_topics]
-        (topic,) = await self._session.existing(settings.dead_letter_topic)
+        (topic,) = await self.session.existing(settings.dead_letter_topic)
         wanted = range(topic.partitions) if selection.partition is None else [selection.partition]
         if wanted[-1] >= topic.partitions:
             raise ConfigError(
@@ -310,7 +303,7 @@ class Redrive:
 
     async def _source_record(self, letter: DeadLetter, lookup: AIOKafkaConsumer) -> SourceRecord | None:
         tp, offset = TopicPartition(letter.source_topic, letter.source_partition), letter.source_offset
-        (topic,) = await self._session.existing(tp.topic)
+        (topic,) = await self.session.existing(tp.topic)
         if tp.partition >= topic.partitions:
             return None
         if not (await lookup.beginning_offsets([tp]))[tp] <= offset < (await lookup.end_offsets([tp]))[tp]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -24,8 +24,6 @@ from worker.core.records import SourceRecord
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, TopicPlan, create
 from worker.kafka.writing.producer import PublishError
 from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row, TopicRefusedError, by_partition
-
-MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
 
 
 def marks_topic(settings: Settings) -> str:
@@ -40,7 +38,7 @@ def followed_topic(settings: Settings) -> str:
 
 def marks_plan(name: str) -> TopicPlan:
     """Return the intended configuration of a topic of marks; no setting names it."""
-    return TopicPlan("", name, 1, MARKS_CONFIG)
+    return TopicPlan("", name, 1, {"cleanup.policy": "compact", "retention.ms": "-1"})
 
 
 async def find_marks_topic(session: Session, name: str, *, create: bool = False) -> Topic | None:
@@ -74,8 +72,8 @@ async def create_marks_topic(session: Session, admin: AIOKafkaAdminClient, name:
     """Create a topic of marks unless it exists. Raises ConfigError if that is denied, KafkaError."""
     await create(admin, session.settings, marks_plan(name))
     for _ in range(SETTLE_ATTEMPTS):
-        if found := await session.topics(admin, name):
-            return found[name]
+        if topics := await session.topics(admin, name):
+            return topics[name]
         await asyncio.sleep(0.2)
     raise ConfigError(f"topic {name} was created, but the broker does not show it; try again")
 

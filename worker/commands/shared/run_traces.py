@@ -53,15 +53,15 @@ class RunField:
         """Return the value for a run. Raises RunRefused if the run lacks the field, or has a wrong value in it."""
         if self.path is None:
             return self.constant
-        found = find_field(run, self.path)
-        if found is None or found[1] is None:
+        entry = find_field(run, self.path)
+        if entry is None or entry[1] is None:
             name = ".".join(self.path)
             raise RunRefused("missing_value", f"the run has no field {name}, which {self.option} names")
         try:
-            return self.check(found[1])
+            return self.check(entry[1])
         except ValueError as error:
             raise RunRefused(
-                "invalid_value", f"{'.'.join(self.path)}: {shown(found[1])} {error} ({self.option})"
+                "invalid_value", f"{'.'.join(self.path)}: {shown(entry[1])} {error} ({self.option})"
             ) from None
 
 
@@ -119,10 +119,10 @@ def parse_options(
     """
     fields = {name: _parse(name, text) for name, text in values.items() if text is not None}
     kept = dict(_parse_keep(text) for text in keep)
-    found = {name: _parse_path_option(name, text) for name, text in paths.items() if text is not None}
+    parsed = {name: _parse_path_option(name, text) for name, text in paths.items() if text is not None}
     if "" in error_prefixes:
         raise ValueError("--error-prefix must not be empty: every result begins with an empty text")
-    return Options(fields, kept, form, found.get("messages"), found.get("append"), found.get("group_by"),
+    return Options(fields, kept, form, parsed.get("messages"), parsed.get("append"), parsed.get("group_by"),
                    error_prefixes, max_content, limits)  # fmt: skip
 
 
@@ -222,8 +222,8 @@ def fitted(trace: bytes, most: int) -> tuple[bytes, int]:
     if len(trace) <= most:
         return trace, 0
     document = json.loads(trace)
-    found = shortened(document, len(trace), most) if document["steps"] else None
-    return (trace, 0) if found is None else (_as_json(found[0]), found[1])
+    cut = shortened(document, len(trace), most) if document["steps"] else None
+    return (trace, 0) if cut is None else (_as_json(cut[0]), cut[1])
 
 
 def _empty_transcript(options: Options) -> Transcript:
@@ -241,7 +241,7 @@ def _count_unused(run: Any, transcript: Transcript, options: Options) -> None:
     if isinstance(run, dict):
         paths = [field.path for field in (*options.fields.values(), *options.keep.values()) if field.path is not None]
         paths += [] if options.group_by is None else [options.group_by]
-        named = {found[0] for path in paths if (found := find_field(run, path)) is not None}
+        named = {entry[0] for path in paths if (entry := find_field(run, path)) is not None}
         for name in unused_fields(run, transcript.used | named):
             transcript.counts.drop(name)
 
@@ -290,10 +290,10 @@ class Group:
 
 def group_name(run: Any, path: FieldPath) -> str:
     """Return the name of a call's conversation. Raises RunRefused."""
-    found = find_field(run, path)
-    if found is None or not isinstance(found[1], str | int | float) or found[1] == "":
+    entry = find_field(run, path)
+    if entry is None or not isinstance(entry[1], str | int | float) or entry[1] == "":
         raise RunRefused("missing_value", f"the run has no text or number {'.'.join(path)}, which --group-by names")
-    return str(found[1])
+    return str(entry[1])
 
 
 def _document_of(run: Any, above: Any, transcript: Transcript, options: Options, content: str) -> dict[str, Any]:
@@ -333,8 +333,8 @@ def _value(value: RunField, run: Any, above: Any) -> Any:
     return value.value(run)
 
 
-def _required(given: Mapping[str, Any], name: str, found: str | None, missing: str) -> Any:
-    value = given.get(name, found)
+def _required(given: Mapping[str, Any], name: str, logged: str | None, missing: str) -> Any:
+    value = given.get(name, logged)
     if value is None:
         raise RunRefused("missing_value", f"the run has {missing}: give --{name.replace('_', '-')}")
     return value

@@ -58,9 +58,6 @@ def session_files_below(folder: str) -> tuple[dict[str, os.stat_result], dict[st
     return dict(sorted(files.items(), key=order)), unreadable
 
 
-CHECKED_BYTES: Final = 256
-"""Bytes before a position that are compared: the end of a session line, with its ids and its time."""
-
 NO_POSITION: Final = b"{}"
 
 
@@ -98,7 +95,7 @@ class _File:
     grew_at: float = 0.0  # when a change was last seen, by the monotonic clock
     quiet_at: float = -math.inf  # the poll before that, if it then had less
     lost: list[Request] = field(default_factory=list)  # requests that were open when the file was truncated or replaced
-    told: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
 
 
 class SessionFiles:
@@ -131,9 +128,9 @@ class SessionFiles:
 
         `now`: s since 1970; `clock`: s of a monotonic clock. Unreadable files are logged and retried at the next call.
         """
-        found = self._scan()
-        gone = self._recognise(found)
-        for path, status in found.items():
+        statuses = self._scan()
+        gone = self._recognise(statuses)
+        for path, status in statuses.items():
             file = self._files[path]
             try:
                 if (changed := file.seen != _seen(status)) or file.unread:
@@ -149,7 +146,7 @@ class SessionFiles:
                 file.session, file.unread = None, True
                 self._tell(file, f"cannot be read: {error.strerror}", "unreadable")
             else:
-                file.told.discard("unreadable")
+                file.warned.discard("unreadable")
         for file in gone:  # it may come back, as when its folder was briefly missing
             if file.session is None or clock - file.grew_at >= self._idle_seconds:
                 open_until_now = [] if file.session is None else file.session.close()
@@ -164,17 +161,17 @@ class SessionFiles:
         self._unreadable = set(unreadable)
         return files
 
-    def _recognise(self, found: Mapping[str, os.stat_result]) -> list[_File]:
-        """Match the found files with the known ones, even if renamed; return the files that are gone."""
+    def _recognise(self, statuses: Mapping[str, os.stat_result]) -> list[_File]:
+        """Match the files with the known ones, even if renamed; return the files that are gone."""
         before, self._files = self._files, {}
         same = {file.seen[:2]: file for file in before.values() if file.seen is not None}
-        for path, status in found.items():
+        for path, status in statuses.items():
             file = same.get((status.st_dev, status.st_ino))
             if file is not None and file.path in before and (file.path == path or _goes_on(file, path)):
                 del before[file.path]
                 file.path = path
                 self._files[path] = file
-        for path in found.keys() - self._files.keys():
+        for path in statuses.keys() - self._files.keys():
             self._files[path] = before.pop(path) if path in before else _File(path)
         self._files |= before
         return [*before.values()]
@@ -193,7 +190,7 @@ class SessionFiles:
                 file.seen, file.unread = _seen(status), False
                 return
             session.idle_seconds = idle_seconds
-            found: set[tuple[str, str]] = set()
+            names: set[tuple[str, str]] = set()
             splitter = LineSplitter(self._largest_trace)
             place = file.at
             while place < size and (chunk := os.pread(descriptor, min(CHUNK_BYTES, size - place), place)):
@@ -201,15 +198,15 @@ class SessionFiles:
                 closed: list[Closed] = []
                 for line in splitter.feed(chunk):
                     closed += self._feed(file, session, line, descriptor)
-                found |= {each.request.name for each in closed}
+                names |= {each.request.name for each in closed}
                 yield closed
             if place - file.at > line_limit(self._largest_trace):
                 file.at = place  # the rest of a line that is too long is logged when it ends
             file.check = _check(descriptor, file.at)
             file.seen, file.unread = _seen(status), False
-        found |= session.open_names
+        names |= session.open_names
         lost, file.lost = file.lost, []
-        yield [Closed(request, file.path, NO_POSITION) for request in lost if request.name not in found]
+        yield [Closed(request, file.path, NO_POSITION) for request in lost if request.name not in names]
         if session.counts.dropped["lines that belong to no open request"]:
             self._tell(
                 file,
@@ -284,8 +281,8 @@ class SessionFiles:
 
     def _tell(self, file: _File, what: str, kind: str = "") -> None:
         """Log a warning about a file, once for each kind of problem."""
-        if (kind or what) not in file.told:
-            file.told.add(kind or what)
+        if (kind or what) not in file.warned:
+            file.warned.add(kind or what)
             log.warning("%s %s", _shown(file.path), what)
 
 
@@ -321,8 +318,8 @@ def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def _check(descriptor: int, at: int) -> str:
-    """Return a digest of the bytes before a position."""
-    begin = max(0, at - CHECKED_BYTES)
+    """Return a digest of the 256 bytes before a position: the end of a session line, with its ids and its time."""
+    begin = max(0, at - 256)
     return sha256(os.pread(descriptor, at - begin, begin)).hexdigest()[:16]
 
 
