@@ -11,14 +11,14 @@ import string
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from worker.redact.markers import Found, Rule, most_names, most_secrets, rule
+from worker.redact.forms import rules_of
+from worker.redact.markers import Found, Rule, most_names, most_secrets
 from worker.redact.names import (
     DATE_OR_NUMBER,
     IF_MIXED,
     IF_RANDOM,
     NO,
     PASSWORD,
-    PROSE,
     STOP_WORDS,
     TOKEN,
     VALUE_MEMBERS,
@@ -28,31 +28,11 @@ from worker.redact.names import (
     is_long_word,
     is_mixed,
     is_random,
-    is_value,
     likely,
     looks_secret,
+    pattern,
     strength_of,
 )  # fmt: skip
-
-_PARTS: Final = {
-    # the quotation mark of a name or a value, in JSON within JSON behind backslashes
-    "quote": r"""\\{0,7}["'`]""",
-    "string_quote": r"""\\{0,7}["']""",
-    # white space, raw or escaped
-    "blanks": r"(?:[ \t\r\n]|\\{1,7}[nrt]){0,40}+",
-    "comment": r"(?:\#[ \t][^\n]{0,100}\n[ \t]{0,40}|/\*[^*\n]{0,100}\*/[ \t]{0,4})",
-    # a quoted value, up to the closing quotation mark of the same kind
-    "quoted": r"""
-        (?P<escapes>\\{0,7}+) (?P<quote>["'`])
-        (?P<quoted> (?: (?! (?<!\\) (?P=escapes) (?P=quote) ) [^\r\n] ){1,1024}+ )
-    """,
-}
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    """Compile a verbose pattern; (?&name) stands for one of _PARTS, as in PCRE."""
-    return re.compile(re.sub(r"\(\?&(\w+)\)", lambda call: f"(?:{_PARTS[call[1]]})", text), re.VERBOSE)
-
 
 # -- names, signs and values
 
@@ -64,7 +44,7 @@ ANY_STEM: Final = (
 )
 """Each text with a name contains one of these, ignoring case."""
 
-_NAME: Final = _pattern(
+_NAME: Final = pattern(
     r"""
     (?:
         pass                            # password, DB_PASS, requirepass
@@ -94,7 +74,7 @@ _NAME: Final = _pattern(
 )
 """A name from its stem on, in lower case, if what follows may assign a value to it and is not a marker."""
 
-_SIGN: Final = _pattern(
+_SIGN: Final = pattern(
     r"""
     # "passwords": { ... }, but no template: {{ name }}, {% name %}
     (?P<nested> (?&quote)?+ [ \t]{0,8}+ (?:=>|[:=]) [ \t]{0,8}+ \{(?![{%]) )
@@ -175,14 +155,14 @@ _SIGN: Final = _pattern(
 )
 """The text between a name and its value, in lower case."""
 
-_VALUE: Final = _pattern(
+_VALUE: Final = pattern(
     r"""
     [rbfuRBFUN]{0,2} (?P<escapes>\\{0,7}+) (?P<quote>["'`])         # of r"x", b"x", N'x'
     (?P<quoted> (?: (?! (?<!\\) (?P=escapes) (?P=quote) ) [^\r\n] ){1,4096}+ )
   | (?P<bare> [^\s"'`<>,;&|\\(){}\[\]]{1,4096}+ )
     """
 )
-_WEAK_VALUE: Final = _pattern(
+_WEAK_VALUE: Final = pattern(
     r"""
     [rbf]? (?P<escapes>\\{0,7}+) (?P<quote>["'`])
     (?P<quoted> [A-Za-z0-9+/_.~%=:!$|-]{16,4096}+ ) (?P=escapes) (?P=quote)
@@ -194,7 +174,7 @@ _WEAK_VALUE: Final = _pattern(
 _TAGGED_VALUE: Final = re.compile(r"(?P<quoted>[^<>\r\n]{1,300}+)(?=</)|(?P<bare>[^\s<>]{1,300}+)")
 _ENV_VALUE: Final = re.compile(r"[^\s\"'`\\]{1,4096}+")
 _REST_OF_LINE: Final = re.compile(r"[^\r\n\"'\\]{1,300}")
-_PROSE_LINE: Final = re.compile(PROSE)
+_PROSE_LINE: Final = pattern("(?&prose)")
 _SHORT_NUMBER: Final = re.compile(r"[0-9.,]{1,12}+(?![^\s,;}\]])")
 
 _TEST: Final = re.compile(r"(?i:test)|\S+ \([0-9.]+ ?m?s\)|\S+::|[\w.-]+/")
@@ -382,7 +362,7 @@ def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
 
 # -- several values, and values that do not follow their names
 
-_NEXT_ITEM: Final = _pattern(r"(?&quote) [ \t]{0,4}+ , [ \t\r\n]{0,40}+ (?&quoted)")
+_NEXT_ITEM: Final = pattern(r"(?&quote) [ \t]{0,4}+ , [ \t\r\n]{0,40}+ (?&quoted)")
 
 
 def _items(text: str, to: _Assignment, value: re.Match[str]) -> Iterator[Found]:
@@ -393,7 +373,7 @@ def _items(text: str, to: _Assignment, value: re.Match[str]) -> Iterator[Found]:
             yield Found(*item.span("quoted"), "password")
 
 
-_MEMBER: Final = _pattern(
+_MEMBER: Final = pattern(
     r"""
     [\s,;]{0,60}+ (?&string_quote)?+ (?P<name>[A-Za-z0-9_.@/-]{1,80}+) (?&string_quote)?+
     [ \t]{0,8}+ (?: => | [:=] ) [ \t]{0,8}+                         # "name": value   name => value
@@ -419,7 +399,7 @@ def _nested(text: str, to: _Assignment, place: int) -> Iterator[Found]:
             yield Found(*member.span(group), "password")
 
 
-_VALUE_FIRST: Final = _pattern(
+_VALUE_FIRST: Final = pattern(
     r"""
     (?: value | text ) (?&quote)? [ \t]{0,4}+ [:=] [ \t]{0,4}+
     (?: (?&quoted) (?P=escapes) (?P=quote) | (?P<bare> [^\s"'`=:,;{}\[\]<>]{1,200}+ ) )
@@ -493,14 +473,14 @@ def _columns(line: str) -> list[int]:
 
 # -- special forms that give the name and the value
 
-_INSERT: Final = _pattern(
+_INSERT: Final = pattern(
     r"""
     (?: insert | replace ) \s{1,8} (?: ignore\s{1,8} )? into\s{1,8}
     [\w.`"\[\]]{1,100}+ \s{0,8} \( (?P<columns> [^()]{1,1000}+ ) \) \s{0,8}     # the table and its columns
     values\s{0,8} (?=\()
     """
 )
-_ROW: Final = _pattern(
+_ROW: Final = pattern(
     r"""
     \s{0,8} ,? \s{0,8}
     \( (?P<row> (?:
@@ -511,7 +491,7 @@ _ROW: Final = _pattern(
     )*+ ) \)
     """
 )
-_ITEM: Final = _pattern(
+_ITEM: Final = pattern(
     r"""
     \s*+
     (?: '(?P<one> (?: [^'\\] | '' | \\. )*+ )' | "(?P<two> [^"]*+ )" | (?: [^,'"(] | \([^()]*+\) )++ )
@@ -537,7 +517,7 @@ def _inserts(text: str, lowered: str) -> Iterator[Found]:
 _SECRET_KIND: Final = re.compile(r"kind:[ ]{0,4}[\"']?Secret\b")
 _SECRET_DATA: Final = re.compile(r"\n[ ]{0,8}(?:stringData|data):[ ]{0,8}\n")
 _MOST_HEAD: Final = 3000
-_YAML_LINE: Final = _pattern(
+_YAML_LINE: Final = pattern(
     r"""
     [ ]{1,20} [\w.-]{1,80}: [ ]{1,4}
     ["']? (?P<secret> [^\s"'|>][^\n"']{2,4000}+ ) ["']? (?:\n|$)
@@ -566,14 +546,5 @@ ASSIGNED: Final = (
     Rule(ANY_STEM, assigned_secrets),
     Rule(r"into\s", _inserts),
     Rule("kind:", _kubernetes),
-    rule(
-        "password",
-        "name=|key=",
-        r"""(?x)
-        (?=[nk]) (?:name|key)=["']                                  # <input name="db_password" type="x">value</input>
-        (?= [\w.-]{0,60}(?i: passw | secret | token | pwd | apikey | api_key ) ) [\w.-]{1,80}
-        ["'] [^<>\n]{0,80} > (?P<secret> [^<>\s]{3,300} ) </
-        """,
-        is_value,
-    ),
+    *rules_of("assigned"),
 )

@@ -36,13 +36,12 @@ class Rule(NamedTuple):
     find: Find
 
 
-def rule(kind: str, hint: str, pattern: str, check: Callable[[str], bool] | None = None) -> Rule:
+def rule(kind: str, hint: str, pattern: re.Pattern[str], check: Callable[[str], bool] | None = None) -> Rule:
     """Return the rule for a pattern: the secret is its group `secret`, or the whole match, if `check` accepts it."""
-    compiled = re.compile(pattern, re.ASCII)
-    group = "secret" if "secret" in compiled.groupindex else 0
+    group = "secret" if "secret" in pattern.groupindex else 0
 
     def find(text: str, _lowered: str) -> Iterator[Found]:
-        for match in compiled.finditer(text):
+        for match in pattern.finditer(text):
             secret = match[group]
             if secret and (check is None or check(secret)):
                 yield Found(*match.span(group), kind)

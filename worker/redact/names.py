@@ -1,58 +1,37 @@
-"""Which names belong to secrets, and which values look like secrets."""
+"""What the strict rules share: their data, which names belong to secrets, and which values look like secrets."""
 
 from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections import Counter
 from functools import lru_cache
-from typing import Final
+from importlib.resources import files
+from typing import Any, Final
+
+DATA: Final[dict[str, Any]] = tomllib.loads(files("worker.redact").joinpath("strict.toml").read_text("utf-8"))
+"""The words and patterns of the strict rules."""
+
+WORDS: Final = {name: frozenset(words.split()) for name, words in DATA["words"].items()}
 
 
-def words_of(words: str) -> frozenset[str]:
-    """Split a text into its words."""
-    return frozenset(words.split())
+def pattern(text: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
+    """Compile a verbose pattern; (?&name) stands for one of the parts, as in PCRE."""
+    return re.compile(re.sub(r"\(\?&(\w+)\)", lambda call: f"(?:{DATA['parts'][call[1]]})", text), re.VERBOSE | flags)
 
 
-_PASSWORD_WORDS: Final = words_of(
-    "password passwd passphrase passwort passcode pass pwd psw pw pswd dbpass userpass mypass smtppass "
-    "rootpass sshpass adminpass bindpw requirepass masterauth mnemonic pincode passwords passphrases "
-    "kennwort psk assword assphrase"
-)
-_TOKEN_WORDS: Final = words_of(
-    "secret secrets token tokens credential credentials cred creds apikey apikeys apisecret accesskey "
-    "secretkey authkey privatekey signingkey encryptionkey masterkey accountkey sharedkey accesstoken "
-    "authtoken clientsecret"
-)
-_WEAK_WORDS: Final = words_of(
-    "key keys auth signature sig sessionid session sess sessid phpsessid jsessionid sid jwt hmac otp "
-    "oauth oauth2 bearer cookie pin cvv cvc recovery"
-)
+_PASSWORD_WORDS: Final = WORDS["passwords"]
+_TOKEN_WORDS: Final = WORDS["tokens"]
+_WEAK_WORDS: Final = WORDS["weak"]
 _PASSWORD_STEMS: Final = ("password", "passwd", "passphrase", "pass", "userpwd")
-_NO_PASSWORDS: Final = words_of("compass encompass bypass surpass trespass overpass underpass multipass")
+_NO_PASSWORDS: Final = WORDS["no_passwords"]
 _TOKEN_STEMS: Final = ("secret", "token", "apikey", "secretkey", "accesskey", "credentials")
-_KEYS_OF: Final = words_of(
-    "api access secret private signing encryption decryption account master shared storage auth "
-    "subscription service session admin function app application license deploy ssh aes crypto hmac jwt "
-    "rsa webhook provider project server client integration ingest write read"
-)
-_NO_SECRET_KEYS: Final = words_of("public pub primary foreign partition sort cache object idempotency row")
-_PROPERTIES: Final = words_of(
-    "id ids uuid name names user username email path file files dir folder arn alias version revision hash hashes "
-    "fingerprint digest checksum algorithm alg method type types kind format url uri endpoint host region header "
-    "headers field fields column columns class provider backend prefix issuer audience scope scopes subject label "
-    "policy source hint"
-)
-"""At the end of a name, they say something about a secret: token_url, SECRET_NAME."""
-_ENDINGS: Final = words_of(
-    "prod production stage staging dev test old new value plain b64 base64 confirm confirmation again "
-    "primary secondary base hex text txt string str current default live sandbox backup key1 key2"
-)
-_OTHER_THINGS: Final = words_of(
-    "existing image pull max min num total is has use require required requires no count invalid missing "
-    "expired expires next page per avg mean prompt completion input output cached reasoning remaining "
-    "used n"
-)
+_KEYS_OF: Final = WORDS["keys_of"]
+_NO_SECRET_KEYS: Final = WORDS["no_secret_keys"]
+_PROPERTIES: Final = WORDS["properties"]
+_ENDINGS: Final = WORDS["endings"]
+_OTHER_THINGS: Final = WORDS["other_things"]
 _WORDS: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 NO, IF_RANDOM, IF_MIXED, TOKEN, PASSWORD = range(5)
@@ -117,13 +96,7 @@ PLACEHOLDER: Final = re.compile(
     r"|(?i:your|my|the|some|insert|enter|example|sample|dummy|placeholder|redacted|hidden|masked|removed|omitted"
     r"|\(redacted\)|n/a|todo|tbd)(?:[-_ ].{0,40})?"
 )
-_WORD_VALUES: Final = words_of(
-    "none null nil undefined true false yes no on off str string int integer bytes bool boolean float "
-    "number object array list dict any type text optional required self this cls env new await async "
-    "function lambda return not if else and or in is char varchar secretstr void unknown empty default "
-    "auto hidden masked missing invalid expired set unset disabled enabled password username same-origin "
-    "include omit inherit"
-)
+_WORD_VALUES: Final = WORDS["no_values"]
 _CODE: Final = re.compile(
     r"(?:self|this|cls|config|conf|cfg|settings|options|opts|args|kwargs|params|props|state|process|os|env|environ|req"
     r"|request|res|response|ctx|context|event|data|body|form|user|account|session|secrets?|creds?|credentials?|auth"
@@ -131,13 +104,7 @@ _CODE: Final = re.compile(
     r"|client|server|db|model|parser|ns|flask|django|st|tokenizer|batch|outputs?|np|torch|keys?|tokens?|passwords?)"
     r"(?:\??\.\w+)+!?|[A-Za-z_]\w*(?:::\w+)+"
 )
-STOP_WORDS: Final = words_of(
-    "the is are must be been a an to of for and or should not at least required with your you it this "
-    "that was were has have will can cannot may from in on by as if please contain contains length "
-    "characters when than"
-)
-PROSE: Final = r"[A-ZÀ-Þ][a-zß-ɏ]{1,19}[ ][a-zß-ɏ]{2,20}(?:[ ][A-Za-zÀ-ɏ]{2,20}){0,8}[.!:]?[ ]?(?=[\r\n\"'\\\]}>]|\Z)"
-"""A line of words, the second in lower case, in place of a value: "Passwort: Bitte eingeben"."""
+STOP_WORDS: Final = WORDS["stop_words"]
 DATE_OR_NUMBER: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9:.]{4,15}(?:Z|[+-][0-9:]{4,6})?)?|[+-]?[0-9]+(?:[.,:][0-9]+)*[%a-z]?"
     r"|v?[0-9]+(?:\.[0-9a-z]+){1,4}(?:[-+][0-9A-Za-z.]+)?|0x[0-9a-fA-F]{1,8}"

@@ -11,10 +11,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from worker.redact.markers import Found, Rule, most_names, rule
+from worker.redact.forms import rules_of
+from worker.redact.markers import Found, Rule, most_names
 from worker.redact.names import (
+    DATA,
     PASSWORD,
     VALUE_MEMBERS,
+    WORDS,
     harmless,
     is_mixed,
     labels_secret,
@@ -22,34 +25,14 @@ from worker.redact.names import (
     looks_secret,
     may_be,
     must_be,
-    words_of,
-)
+)  # fmt: skip
 
-_ENGLISH: Final = (
-    "password", "passphrase", "passcode", "pass phrase", "secret key", "api key", "access code", "secret is",
-)  # fmt: skip
-_WORDS: Final = (
-    "passwort", "kennwort", "zugangscode", "geheimzahl", "mot de passe", "code secret", "phrase secrète",
-    "clé secrète", "clé api", "contraseña", "contrasena", "contraseñas", "clave secreta", "clave de acceso", "senha",
-    "palavra-passe", "palavra passe", "parola d'ordine", "parola", "codice segreto", "chiave segreta", "wachtwoord",
-    "toegangscode",
-    "lösenord", "adgangskode", "kodeord", "passord", "salasana", "tunnussana", "lykilorð", "hasło", "hasłem", "heslo",
-    "jelszó", "jelszav", "lozinka", "lozinku", "geslo", "парол", "κωδικό", "συνθηματικό", "şifre", "parool",
-    "slaptažodis", "parolă", "parolei", "mật khẩu", "kata sandi", "kata laluan", "nenosiri",
-)  # fmt: skip
-"""Words for a password and the like, in lower case; an ending may follow."""
-_UNSPACED: Final = (
-    "كلمة المرور", "كلمة السر", "رمز عبور", "گذرواژه", "סיסמה", "סיסמא", "पासवर्ड", "পাসওয়ার্ড", "รหัสผ่าน", "密码", "密碼",
-    "口令", "パスワード", "暗証番号", "合言葉", "비밀번호", "암호", "கடவுச்சொல்", "پاس ورڈ",
-)  # fmt: skip
-"""Words that a letter may precede, because their languages do not space words, or have prefixes."""
-_TOKENS: Final = ("令牌", "密钥", "密鑰", "シークレットキー", "トークン", "apiキー", "토큰")
-"""Words for a token or a key, which prose about programs has, too: only what `looks_secret` counts."""
+_ENGLISH: Final = DATA["phrases"]["english"]
+_WORDS: Final = DATA["phrases"]["other_languages"]
+_UNSPACED: Final = DATA["phrases"]["unspaced"]
+_TOKENS: Final = DATA["phrases"]["tokens"]
 
-_VERBS: Final = words_of(
-    "is was are be to as set lautet ist war est sera es será é foi è sarà zijn är blir er var on oli jest "
-    "je byl este era \u0435 є це это είναι olarak היא הוא है হল là adalah ialah 是 为 為 は 는 은"
-)
+_VERBS: Final = WORDS["verbs"]
 _CASED: Final = {
     form for word in (*_ENGLISH, *_WORDS, *_UNSPACED, *_TOKENS) for form in (word, word.upper(), word.capitalize())
 }
@@ -149,13 +132,9 @@ def _value_after(text: str, place: int, *, verb: bool, english: bool, word: str)
 
 
 _NAME_AND_YEAR: Final = re.compile("[A-Z][a-z]+[0-9]{1,4}")
-_OTHER_THINGS: Final = words_of(
-    "manager managers policy policies hash hashes hashing field fields reset form input generator strength "
-    "entropy store vault file column length prompt rules requirements protection based less type"
-)
-"""Words that turn a word for a secret into something else."""
+_OTHER_THINGS: Final = WORDS["follow_ups"]
 _NO_WORD: Final = re.compile(r"\d|[!-&*+./@\[-`{-~]")
-_FILLERS: Final = words_of("now set still currently jetzt nun ahora agora maintenant ora nu teraz")
+_FILLERS: Final = WORDS["fillers"]
 
 
 _REVERSED: Final = re.compile(
@@ -231,9 +210,6 @@ def _seeds(text: str, lowered: str) -> Iterator[Found]:
             place = found.start() + words.end()
 
 
-_NUMBERS: Final = "密码|密碼|口令|パスワード|暗証番号|验证码|驗證碼|비밀번호"
-"""Words for a secret that is often a number, where the number follows at once."""
-
 _LABEL: Final = (
     r"(?:passw(?:or)?d|passphrase|passcode|passwort|kennwort|mot de passe|contrase\S{1,2}a|senha|secret(?:[ _-]key)?"
     r"|(?:api|access|private)[ _-]?key|(?:access|auth|api|bearer|refresh)[ _-]token|token:"
@@ -263,9 +239,6 @@ IN_PROSE: Final = (
         "|senord|has(?:ł|Ł)o|heslo"
         "|secret key|арол|密码|密碼|パスワード|비밀번호|ifre", _fields),
     Rule("seed|mnemonic|recovery|backup phrase|wallet|secret phrase|(?:12|24)[ -]word", _seeds),
-    rule("password", f"pin|{_NUMBERS}",
-        r"(?=[P密口パ暗验驗비])(?:\b(?:PIN|Pin)(?:[ -](?:code|number|Code))?[ ]?(?:[:=]|is|was|ist|est|es)[ ]{0,3}"
-        rf"|(?:{_NUMBERS})[是为為はが:는은]?[ ]?)"
-        r"(?P<secret>[0-9]{4,12})(?![0-9A-Za-z年位个個文桁字자]|[.,:/-][0-9])"),
+    *rules_of("prose"),
     Rule(_LABEL_HINT, _below_labels),
 )  # fmt: skip

@@ -5,9 +5,9 @@ A text goes through these passes (called by `documents.py`):
 1. The reference's patterns insert their markers.
 2. Disguises and escapes are undone (`fold`), and the reference's patterns run again.
 3. One automaton looks for the hints of all rules; the rules whose hints it finds read the text, in the order of _RULES:
-   secrets recognisable by their form (forms.py), headers, URLs and protocols, commands and calls (commands.py),
-   values assigned to a name (assigned.py), secrets in prose (prose.py), personal numbers (forms.py), and what
-   the reference leaves after its markers. Names and values are judged in names.py.
+   secrets recognisable by their form (forms.py), values assigned to a name (assigned.py), secrets in prose
+   (prose.py), and what the reference leaves after its markers. Names and values are judged in names.py. The patterns
+   and words are in strict.toml.
 4. Overlapping places become one marker in the original text (markers.py).
 5. All of this repeats until the text no longer changes: markers reveal secrets after or between them.
 
@@ -26,8 +26,7 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from worker.redact.assigned import ASSIGNED
-from worker.redact.commands import COMMANDS, REQUESTS
-from worker.redact.forms import IDENTIFIERS, KEYS, PERSONAL
+from worker.redact.forms import IDENTIFIERS, SECRETS
 from worker.redact.markers import Found, Rule, bounded, most_secrets, put_markers
 from worker.redact.names import is_value, looks_secret
 from worker.redact.prose import IN_PROSE
@@ -203,15 +202,7 @@ def _residues(text: str, _lowered: str) -> Iterator[Found]:
             yield Found(*match.span(group), "password")
 
 
-_SECRETS: Final = (
-    *KEYS,
-    *REQUESTS,
-    *ASSIGNED,
-    *COMMANDS,
-    *IN_PROSE,
-    *PERSONAL,
-    Rule(r"\[redacted:password\]", _residues),
-)
+_SECRETS: Final = (*SECRETS, *ASSIGNED, *IN_PROSE, Rule(r"\[redacted:password\]", _residues))
 """The rules of every privacy level, in the order in which they run."""
 _RULES: Final = (*_SECRETS, *IDENTIFIERS)
 

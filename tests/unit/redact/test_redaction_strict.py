@@ -11,7 +11,9 @@ from tests.support.made_secrets import HARMLESS, made
 from tests.support.redaction_oracle import random_text
 from worker.core.records import LEVELS, STRICT_TYPES
 from worker.redact.documents import Rules, redact_document, redact_text
+from worker.redact.forms import _keys
 from worker.redact.markers import MOST_ON_A_LINE, most_secrets, own_pattern
+from worker.redact.names import DATA
 from worker.redact.strict import _RULES, _hints, fold
 
 
@@ -363,3 +365,20 @@ def test_listed_secrets_go_and_harmless_texts_stay_as_the_reference_leaves_them(
     cleaned = strict(case["text"])
     assert not [secret for secret in case["secrets"] if secret in cleaned]
     assert case["secrets"] or cleaned == redact_text(case["text"], "aggregated")[0]
+
+
+RULE_LINES = read_jsonl("redaction_rules.jsonl")
+"""A line for each alternative of the patterns of assigned.py, then for each rule and key of strict.toml."""
+
+
+@pytest.mark.parametrize("case", RULE_LINES, ids=lambda case: case["text"])
+def test_a_rule_finds_its_secret_and_nothing_else(case: dict[str, str]) -> None:
+    assert strict(case["text"]) == case["cleaned"]
+
+
+def test_each_rule_and_each_key_has_a_line() -> None:
+    texts = [text for case in RULE_LINES for text in (case["text"], redact_text(case["text"], "aggregated")[0])]
+    keys = [_keys([key], before) for name, before in (("anywhere", ""), ("at_words", "(?&begins)"))
+            for key in DATA["services"][name]]  # fmt: skip
+    for rule in (*_RULES, *keys):
+        assert any(next(rule.find(text, text.lower()), None) for text in texts), rule.hint
