@@ -63,8 +63,7 @@ class KafkaSettings(BaseModel):
     group_instance_id: str | None = Field(
         None,
         pattern=r"^[a-zA-Z0-9._-]{1,249}$",
-        description="static membership: this worker's unique name; a restart within the session timeout then "
-        "causes no rebalance",
+        description="static membership: this worker's unique name; a quick restart then causes no rebalance",
     )
     source_topic: TopicName = Field("traces", description="topic to read traces from")
     accepted_topic: TopicName = Field("traces.accepted", description="topic for accepted traces (score >= threshold)")
@@ -214,21 +213,18 @@ class ScoringSettings(BaseModel):
     )
     redact: Literal["off", "accepted", "all"] = Field(
         "off",
-        description="replace secrets and, by privacy level, personal data with markers in these output "
-        "documents; scores do not change (docs/redaction.md)",
+        description="outputs in which secrets and personal data are replaced with markers (docs/redaction.md)",
     )
     redact_rules: Literal["reference", "strict"] | None = Field(
         None,
-        description="redact what the SDK's cleaner finds, or more (docs/redaction.md); default: reference for "
-        "KP_REDACT, strict for `contribute`",
+        description="what is redacted (docs/redaction.md); default: reference for KP_REDACT, strict for `contribute`",
     )
     redact_patterns_file: FilePath | None = Field(
         None, description="TOML file with your own patterns to redact (docs/redaction.md)"
     )
     screen: Literal["off", "mark"] = Field(
         "off",
-        description="mark output documents with hidden text (scoring.screen, header kp-screen); scores do not change "
-        "(docs/redaction.md)",
+        description="mark output documents with hidden text (docs/redaction.md)",
     )
 
     @field_validator("cache_ttl_seconds", mode="before")
@@ -298,9 +294,8 @@ class ModelSettings(BaseModel):
     embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one per core")
     embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
-        description="texts embedded at once, sharing KP_EMBED_THREADS; auto: 2, or 1 where two of KP_MAX_TOKENS would "
-        "exceed KP_LATENCY_BUDGET_SECONDS; 1 saves memory (docs/capacity.md). With KP_EMBEDDER=http: requests at once "
-        "(auto: 4)",
+        description="most texts embedded at once; auto: 2, or 1 where two would exceed KP_LATENCY_BUDGET_SECONDS; with "
+        "KP_EMBEDDER=http, requests at once (auto: 4)",
     )
     embed_remembered: int = Field(
         1024,
@@ -399,8 +394,7 @@ class HttpSettings(BaseModel):
     )
     status_hosts: str = Field(
         "",
-        description="names under which browsers open the status page, separated by commas, besides localhost, "
-        "KP_HTTP_HOST and addresses: other names get 421, so that no foreign page can read it",
+        description="more host names of the status page, separated by commas; others get 421 (docs/security.md)",
     )
     status_texts: bool = Field(
         False,
@@ -477,8 +471,7 @@ class AssembleSettings(KafkaSettings):
     )
     spans_keyed: bool = Field(
         False,
-        description="all records of a trace are on one partition of KP_SPANS_TOPIC (a single topic), so "
-        "`assemble` needs no intermediate topic",
+        description="all records of a trace are on one partition of KP_SPANS_TOPIC, which is a single topic",
     )
     assemble_confidence: AssembleRule | None = Field(
         None,
@@ -498,8 +491,8 @@ class AssembleSettings(KafkaSettings):
     )
     assemble_agent: AssembleRule = Field(
         "name",
-        description="agent id: `name` (as in the spans, without generated ids), `service/name` (agents of two "
-        "services stay two), an attribute, or a text for runs without a name (docs/opentelemetry.md)",
+        description="agent id: `name`, `service/name`, an attribute, or a text for runs without a name "
+        "(docs/opentelemetry.md)",
     )
     assemble_key: Literal["agent", "trace"] = Field(
         "agent",
@@ -517,8 +510,7 @@ class AssembleSettings(KafkaSettings):
         gt=0,
         le=604_800,
         allow_inf_nan=False,
-        description="how long `assemble` waits for a run's next span before its root has ended: longer than the "
-        "longest call of a model or tool",
+        description="how long `assemble` waits for a run's next span before its root has ended",
     )
     assemble_memory_seconds: float = Field(
         86_400.0,
