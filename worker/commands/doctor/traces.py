@@ -57,7 +57,8 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
     async for record in session.newest(topic, 500):  # at a low rate every other offset is a marker's
         if kind_of(record.key) is Kind.ENTRY:
             with suppress(CorruptRecord):  # or a tombstone
-                entries[record.partition].append(decode(record.value))
+                entry = decode(record.value)
+                entries[record.partition].append(entry)  # a partition without a readable entry is left out
     return entries
 
 
