@@ -169,8 +169,7 @@ def as_settings(profiles: Mapping[str, Profile], threshold: float) -> dict[str, 
 
 
 def rendered(report: Report) -> str:
-    """Render the page. It loads matplotlib, for seconds: not in every process that only collects tests."""
-    from worker.commands.report.view import render
+    from worker.commands.report.view import render  # with jinja2
 
     return render(report)
 

@@ -70,8 +70,6 @@ HOMES = (
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
         "jinja2": {"commands.report.view"},
-        "markupsafe": {"commands.report.view"},
-        "matplotlib": {"commands.report.view"},
         "opentelemetry": {"observe.tracing", "stream.evaluator", "runs.otlp.spans"},  # stream: the type alone
         "google": {"runs.otlp.spans"},  # protobuf
     }

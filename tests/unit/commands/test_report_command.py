@@ -223,7 +223,7 @@ def test_neither_a_model_nor_plots_are_loaded_for_text(documents: Path) -> None:
         f"cli(['report', {str(documents)!r}, '--text', '--set', 'threshold=0', '--share', '1'], standalone_mode=False)"
     )
     assert "numpy" in loaded
-    assert not loaded & {*MODEL_RUNTIMES, "aiokafka", "matplotlib", "jinja2"}
+    assert not loaded & {*MODEL_RUNTIMES, "aiokafka", "jinja2"}
 
 
 # -- the page
@@ -306,23 +306,14 @@ def test_one_trace_makes_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dash_means_the_threshold_alone() -> None:
-    page = rendered(report_of([scored_document(n, domain=f"d{n % 5}", score=n / 50) for n in range(50)]))
-    dashed = re.findall(r'style="[^"]*stroke-dasharray[^"]*"', page)
-    assert dashed
-    assert all("var(--mark)" in style for style in dashed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
-def test_without_the_extra_the_error_names_it_and_text_needs_none(package: str, documents: Path) -> None:
+def test_without_the_extra_the_error_names_it_and_text_needs_none(documents: Path) -> None:
     def done(*arguments: str) -> subprocess.CompletedProcess[str]:
         code = (
-            f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = {['report', str(documents), *arguments]!r}\n"
+            f"import sys; sys.modules['jinja2'] = None; sys.argv[1:] = {['report', str(documents), *arguments]!r}\n"
             "from worker.cli import main; main()"
         )
         command = [sys.executable, "-c", code]
         return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
-    assert done("--page", "page.html").stderr == f"Error: {package} is not installed; {install_extra('report')}\n"
+    assert done("--page", "page.html").stderr == f"Error: jinja2 is not installed; {install_extra('report')}\n"
     assert done("--text").returncode == 0

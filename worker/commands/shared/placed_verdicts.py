@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
@@ -143,34 +142,26 @@ class Standings:
         self.verdicts = 0
         self.judged: set[tuple[int, int | str]] = set()
         """Partition and offset of each trace with a verdict; by a verdict of an earlier build, its id."""
-        self._places: dict[int, list[int]] = {}
-        self._all: dict[int, list[tuple[int, int]]] = {}
-        self._changes: dict[tuple[int, str, str], tuple[list[int], list[Tally]]] = defaultdict(lambda: ([], []))
-        for partition, verdicts in itertools.groupby(placed, key=lambda it: it.partition):
-            self._add(partition, list(verdicts))
-
-    def _add(self, partition: int, placed: list[PlacedVerdict]) -> None:
-        record = TrackRecord()
-        self._places[partition] = [it.after for it in placed]
-        self._all[partition] = []
-        for number, (_, after, verdict) in enumerate(placed):
+        self._sizes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        """By partition: a verdict's place, and the size and prior of all records after it (see `standing`)."""
+        self._tallies: dict[tuple[int, str, str], list[tuple[int, Tally]]] = defaultdict(list)
+        records: dict[int, TrackRecord] = defaultdict(TrackRecord)
+        for partition, after, verdict in placed:
             self.verdicts += 1
             self.judged.add((partition, verdict.trace_id if verdict.offset is None else verdict.offset))
-            record.add(verdict, issued_ms(verdict, None), number)
-            self._all[partition].append((len(record), record.firsts))
-            name = verdict.agent_id, verdict.task_domain
-            places, tallies = self._changes[partition, *name]
-            places.append(after)
-            tallies.append(record.tally(name))
+            record, name = records[partition], (verdict.agent_id, verdict.task_domain)
+            record.add(verdict, issued_ms(verdict, None), len(self._sizes[partition]))
+            self._sizes[partition].append((after, len(record), record.firsts))
+            self._tallies[partition, *name].append((after, record.tally(name)))
 
     def at(self, partition: int, offset: int, agent_id: str, task_domain: str) -> Standing:
         """Return an agent's standing in a domain at the time when the trace at an offset is scored."""
-        known = bisect_right(self._places.get(partition, []), offset)
-        records, firsts = self._all[partition][known - 1] if known else (0, 0)
+        sizes = self._sizes.get(partition, [])
         name = partition, agent_id[:CACHED_ID_LENGTH], task_domain[:CACHED_ID_LENGTH]
-        places, tallies = self._changes.get(name, ([], []))
-        mine = bisect_right(places, offset)
-        return standing(tallies[mine - 1] if mine else NOTHING, records, firsts)
+        tallies = self._tallies.get(name, [])
+        known, mine = (bisect_right(them, offset, key=lambda it: it[0]) for them in (sizes, tallies))
+        _, records, firsts = sizes[known - 1] if known else (0, 0, 0)
+        return standing(tallies[mine - 1][1] if mine else NOTHING, records, firsts)
 
     def used(self, document: ScoredDocument) -> float | None:
         """Return the confidence of a scored document with KP_CONFIDENCE=record; None: the stated one.

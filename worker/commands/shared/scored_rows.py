@@ -212,11 +212,6 @@ def _dead_letter(record: TailRecord) -> list[Text]:
     dead = record.dead_letter
     if dead is None:
         return []
-    time = "-" if dead.timestamp_ms is None else _clock(dead.timestamp_ms)
+    time = "-" if dead.timestamp_ms is None else rfc3339(dead.timestamp_ms)[11:19]
     place = f"{dead.source_partition}:{dead.source_offset}"
     return [Text(place), Text(time), Text(clean(dead.reason), "yellow"), Text(clean(dead.message))]
-
-
-def _clock(ms: int) -> str:
-    seconds = ms // 1000 % 86_400
-    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from decimal import ROUND_FLOOR, Decimal
 from fractions import Fraction
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +16,11 @@ import numpy.typing as npt
 from worker.core.scoring import DEFAULT_PROFILE, DEFAULT_THRESHOLD, PROFILES, Profile
 from worker.core.terminal import number_of
 
-FEW_TRACES: Final = 50
+FEW_TRACES = 50
 """With fewer traces, a threshold says little about the next ones: of 50 traces, the best tenth are five."""
 
-LEAST_TRACES: Final = 30
+LEAST_TRACES = 30
 """With fewer traces, no threshold is proposed: the best tenth would be two or three of them."""
-
-SEED: Final = 1
-
-_FEWEST_DECIMALS, _MOST_DECIMALS = 2, 17
 
 
 class ShareThreshold(NamedTuple):
@@ -42,14 +38,15 @@ def share_threshold(scores: npt.NDArray[Any], share: Fraction) -> ShareThreshold
     It accepts the same traces as the highest threshold that accepts at least the share.
     """
     ordered = np.sort(scores)
-    cutoff = float(ordered[len(ordered) - math.ceil(share * len(ordered))])
+    count, wanted = len(ordered), math.ceil(share * len(ordered))
+    cutoff = float(ordered[count - wanted])
     lower, above = (int(np.searchsorted(ordered, cutoff, side)) for side in ("left", "right"))
-    below = float(ordered[lower - 1]) if lower else None
-    count = len(ordered)
-    return ShareThreshold(_short(cutoff, below), math.ceil(share * count), count - lower, count - above)
+    return ShareThreshold(
+        _short(cutoff, float(ordered[lower - 1]) if lower else None), wanted, count - lower, count - above
+    )
 
 
-def share_interval(scores: npt.NDArray[Any], share: Fraction, seed: int = SEED) -> tuple[float, float]:
+def share_interval(scores: npt.NDArray[Any], share: Fraction, seed: int = 1) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the threshold for a share of scores (at least one): two of the scores.
 
     It assumes independent traces. The position of a resample's k-th smallest score among the n scores is floor(n B)
@@ -66,14 +63,11 @@ def share_interval(scores: npt.NDArray[Any], share: Fraction, seed: int = SEED) 
 def _short(cutoff: float, below: float | None) -> float:
     """Round a score down to the fewest decimals that keep it above the score `below` it."""
     written = Decimal(repr(cutoff))  # not its binary value: 0.6 stays 0.6
-    for decimals in range(_FEWEST_DECIMALS, _MOST_DECIMALS + 1):
+    for decimals in range(2, 18):
         short = float(written.quantize(Decimal(1).scaleb(-decimals), ROUND_FLOOR))
         if below is None or short > below:
             return short
     return cutoff
-
-
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def config_to_paste(
@@ -130,14 +124,7 @@ def _table(key: str, profile: Profile, left_out: Profile | None, comment: str) -
 
 def _key(name: str) -> str:
     """Return a name as a TOML key, quoted and with unprintable characters escaped if necessary."""
-    if _BARE_KEY.fullmatch(name):
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name):
         return name
-    return '"' + "".join(map(_escaped, name)) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
+    plain = (it if it.isprintable() and it not in '"\\' else f"\\U{ord(it):08x}" for it in name)
+    return f'"{"".join(plain)}"'

@@ -19,7 +19,7 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     require_extra("broker", SettingsError)
     from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
     from worker.lab.broker.kafka_node import is_free
-    from worker.lab.demo.console import interruptible, print_error, print_lines, running_kafka, wide_console
+    from worker.lab.console import interruptible, print_error, print_lines, running_kafka, wide_console
 
     if port is not None and not is_free(port):
         raise ArgumentError("--port", f"port {port} is in use; choose another one, or leave it out for a free one")

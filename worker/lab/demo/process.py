@@ -1,7 +1,8 @@
-"""The demo's processes: commands of kp-worker as children, run as in production."""
+"""The demo's processes, commands of kp-worker run as in production, and what it publishes to them and reads back."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -9,29 +10,37 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Self
 
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.structs import TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from worker.commands.shared.samples import Sample
+from worker.commands.shared.scored_rows import TailFilter, TailRecord
 from worker.config import PREFIX, Settings
+from worker.core.records import SourceRecord
+from worker.kafka.reading.fetches import Consumer, Reading
 from worker.lab.broker.kafka_node import HOST, free_ports
-from worker.lab.demo.console import step
+from worker.lab.console import step
 from worker.observe.metrics import quantile
 
-READY_SECONDS: Final = 600.0  # a first start may download a model
-STOP_SECONDS: Final = 30.0
-LOG_TAIL_LINES: Final = 15
-PARTITIONS: Final = 2
+PARTITIONS = 2
 
-PASSED_ON: Final = (
-    "embedder", "embedder_url", "model", "precision", "max_tokens", "embed_threads", "threshold", "profiles",
-    "cache_max_elements", "cache_ttl_seconds", "delivery",
-)  # fmt: skip
-"""Settings of the caller that the worker inherits; others could point it to real topics."""
+SOURCE, ACCEPTED, REJECTED, DEAD_LETTER = (
+    str(Settings.model_fields[name].default)
+    for name in ("source_topic", "accepted_topic", "rejected_topic", "dead_letter_topic")
+)
+STALL_SECONDS = 60.0
+
+Document = dict[str, Any]
 
 
 class DemoError(Exception):
@@ -79,11 +88,16 @@ class DemoProcess:
             except (OSError, http.client.HTTPException):
                 return 0, "starting"
 
-    def metrics(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Yield name, labels and value of each series of /metrics."""
-        for family in text_string_to_metric_families(self.get("/metrics")[1]):
-            for sample in family.samples:
-                yield sample.name, sample.labels, sample.value
+    def figures(self) -> str:
+        """Return evaluation times from /metrics, as text."""
+        buckets = {
+            float(sample.labels["le"]): sample.value
+            for family in text_string_to_metric_families(self.get("/metrics")[1])
+            for sample in family.samples
+            if sample.name == "kp_evaluation_duration_seconds_bucket"
+        }
+        p50, p99 = quantile(buckets, 0.5) * 1000, quantile(buckets, 0.99) * 1000
+        return f"evaluation p50 {p50:.3g} ms, p99 {p99:.3g} ms"
 
     def check(self) -> None:
         """Raise DemoError with the end of the log if the process has ended."""
@@ -93,14 +107,14 @@ class DemoProcess:
 
     def wait_ready(self, say: Callable[[str], None]) -> None:
         """Return when /readyz is answered with 200."""
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + 600  # a first start may download a model
         while True:
             status, body = self.get("/readyz")
             if status == 200:
                 return
             self.check()
             if time.monotonic() > deadline:
-                raise DemoError(f"{self.name} was not ready in {READY_SECONDS:.0f} s: {body}.\n{self.tail()}")
+                raise DemoError(f"{self.name} was not ready in 10 minutes: {body}.\n{self.tail()}")
             say(body.strip())
             time.sleep(0.1)
 
@@ -108,15 +122,15 @@ class DemoProcess:
         """Stop the process and wait. Raises DemoError unless it exits with 0, having committed everything."""
         self.process.terminate()
         try:
-            code = self.process.wait(STOP_SECONDS)
+            code = self.process.wait(30)
         except subprocess.TimeoutExpired:
-            raise DemoError(f"{self.name} did not stop in {STOP_SECONDS:.0f} s.\n{self.tail()}") from None
+            raise DemoError(f"{self.name} did not stop in 30 s.\n{self.tail()}") from None
         if code != 0:
             raise DemoError(f"{self.name} stopped with exit code {code} instead of 0.\n{self.tail()}")
 
     def tail(self) -> str:
         """Return the last lines of its log."""
-        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = self.log.read_text(errors="replace").splitlines()[-15:]
         return "\n".join(["The end of its log:", *lines])
 
 
@@ -158,8 +172,12 @@ class Stage:
 
 
 def worker_variables(settings: Settings) -> dict[str, str]:
-    """Return the settings of the demo's worker, without their prefix."""
-    given = settings.model_dump(mode="json", include=set(PASSED_ON) & settings.model_fields_set, exclude_none=True)
+    """Return the settings of the demo's worker, without their prefix; others could point it to real topics."""
+    scoring = {
+        "embedder", "embedder_url", "model", "precision", "max_tokens", "embed_threads", "threshold", "profiles",
+        "cache_max_elements", "cache_ttl_seconds", "delivery",
+    }  # fmt: skip
+    given = settings.model_dump(mode="json", include=scoring & settings.model_fields_set, exclude_none=True)
     passed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in given.items()}
     if "cache_ttl_seconds" in settings.model_fields_set and settings.cache_ttl_seconds is None:
         passed["cache_ttl_seconds"] = "none"
@@ -167,12 +185,94 @@ def worker_variables(settings: Settings) -> dict[str, str]:
     return {name.upper(): value for name, value in (passed | own).items()}
 
 
-def figures(worker: DemoProcess) -> str:
-    """Return evaluation times from /metrics, as text."""
-    buckets = {
-        float(labels["le"]): value
-        for name, labels, value in worker.metrics()
-        if name == "kp_evaluation_duration_seconds_bucket"
-    }
-    p50, p99 = quantile(buckets, 0.5) * 1000, quantile(buckets, 0.99) * 1000
-    return f"evaluation p50 {p50:.3g} ms, p99 {p99:.3g} ms"
+# -- what is published and read back
+
+
+@dataclass
+class DemoOutcome:
+    """Everything that was published and read back."""
+
+    published: list[tuple[int, int]] = field(default_factory=list)  # (partition, offset) on the source topic
+    records: list[TailRecord] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def scored(self) -> list[Document]:
+        """The scored documents."""
+        return [record.document for record in self.records if record.document is not None]
+
+    @property
+    def dead(self) -> list[TailRecord]:
+        """The dead letters."""
+        return [record for record in self.records if record.dead_letter is not None]
+
+    def count(self, decision: str) -> int:
+        """Return the number of traces with this decision."""
+        return sum(document["scoring"]["decision"] == decision for document in self.scored)
+
+    def imbalance(self) -> str | None:
+        """Return which records are missing or duplicated; None if all came out exactly once."""
+        came = Counter(record.source for record in self.records)
+        sent = Counter(self.published)
+        if came == sent:
+            return None
+        return (
+            f"the counts do not add up: published {len(self.published)}, but accepted {self.count('accepted')} + "
+            f"rejected {self.count('rejected')} + dead letters {len(self.dead)} = {len(self.records)}; "
+            f"missing (partition, offset): {sorted(sent - came) or 'none'}, too many: {sorted(came - sent) or 'none'}"
+        )
+
+
+@asynccontextmanager
+async def clients(bootstrap: str, *topics: str) -> AsyncIterator[tuple[AIOKafkaProducer, AIOKafkaConsumer]]:
+    """Start a producer, and a consumer of these topics' committed records from the first one; stop both at the end."""
+    async with (
+        AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer,
+        Consumer(
+            *topics,
+            reading=Reading(),
+            bootstrap_servers=bootstrap,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        ) as consumer,
+    ):
+        yield producer, consumer
+
+
+def _read(batches: Mapping[TopicPartition, Sequence[SourceRecord]]) -> list[TailRecord]:
+    return list(filter(None, map(TailFilter(DEAD_LETTER).read, chain.from_iterable(batches.values()))))
+
+
+async def scored(
+    consumer: AIOKafkaConsumer, process: DemoProcess, count: int, wanted: Container[str] | None = None
+) -> list[TailRecord]:
+    """Return `count` scored runs with a wanted id (None: any), in source order. Raises DemoError."""
+    found: list[TailRecord] = []
+    began = time.monotonic()
+    while len(found) < count:
+        process.check()
+        if time.monotonic() - began > STALL_SECONDS:
+            raise DemoError(f"{len(found)} of {count} runs were scored.\n{process.tail()}")
+        read = _read(await consumer.getmany(timeout_ms=100))
+        found += [it for it in read if it.document and (wanted is None or it.document["id"] in wanted)]
+    return sorted(found, key=lambda it: it.source)
+
+
+async def run_flow(
+    bootstrap: str, records: Sequence[Sample], worker: DemoProcess, show: Callable[[DemoOutcome], None]
+) -> DemoOutcome:
+    """Publish the records, and read until each came out or none has arrived for STALL_SECONDS; show progress."""
+    async with clients(bootstrap, ACCEPTED, REJECTED, DEAD_LETTER) as (producer, consumer):
+        began = progress = time.monotonic()
+        sent = [await producer.send(SOURCE, key=record.key, value=record.value) for record in records]
+        outcome = DemoOutcome([(data.partition, data.offset) for data in await asyncio.gather(*sent)])
+        while len(outcome.records) < len(records) and time.monotonic() - progress < STALL_SECONDS:
+            worker.check()
+            if read := _read(await consumer.getmany(timeout_ms=100)):
+                progress = time.monotonic()
+                outcome.records = sorted([*outcome.records, *read], key=lambda it: it.source)
+                outcome.seconds = progress - began
+            show(outcome)
+        outcome.records += _read(await consumer.getmany(timeout_ms=300))  # to catch duplicates
+    return outcome

@@ -4,34 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
+import secrets
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 from aiokafka.errors import KafkaError
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from worker.commands.shared.console import program
 from worker.commands.shared.explanation import explain_trace, explanation_text
-from worker.commands.shared.samples import samples
-from worker.commands.shared.scored_rows import COLOURS, rows
-from worker.commands.shared.shown import shown_score
+from worker.commands.shared.samples import SAMPLES, samples
+from worker.commands.shared.scored_rows import COLOURS, TailRecord, rows
+from worker.commands.shared.shown import PlainTable, shown_score
 from worker.config import Settings
 from worker.core.terminal import clean
+from worker.core.trace import CONTEXT
+from worker.core.verdicts import make_verdict, sign_verdict
+from worker.kafka.cluster.connections import admin_client
+from worker.kafka.cluster.describe import topic_id
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
-from worker.lab.demo.console import interruptible, print_error, print_lines, running_kafka, step, wide_console
-from worker.lab.demo.flow import ACCEPTED, DEAD_LETTER, REJECTED, SOURCE, DemoOutcome, Document, run_flow
-from worker.lab.demo.otlp import running_assemble, show_spans
-from worker.lab.demo.process import DemoError, DemoProcess, Stage, figures, worker_variables
-from worker.lab.demo.verdicts import running_judged, show_verdicts
+from worker.lab.console import interruptible, print_error, print_lines, running_kafka, step, wide_console
+from worker.lab.demo.process import (
+    ACCEPTED,
+    DEAD_LETTER,
+    REJECTED,
+    SOURCE,
+    DemoError,
+    DemoOutcome,
+    DemoProcess,
+    Document,
+    Stage,
+    clients,
+    run_flow,
+    scored,
+    worker_variables,
+)
 
-STORY: Final = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
+STORY = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
 """Beginnings of the ids of one incident reported three times: first, 39 minutes later, 69 minutes after that."""
+
+
+SPANS = "otlp_spans"
 
 
 class Parts(NamedTuple):
@@ -110,7 +135,7 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoProcess, 
     console.print(
         "",
         _counts(outcome),
-        Text(f"  {figures(worker)}\n", "dim"),
+        Text(f"  {worker.figures()}\n", "dim"),
         Text("Scored traces, by partition and offset", "bold"),
         Text("C complexity, N novelty, D tool diversity, O outcome confidence", "dim"),
         rows([it for it in outcome.records if it.dead_letter is None]),
@@ -173,3 +198,140 @@ def _stay(stage: Stage, worker: DemoProcess) -> None:
         while True:
             worker.check()
             time.sleep(0.2)
+
+
+# -- spans
+
+
+def running_assemble(stage: Stage) -> AbstractContextManager[DemoProcess]:
+    """Start `assemble`; kill it at the end. The worker must be ready, because it creates the topics."""
+    variables = {
+        "TOPIC_PARTITIONS": "2", "ASSEMBLE_GRACE_SECONDS": "1", "ASSEMBLE_CONFIDENCE": "0.9",
+        "ASSEMBLE_DOMAIN": "general", "ASSEMBLE_VISIBILITY": "private", "ASSEMBLE_PRIVACY": "private",
+    }  # fmt: skip
+    says = "assemble ready, metrics at {url}/metrics"
+    return stage.running("spans", "assemble", ["assemble"], variables, says=says)
+
+
+def show_spans(stage: Stage, assemble: DemoProcess) -> None:
+    """Publish the spans, wait for the scores of their runs, and print them. Raises DemoError if one is missing."""
+    records = SAMPLES.with_name("demo_spans.jsonl").read_bytes().splitlines()  # of three runs
+    with step(stage.console, "spans") as say:
+        say(f"published {len(records)} records on {SPANS}; a run is complete a second after its last span")
+        found = asyncio.run(_scores(stage.bootstrap, records, assemble))
+    title = Text(f"\nFrom OpenTelemetry: {len(found)} runs in {len(records)} records of spans", "bold")
+    stage.console.print(title, rows(found), "", sep="\n")
+
+
+async def _scores(bootstrap: str, records: Sequence[bytes], assemble: DemoProcess) -> list[TailRecord]:
+    ids = {f"kp:trace:{UUID(trace_id)}" for trace_id in re.findall(r'"traceId": "(\w+)"', str(records))}
+    async with clients(bootstrap, ACCEPTED, REJECTED) as (producer, consumer):
+        for record in records:
+            await producer.send_and_wait(SPANS, record)
+        return await scored(consumer, assemble, len(ids), ids)
+
+
+# -- verdicts: one agent overstates its confidence and loses it, the other keeps its word
+
+
+JUDGED = "demo.judged-runs"
+JUDGE = "tests"
+ROUNDS = 5
+RUNS = 6
+"""Runs of each agent in a round; the judge sees all of them before the next round."""
+
+THRESHOLD = 0.6  # nothing here reaches 0.75: no embedder, so novelty is 0.5
+
+AGENTS = {"boaster": (0.99, 1 / 6), "steady": (0.8, 5 / 6)}
+"""The confidence that each agent states for every run, and the share of its runs that succeed."""
+
+
+@contextlib.contextmanager
+def running_judged(stage: Stage) -> Iterator[tuple[DemoProcess, bytes]]:
+    """Start a worker that uses confidence from verdicts; yield it with the judge's key; stop it at the end."""
+    key = secrets.token_hex(32).encode()
+    keys = stage.directory / "judges.key"
+    keys.write_bytes(b"%s %s\n" % (JUDGE.encode(), key))
+    variables = {
+        "GROUP_ID": "demo-verdicts", "TOPIC_PARTITIONS": "1", "EMBEDDER": "none", "SOURCE_TOPIC": JUDGED,
+        "ACCEPTED_TOPIC": f"{JUDGED}.accepted", "REJECTED_TOPIC": f"{JUDGED}.rejected",
+        "DEAD_LETTER_TOPIC": f"{JUDGED}.dead-letter", "VERDICT_KEY_FILE": str(keys), "CONFIDENCE": "record",
+        "THRESHOLD": str(THRESHOLD),
+    }  # fmt: skip
+    says = "worker with KP_CONFIDENCE=record ready, metrics at {url}/metrics"
+    with stage.running("judge", "verdicts", ["run"], variables, says=says) as worker:
+        yield worker, key
+
+
+def show_verdicts(stage: Stage, worker: DemoProcess, key: bytes) -> None:
+    """Publish rounds of runs, each judged before the next, and print a line for each. Raises DemoError."""
+    with step(stage.console, "judge") as say:
+        say(f"{ROUNDS} rounds of {RUNS} runs for each agent, each judged before the next")
+        rounds = asyncio.run(_judged_rounds(stage.bootstrap, worker, key))
+    stage.console.print(
+        Text("\nVerdicts: what agents say, and what becomes of it", "bold"),
+        Text("says: the stated confidence; judged: successes so far; used: the outcome confidence.", "dim"),
+        Text(f"Each row is an agent's last run in a round; a score of {THRESHOLD} is accepted.", "dim"),
+        _verdict_table(rounds),
+        "",
+        sep="\n",
+    )
+
+
+def _verdict_table(rounds: list[dict[str, Document]]) -> PlainTable:
+    """Tabulate the last scored run of each agent in each round."""
+    columns = ("round", "agent", "says", "judged", "used", "score", "decision")
+    table = PlainTable(*columns, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for number, last in enumerate(rounds, 1):
+        for place, (agent, document) in enumerate(last.items()):
+            scoring = document["scoring"]
+            said = scoring["confidence"]
+            table.add_row(
+                "" if place else str(number), agent, f"{said['stated']:.2f}",
+                f"{said['succeeded']:.0f} of {said['judged']}", Text(f"{said['used']:.2f}", "bold"),
+                f"{scoring['score']:.2f}", Text(scoring["decision"], COLOURS[scoring["decision"]]),
+                end_section=bool(place) and number < len(rounds),
+            )  # fmt: skip
+    return table
+
+
+def _run_of(number: int, agent: str, claimed: float) -> dict[str, Any]:
+    steps = [
+        {"step_id": 0, "type": "observation", "content": f"Test {number} fails."},
+        {"step_id": 1, "type": "tool_call", "content": "Look for the cause.", "tool": {"name": "grep"}},
+        {"step_id": 2, "type": "tool_call", "content": "Run the test again.", "tool": {"name": "pytest"}},
+        {"step_id": 3, "type": "thought", "content": "The test passes."},
+    ]
+    return {
+        "@context": CONTEXT, "@type": "ReasoningTrace", "id": f"kp:trace:run-{number}",
+        "task": {"objective": f"Mend test {number}"}, "steps": steps,
+        "outcome": {"result_summary": "Mended.", "confidence": claimed},
+        "metadata": {
+            "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z"), "agent_id": agent,
+            "task_domain": "code", "success": True, "quality_score": 0.0, "visibility": "private",
+            "privacy_level": "private",
+        },
+    }  # fmt: skip
+
+
+async def _judged_rounds(bootstrap: str, worker: DemoProcess, key: bytes) -> list[dict[str, Document]]:
+    """Return the last scored run of each agent, by round."""
+    rounds: list[dict[str, Document]] = []
+    async with admin_client({"bootstrap_servers": bootstrap}) as admin:
+        identity = await topic_id(admin, JUDGED)
+    async with clients(bootstrap, f"{JUDGED}.accepted", f"{JUDGED}.rejected") as (producer, consumer):
+        for number in range(ROUNDS):
+            for run in range(RUNS):
+                for place, (agent, (claimed, _)) in enumerate(AGENTS.items()):
+                    value = json.dumps(_run_of((number * RUNS + run) * len(AGENTS) + place, agent, claimed)).encode()
+                    await producer.send_and_wait(JUDGED, value, agent.encode())
+            done = [it.document or {} for it in await scored(consumer, worker, RUNS * len(AGENTS))]
+            mine = {agent: [it for it in done if it["metadata"]["agent_id"] == agent] for agent in AGENTS}
+            rounds.append({agent: documents[-1] for agent, documents in mine.items()})
+            for agent, (_, rate) in AGENTS.items():
+                for run, document in enumerate(mine[agent]):
+                    line = document | {"success": run < round(rate * RUNS), "judge": JUDGE}
+                    verdict = make_verdict(line, topic=JUDGED, topic_id=identity, issued_at=datetime.now(UTC))
+                    it = sign_verdict(verdict, key)
+                    await producer.send_and_wait(JUDGED, it.value, it.key, it.partition, headers=it.headers)
+    return rounds
