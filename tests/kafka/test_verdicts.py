@@ -305,6 +305,9 @@ def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(
     assert "1 of 1 agents have traces in several partitions" in spread["message"]
     assert switch["message"].startswith("4 verdicts count; with KP_CONFIDENCE=record ")
     assert "of the last 4 traces would be accepted, now 4 are" in switch["message"]
+    result = run_command("worker", ["doctor", "--json"], environment(**(stage.env | {"KP_CONFIDENCE": "record"})))
+    (*_, switch) = [it for it in map(json.loads, result.stdout.splitlines()) if it["check"] == "verdicts"]
+    assert "--verdicts SHARE compares your weights" in switch["message"]
 
 
 def test_the_doctor_tells_of_judges_that_see_accepted_traces_alone(

@@ -22,7 +22,7 @@ from worker.core.changelog import CorruptRecord, Entry, Kind, decode, kind_of
 from worker.core.novelty import CACHED_ID_LENGTH, VectorCache, advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.restore import Log, ModelCache, restore
-from worker.core.scoring import accepts_too_few, unused_profiles, without_profile
+from worker.core.scoring import accepts_too_few, unused_profiles, weights_by_verdicts, without_profile
 from worker.core.terminal import number_of
 from worker.core.track_record import Standing
 from worker.kafka.assignment import OffsetsError, Position, read_logs, read_positions
@@ -237,6 +237,11 @@ async def check_verdicts(examination: Examination) -> AsyncIterator[Finding]:
         message += "; no trace is scored yet"
     elif settings.confidence == "record":
         message += f"; {switch.accepted} of the last {switch.traces} traces are accepted"
+        if any(weights_by_verdicts(each.weights) != each.weights for each in settings.scoring_profiles().values()):
+            message += (
+                "; kp-worker report --outcome FIELD --verdicts SHARE compares your weights with ones where the outcome "
+                "has 0.6 (docs/verdicts.md)"
+            )
     else:
         message += (
             f"; with KP_CONFIDENCE=record {switch.accepted_by_record} of the last {switch.traces} traces would be "
