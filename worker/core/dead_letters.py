@@ -34,9 +34,6 @@ DROPPED_HEADER: Final = "kp-error-dropped"
 SOURCE_KEY_HEADER: Final = "kp-source-key"
 """`null` if the source record has no key, and the dead letter was given one because its topic is compacted."""
 
-FIRST_OF_OURS: Final = "kp-error-reason"
-"""The worker's own headers start at the last header of this name; a producer may have used the name too."""
-
 Header = tuple[str, bytes]
 
 
@@ -162,9 +159,12 @@ def readdressed(record: OutputRecord) -> OutputRecord:
 
 
 def split(headers: list[Header]) -> tuple[list[Header], list[Header]]:
-    """Return a dead letter's headers in two lists: the source record's, and the worker's own."""
+    """Return a dead letter's headers in two lists: the source record's, and the worker's own.
+
+    Ours start at the last kp-error-reason; a producer may have used the name too.
+    """
     for index in range(len(headers) - 1, -1, -1):
-        if headers[index][0] == FIRST_OF_OURS:
+        if headers[index][0] == "kp-error-reason":
             return headers[:index], headers[index:]
     return headers, []
 

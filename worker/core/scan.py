@@ -40,9 +40,6 @@ LONGEST_PAUSE: Final = 32
 UNIT_ROUNDING: Final = 2.0**-24
 LONGEST: Final = 1.001  # vectors up to this length have a bound; a longer row is always a candidate
 
-SMALLEST_SCALE: Final = np.float32(1e-30)
-"""A row with a smaller scale gets the codes 0 and its length as residual, so that no quotient leaves int8's range."""
-
 UNBOUNDED: Final = np.float32(1e30)  # the residual of a row that is always a candidate
 
 
@@ -82,12 +79,6 @@ class Matrix:
         if self._codes is None and self._used >= FROM_ROWS and can_scan_codes(self._vectors.shape[1]):
             self._codes = Codes(*self._vectors.shape)
             self._codes.encode(self._vectors, 0, self._used)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of rows, codes and working memory."""
-        codes = 0 if self._codes is None else self._codes.nbytes
-        return self._vectors.nbytes + self._similarities.nbytes + codes
 
     def nearest(self, query: Floats, ranges: Ranges) -> tuple[int, float]:
         """Return the most similar row in `ranges` and its similarity; a tie goes to the first (see `Ranges`)."""
@@ -179,11 +170,6 @@ class Codes:
         self._scales = np.zeros(rows, dtype=np.float32)
         self._residuals = np.zeros(rows, dtype=np.float32)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of codes, scales and residuals."""
-        return self._codes.nbytes + self._scales.nbytes + self._residuals.nbytes
-
     def encode(self, vectors: Floats, first: int, end: int) -> None:
         """Make the codes of vectors[first:end]."""
         for start in range(first, end, TOGETHER):
@@ -226,7 +212,8 @@ def int8_codes(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
     if odd.any():
         vectors = np.where(odd[:, None], np.float32(0), vectors)
     scales = np.maximum(vectors.max(axis=1), -vectors.min(axis=1)) / np.float32(127)
-    scales[scales < SMALLEST_SCALE] = 0.0
+    # A row of tiny numbers gets the codes 0 and its length as residual: no quotient leaves int8's range.
+    scales[scales < np.float32(1e-30)] = 0.0
     rest = vectors / np.where(scales > 0.0, scales, np.float32(1))[:, None]
     codes = np.rint(rest, out=rest).astype(np.int8)
     rest *= scales[:, None]

@@ -50,7 +50,6 @@ _SUMS: Final = np.array([[1, weight] for weight in reversed(_WEIGHTS)], dtype=np
 """Multiplied by verdicts' successes, the latest last, gives their sum and their weighted sum."""
 
 _ENTRY: Final = np.dtype([("issued", ">u8"), ("trace", "S16"), ("judge", "S8"), ("offset", ">u8"), ("success", ">u4")])
-_SUCCESS: Final = _ENTRY["success"]
 _SIZE: Final = _ENTRY.itemsize
 _ORDER: Final = 32
 _DROPPED: Final = _ORDER + 8
@@ -259,7 +258,7 @@ class _Record:
         """Return the sums over the verdicts."""
         if self._tally is None:
             count = len(self.verdicts) // _SIZE
-            success = np.ndarray((count,), _SUCCESS, self.verdicts, _DROPPED, (_SIZE,))
+            success = np.ndarray((count,), _ENTRY["success"], self.verdicts, _DROPPED, (_SIZE,))
             succeeded, weighted = success.dot(_SUMS[-count:]).tolist()
             self._tally = Tally(count, succeeded, _WEIGHT_OF[count], weighted)
         return self._tally
@@ -352,19 +351,21 @@ class TrackRecord:
         another topic. So after a reset of the offset, no verdict survives that is refused when read again.
         """
         rows: list[Row] = []
-        found = []
+        restored = []
         for each in stored:
             record = None if each.topic_id != self._topic_id else _Record.of(each, below)
             if record is None:
                 rows.append((record_key(each.agent_id, each.domain), None))
                 continue
-            found.append(record)
+            restored.append(record)
             if record.last_offset != each.last_offset:
                 rows.append(encode_row(record.change(self._topic_id)))
-        for record in sorted(found, key=lambda it: it.last_offset):
+        for record in sorted(restored, key=lambda it: it.last_offset):
             self.firsts += record.first
             self._put((record.agent_id, record.domain), record)
-        return rows + self._overflow()
+        overflow = [self._records.popitem(last=False)[1] for _ in range(len(self._records) - MAX_RECORDS)]
+        self.firsts -= sum(record.first for record in overflow)
+        return rows + [(record.key, None) for record in overflow]
 
     def listed(self) -> Iterator[tuple[str, str, Standing]]:
         """Yield agent, domain and standing of each record, in the order of their latest verdicts."""
@@ -379,14 +380,6 @@ class TrackRecord:
     def _put(self, name: tuple[str, str], record: _Record) -> None:
         self._records[name] = record
         self._records.move_to_end(name)
-
-    def _remove(self, name: tuple[str, str]) -> tuple[bytes, None]:
-        record = self._records.pop(name)
-        self.firsts -= record.first
-        return record.key, None
-
-    def _overflow(self) -> list[tuple[bytes, None]]:
-        return [self._remove(next(iter(self._records))) for _ in range(len(self._records) - MAX_RECORDS)]
 
 
 def _name(agent_id: str, domain: str) -> tuple[str, str]:

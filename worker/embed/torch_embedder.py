@@ -51,7 +51,7 @@ class SentenceTransformersEmbedder(Embedder):
     """Any sentence-transformers model, on CPU or GPU, in fp32; the arguments are OpenVinoEmbedder's."""
 
     def __init__(self, model: str | None, max_tokens: int, threads: int, embed_text: str = "whole") -> None:
-        found = find_model(model)
+        place = find_model(model)
         try:
             import torch
             from sentence_transformers import SentenceTransformer
@@ -62,14 +62,14 @@ class SentenceTransformersEmbedder(Embedder):
         transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         torch.set_num_threads(threads or available_cores())
         try:
-            directory = Path(found) if Path(found).is_dir() else _download(found)
+            directory = Path(place) if Path(place).is_dir() else _download(place)
             digest = weights_sha256(directory)
             name = check_weights(model, digest)
             self._model: SentenceTransformer = SentenceTransformer(str(directory))
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(f"model {found!r} cannot be loaded: {error}; {INSTALL_HINT}") from error
+            raise ModelError(f"model {place!r} cannot be loaded: {error}; {INSTALL_HINT}") from error
         own_limit = _token_limit(self._model, max_tokens)
         if max_tokens > own_limit:
             raise ModelError(f"KP_MAX_TOKENS={max_tokens} is more than the {own_limit} tokens that {name} can read")
@@ -78,7 +78,7 @@ class SentenceTransformersEmbedder(Embedder):
         apart = self._objective_tokens if embed_text == "objective" else 0
         dimensions = self._model.get_embedding_dimension()
         if dimensions is None:
-            raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
+            raise ModelError(f"model {place!r} does not say how many dimensions its embeddings have")
         self.identity = EmbedderIdentity(
             name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", embed_text, apart
         )  # fmt: skip
@@ -90,7 +90,7 @@ class SentenceTransformersEmbedder(Embedder):
         limit = self._model.max_seq_length = self._objective_tokens if objective else self._limit
         if len(text.encode()) <= limit - 2:  # a token has at least one byte; two tokens are special
             return embedding_of(self._encode(text))
-        (beginning, tokens), left_over = read_beginning(text, limit, self._read, lambda found: found[1])
+        (beginning, tokens), left_over = read_beginning(text, limit, self._read, lambda it: it[1])
         return embedding_of(self._encode(beginning), left_over or tokens > limit, objective)
 
     def _read(self, text: str) -> tuple[str, int]:

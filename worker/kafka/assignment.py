@@ -164,9 +164,7 @@ AT_ONCE: Final = 4  # partitions that are read at once
 FETCH_BYTES: Final = 4 << 20  # bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one
 RETRY_SECONDS: Final = 0.2  # pause before the group's coordinator is asked again while it moves or loads its data
 
-UNSTABLE_SECONDS: Final = 10.0
-UNSTABLE_PAUSE_SECONDS: Final = 0.02
-"""How long, and how often, an offset is asked for that a transaction is about to commit: normally some ms."""
+UNSTABLE_SECONDS: Final = 10.0  # how long a transaction may be about to commit an offset: normally some ms
 
 Result = TypeVar("Result")
 
@@ -281,7 +279,7 @@ async def _committed(
             except UnstableOffsetError:
                 if unstable_since is None:
                     unstable_since = time.monotonic()
-                await asyncio.sleep(UNSTABLE_PAUSE_SECONDS)
+                await asyncio.sleep(0.02)
             except KafkaError as error:
                 if not error.retriable:
                     raise
@@ -362,12 +360,6 @@ def fault_of(record: SourceRecord) -> Fault | None:
     """Return why a record of the changelog, or a batch, has no key and value; its headers do not matter."""
     fault = record.fault
     return fault if fault is not None and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE) else None
-
-
-def report(changelog: str, reports: Mapping[int, Report], model: str) -> None:
-    """Log what restores skipped, and where a new epoch begins."""
-    report_skipped(changelog, reports, model)
-    report_epochs(reports)
 
 
 def report_skipped(changelog: str, reports: Mapping[int, Report], model: str) -> None:

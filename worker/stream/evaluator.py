@@ -5,32 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker.core.changelog import Kind, kind_of, text_hash
+from worker.core.changelog import NO_EPOCH, Entry, Housekeeping, Kind, SourceEpoch, kind_of, text_hash
 from worker.core.dead_letters import dead_letter, embedding_failed, evaluation_failed
 from worker.core.novelty import Vector
-from worker.core.records import SourceRecord
-from worker.core.scorer import Decision, Evaluation, EvaluationConfig, cached_id, refused
+from worker.core.records import Row, SourceRecord
+from worker.core.scorer import Decision, Evaluation, EvaluationConfig, PartitionScorer, cached_id, refused
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts, joined
+from worker.core.track_record import Change, encode_row
 from worker.core.verdicts import Verdict
 from worker.embed.embedder import Embedding, ModelError
 from worker.embed.pool import EmbeddingPool
+from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-from collections.abc import Mapping
-
-from worker.core.changelog import NO_EPOCH, Entry, Housekeeping, SourceEpoch
-from worker.core.records import Row
-from worker.core.scorer import PartitionScorer
-from worker.core.track_record import Change, encode_row
-from worker.kafka.writing.publisher import Commit
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 1. take: the fetched record is parsed, and its text goes to the embedder (evaluator.py);
 2. evaluate: in offset order, it is compared, scored, and becomes an output and a changelog entry;
-3. batch: decided records linger as long as others can join them (py);
+3. batch: decided records linger as long as others can join them;
 4. commit: outputs, entries and the source offset, in one transaction (kafka/writing/publisher.py);
 5. settle: the committed records are counted, and their bytes given back.
 

@@ -147,14 +147,11 @@ class Worker:
 
     async def drain(self) -> None:
         """Wait until every partition has committed the records it took; called while no records flow."""
-        self._lose_readiness()
+        self.on_revoked()
         await self._assignment.drain()
 
     def on_revoked(self) -> None:
         """Note that a rebalance has begun."""
-        self._lose_readiness()
-
-    def _lose_readiness(self) -> None:
         self._assigned = False
         self._metrics.ready.set(0)
 

@@ -14,7 +14,19 @@ import pytest
 
 from tests.support.builders import make_trace, read_jsonl
 from worker import PartitionScorer, VectorCache, parse_trace
-from worker.core.novelty import UNIT_TOLERANCE, Neighbour, Vector, unit
+from worker.config import Settings
+from worker.core.novelty import (
+    MOST_ELEMENTS,
+    UNIT_TOLERANCE,
+    Neighbour,
+    Vector,
+    advice,
+    capacity_for,
+    is_short,
+    megabytes,
+    per_second,
+    unit,
+)
 
 CLOSE = 1e-6
 
@@ -52,15 +64,19 @@ class Oracle:
         self.ttl_ms = ttl_ms
         self.now: int | None = None
         self.entries: list[tuple[int, str, list[float]]] = []
+        self.expired = self.displaced = 0
 
     def at(self, now: int) -> None:
         self.now = now if self.now is None else max(now, self.now)
         if self.ttl_ms is not None:
-            self.entries = [entry for entry in self.entries if self.now - entry[0] < self.ttl_ms]
+            live = [entry for entry in self.entries if self.now - entry[0] < self.ttl_ms]
+            self.expired += len(self.entries) - len(live)
+            self.entries = live
 
     def add(self, vector: Sequence[float], now: int, trace_id: str) -> None:
         self.at(now)
         assert self.now is not None
+        self.displaced += len(self.entries) == self.max_elements
         self.entries = [*self.entries, (self.now, trace_id, list(vector))][-self.max_elements :]
 
     def similarities(self, vector: Sequence[float], now: int) -> dict[str, float]:
@@ -102,6 +118,7 @@ def test_agrees_with_brute_force_on_random_sequences(seed: int) -> None:
                 check(cache, oracle, vector, now)
             assert len(cache) == len(oracle.entries)
             assert cache.now_ms == oracle.now
+            assert (cache.expired, cache.displaced) == (oracle.expired, oracle.displaced)
 
 
 def check(cache: VectorCache, oracle: Oracle, vector: list[float], now: int) -> None:
@@ -119,7 +136,7 @@ def check(cache: VectorCache, oracle: Oracle, vector: list[float], now: int) -> 
     assert -1.0 <= found.similarity <= 1.0 + CLOSE
 
 
-# -- capacity and expiry, one by one
+# -- ties and ends
 
 
 def cache_of(*vectors: Sequence[float], capacity: int = 10, ttl_ms: int | None = None) -> VectorCache:
@@ -127,49 +144,6 @@ def cache_of(*vectors: Sequence[float], capacity: int = 10, ttl_ms: int | None =
     for number, vector in enumerate(vectors):
         cache.add(vector, 0, f"kp:trace:{number}")
     return cache
-
-
-def test_an_entry_lives_while_its_age_is_below_the_ttl() -> None:
-    cache = VectorCache(10, 2, ttl_ms=100)
-    cache.add([1, 0], 1000, "a")
-    assert cache.nearest([1, 0], 1099) == Neighbour("a", 1.0)
-    assert cache.nearest([1, 0], 1100) is None
-    assert (len(cache), cache.expired, cache.displaced) == (0, 1, 0)
-
-
-def test_time_never_falls_and_a_late_entry_takes_the_latest_time() -> None:
-    cache = VectorCache(10, 2, ttl_ms=100)
-    cache.add([1, 0], 1000, "a")
-    cache.add([0, 1], 950, "late")
-    assert cache.now_ms == 1000
-    assert cache.max_cosine_similarity([0, 1], 1099) == 1.0  # it would be dead by its own time
-    assert len(cache) == 2
-    assert cache.max_cosine_similarity([0, 1], 500) == 1.0
-    assert cache.now_ms == 1099
-
-
-def test_the_oldest_goes_first() -> None:
-    cache = cache_of([1, 0, 0], [0, 1, 0], [0, 0, 1], capacity=2)
-    assert len(cache) == 2
-    assert cache.max_cosine_similarity([1, 0, 0]) == 0.0
-    assert cache.max_cosine_similarity([0, 1, 0]) == 1.0
-    assert (cache.expired, cache.displaced) == (0, 1)
-
-
-def test_every_state_of_a_wrapped_ring_finds_each_live_entry() -> None:
-    capacity, dimensions = 5, 16
-    vectors = np.eye(dimensions, dtype=np.float32)
-    for added, dead in itertools.product(range(14), range(6)):
-        cache = VectorCache(capacity, dimensions, ttl_ms=100)
-        for number in range(added):
-            cache.add(vectors[number], number, str(number))
-        live = list(range(max(0, added - capacity), added))[dead:]
-        now = added - 1 + 100 - len(live) if added else 0  # the `dead` oldest are past their time
-        for number in range(added):
-            found = cache.nearest(vectors[number], now)
-            assert (None if found is None else found) == (
-                Neighbour(str(number), 1.0) if number in live else (Neighbour(str(live[0]), 0.0) if live else None)
-            )
 
 
 def test_among_equal_entries_the_oldest_is_the_nearest() -> None:
@@ -443,3 +417,84 @@ def test_a_known_stream_time_expires_entries_on_restore() -> None:
     assert (len(cache), cache.now_ms, cache.next_sequence) == (0, 1234, 0)
     cache.restore([])
     assert cache.now_ms is None
+
+
+# -- capacity = rate x TTL, against the cache itself
+
+UNIT = np.array([1.0, 0.0], dtype=np.float32)
+
+
+def fed(capacity: int, ttl_ms: int, times: list[int]) -> VectorCache:
+    cache = VectorCache(capacity, 2, ttl_ms)
+    for time in times:
+        cache.add(UNIT, time)
+    return cache
+
+
+def test_the_capacity_for_a_rate_holds_the_ttl_and_half_of_it_does_not(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(30):
+        rate, ttl_ms = rng.uniform(0.5, 40), rng.randint(1_000, 20_000)
+        times = [round(1000 * number / rate) for number in range(round(3 * rate * ttl_ms / 1000) + 20)]
+        wanted = capacity_for(rate, ttl_ms)
+        assert wanted <= rate * ttl_ms / 1000 * 1.1 + 10
+        enough = fed(wanted + 1, ttl_ms, times)
+        assert enough.displaced == 0
+        if wanted >= 8:
+            short = fed(wanted // 3, ttl_ms, times)
+            assert short.displaced > 0
+            assert is_short(short.reach_ms or 0, ttl_ms)
+        measured = per_second(times)
+        assert measured == pytest.approx(rate, rel=0.05)
+
+
+def test_the_reach_of_a_cache_is_the_age_at_which_its_oldest_entry_is_evicted(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(200):
+        capacity = rng.randint(1, 12)
+        cache = VectorCache(capacity, 2, rng.choice([None, 50]))
+        live: list[int] = []
+        now = 0
+        for _ in range(rng.randint(1, 60)):
+            now += rng.choice([0, 1, 5, 30])
+            cache.add(UNIT, now)
+            live = [time for time in [*live, now] if cache.ttl_ms is None or now - time < cache.ttl_ms][-capacity:]
+            assert cache.reach_ms == (now - live[0] if len(live) == capacity else None)
+            assert len(live) == len(cache)
+
+
+def test_a_rate_needs_two_times() -> None:
+    assert per_second([]) is None
+    assert per_second([5]) is None
+    assert per_second([5, 5, 5]) is None
+    assert per_second([0, 500, 1000]) == 2.0
+
+
+def test_no_ttl_is_never_too_long() -> None:
+    assert not is_short(0, None)
+    assert is_short(49, 100)
+    assert not is_short(50, 100)
+
+
+def test_the_advice_names_both_ways_out() -> None:
+    told = advice(20.0, 50_000, 3_600_000, 384)
+    assert "KP_CACHE_MAX_ELEMENTS to about 72000" in told
+    assert "155 MB" in told
+    assert "KP_CACHE_TTL_SECONDS to about 50" in told
+    assert "KP_CACHE_TTL_SECONDS to about 1" in advice(None, 0, 3_600_000, 384)
+    beyond = advice(1000.0, 1_000, 3_600_000, 384)
+    assert "KP_CACHE_MAX_ELEMENTS" not in beyond
+    assert capacity_for(1000.0, 3_600_000) > MOST_ELEMENTS
+    assert "more partitions" in beyond
+
+
+def test_megabytes_are_short() -> None:
+    assert [megabytes(size) for size in (0, 123_456, 9_940_000, 9_960_000, 1_680_000_000)] == [
+        "0.0 MB", "0.1 MB", "9.9 MB", "10 MB", "1,680 MB",
+    ]  # fmt: skip
+
+
+def test_the_setting_allows_what_the_advice_may_name() -> None:
+    assert any(
+        getattr(limit, "le", None) == MOST_ELEMENTS for limit in Settings.model_fields["cache_max_elements"].metadata
+    )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.builders import make_trace, read_jsonl
 from worker import Profile, Weights, embedding_text, parse_trace, score_trace
-from worker.core.scoring import COMPLEXITY, OUTCOME_CONFIDENCE, PROFILES, TOOL_DIVERSITY, Counts
+from worker.core.scoring import COMPLEXITY, OUTCOME_CONFIDENCE, PROFILES, TOOL_DIVERSITY, Counts, near_miss
 
 SPECIFIED_WEIGHTS = {
     "default": (0.25, 0.35, 0.15, 0.25),
@@ -204,3 +204,40 @@ def test_a_formula_is_shown_with_the_figures_of_the_trace() -> None:
     failed = msgspec.structs.replace(counts, error_recoveries=0, success=False)
     assert COMPLEXITY.numbers(failed) == "min(1, 3 / 4 * 0.5 + 0 + 9 / 20 * 0.2)"
     assert OUTCOME_CONFIDENCE.numbers(failed) == "0.871235 * 0.3"
+
+
+# -- which profile a domain without one may mean
+
+NEAR = {
+    "finance": ("Finance", "finance ", "\tfinance\u200b", "\uff26\uff49nance", "finanse"),
+    "customer_service": ("customer-service", "Customer Service", "customerservice"),
+    "medical": ("medcial",),
+    "code": ("codes", "cdoe"),
+    None: (
+        *PROFILES, "legal", "research", "node", "mode", "decode", "medicine", "customer_support", "", " ", "-", "家",
+        "x" * 10**6, "Default",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "domain"), [(profile, it) for profile, domains in NEAR.items() for it in domains])
+def test_another_spelling_and_a_misspelling_are_near(domain: str, profile: str | None) -> None:
+    assert near_miss(domain, PROFILES) == profile
+    if profile is not None:
+        assert score_trace(make_trace(domain=domain), 0.5).profile == "default"
+
+
+@pytest.mark.parametrize(
+    ("domain", "profiles", "profile"),
+    [
+        ("defaults", ["default"], None),  # what every domain takes anyway
+        ("project-101", ["project-102"], None),
+        ("Project 102", ["project-102"], "project-102"),
+        ("Tax-Law", ["tax_laws", "tax_law"], "tax_law"),  # the exact spelling goes before a misspelling
+        ("TAX", ["tax", "tax-"], "tax"),
+        ("anything", [], None),
+        ("家 計", ["家計", "-"], "家計"),
+    ],
+)
+def test_the_nearest_of_some_profiles(domain: str, profiles: list[str], profile: str | None) -> None:
+    assert near_miss(domain, profiles) == profile

@@ -2,12 +2,15 @@
 
 import hmac
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from tests.support.builders import make_record
+from worker.config import ConfigError, load
+from worker.config.keys import judge_keys
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 from worker.core.verdicts import (
@@ -15,6 +18,7 @@ from worker.core.verdicts import (
     VERDICT,
     Verdict,
     control_headers,
+    control_kind,
     make_verdict,
     read_verdict,
     sign_verdict,
@@ -162,3 +166,31 @@ def test_a_verdict_counts_in_its_partition_of_its_topic_alone() -> None:
 def test_an_unknown_control_record_is_refused(kind: bytes) -> None:
     signed = record()
     assert "unknown control record" in refused(signed._replace(headers=[("kp-control", kind), signed.headers[1]]))
+
+
+def test_every_record_with_the_header_is_a_control_record() -> None:
+    assert control_kind([("kp-control", b"verdict")]) == b"verdict"
+    assert control_kind([("kp-control", b"forget")]) == b"forget"
+    assert control_kind([("kp-control", None)]) == b""  # type: ignore[list-item]
+    assert control_kind([("Kp-Control", b"verdict")]) is None
+    assert control_kind([]) is None
+
+
+def test_keys_come_from_the_lines_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\nci " + OTHER + b"\r\n\nci " + KEY + b"\n")
+    assert judge_keys(load(verdict_key_file=file)) == {"ci": [OTHER, KEY]}
+    for content, words in (
+        (b"\n", "empty"),
+        (b"ci " + KEY + b"\nann short", "less than 32 bytes"),
+        (b"ci " + KEY + b"\nann " + KEY, "the same key as ci"),
+        (b"c i " + KEY + b"\nnobody", "a line is JUDGE KEY"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=words) as caught:
+            judge_keys(load(verdict_key_file=file))
+        assert "short" not in str(caught.value)
+        assert KEY.decode() not in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        judge_keys(load(verdict_key_file=tmp_path / "none"))
+    assert judge_keys(load()) == {}

@@ -63,12 +63,80 @@ def test_the_version_is_the_one_that_was_read() -> None:
     assert aiokafka.__version__.startswith("0.14.")
 
 
-# -- requests
+SIGNATURES = [
+    (AIOKafkaAdminClient._send_request, "self request node_id"),
+    (
+        AIOKafkaAdminClient.describe_topics,
+        "self topics",
+    ),  # contributing.md (Fixes that belong upstream): when it changes
+    (OAuthAuthenticator.step, "self payload"),
+    (GroupCoordinator._send_req, "self request"),
+    (GroupCoordinator.request_rejoin, "self"),
+    (ConsumerProtocol.ASSIGNMENT.partitions, "self"),
+    (AIOKafkaConsumer.getmany, "self partitions timeout_ms max_records"),
+    (AIOKafkaConsumer.last_stable_offset, "self partition"),
+    (
+        THEIR_RECORDS.__init__,
+        """self tp records aborted_transactions fetch_offset key_deserializer value_deserializer check_crcs
+        isolation_level""",
+    ),
+    (THEIR_RESULT.getall, "self max_records"),
+    (THEIR_RESULT._update_position, "self"),
+    # `AIOKafkaClient` is not documented; these methods are what `Brokers` uses of it.
+    (AIOKafkaClient.force_metadata_update, "self"),
+    (AIOKafkaClient.send, "self node_id request group"),
+    (AIOKafkaClient.ready, "self node_id group"),
+    (AIOKafkaClient.coordinator_lookup, "self coordinator_type coordinator_key"),
+    (ClusterMetadata.leader_for_partition, "self partition"),
+]
+
+SOURCES = [
+    (AIOKafkaAdminClient._get_cluster_metadata, ["MetadataRequest(topics)"]),
+    (
+        AIOKafkaConsumer,
+        ["self._coordinator = GroupCoordinator(", "self._client =", "self._fetcher = Fetcher("],
+    ),
+    (AIOKafkaProducer, ["self._sender = Sender("]),
+    (AIOKafkaClient._md_synchronizer, ["_md_update_fut.set_result(ret)"]),
+    (AIOKafkaClient.__init__, ["self.cluster = ClusterMetadata("]),
+    (GroupCoordinator._on_metadata_change, ["request_rejoin"]),
+    (
+        THEIR_RECORDS._unpack_records,
+        [
+            "has_next()", "next_batch()", "validate_crc()", "producer_id", "base_offset", "is_control_batch",
+            "is_transactional", "next_offset", "_contains_abort_marker(next_batch)",
+            "self._consumer_record(tp, record)",
+        ],
+    ),
+    (THEIR_RECORDS._contains_abort_marker, ["control_record = next(next_batch)"]),
+    (THEIR_RECORDS.__init__, ["self.next_fetch_offset = ", "self._records_iterator = "]),
+    (THEIR_RESULT.has_more, ["_partition_records"]),
+    (THEIR_RESULT.__init__, ["self._topic_partition = tp"]),
+]  # fmt: skip
 
 
-def test_admin_send_request() -> None:
-    assert parameters(AIOKafkaAdminClient._send_request) == ["self", "request", "node_id"]
+@pytest.mark.parametrize(("function", "expected"), SIGNATURES, ids=lambda it: getattr(it, "__qualname__", ""))
+def test_the_parameters_of(function: Any, expected: str) -> None:
+    assert parameters(function) == expected.split()
+
+
+@pytest.mark.parametrize(("function", "expected"), SOURCES, ids=lambda it: getattr(it, "__qualname__", ""))
+def test_the_source_of(function: Any, expected: list[str]) -> None:
+    source = inspect.getsource(function)
+    assert [text for text in expected if text not in source] == []
+
+
+def test_names_without_a_signature() -> None:
     assert inspect.iscoroutinefunction(AIOKafkaAdminClient._send_request)
+    assert {"check_errors"} <= set(dir(GroupCoordinator)) & set(dir(NoGroupCoordinator))
+    assert hasattr(ConsumerProtocol.ASSIGNMENT, "decode")
+    assert isinstance(Sender.sender_task, property)
+    assert (CoordinationType.GROUP, CoordinationType.TRANSACTION) == (0, 1)
+    for name in ("bootstrap", "close", "get_random_node", "add_topic", "force_metadata_update"):
+        assert callable(getattr(AIOKafkaClient, name))
+
+
+# -- requests
 
 
 async def test_admin_asks_the_brokers_in_turn() -> None:
@@ -95,12 +163,6 @@ def test_request_classes() -> None:
     )
     assert private.has_version(ProduceRequest, 7, 9)
     assert not private.has_version(ProduceRequest, 8, 12)
-
-
-def test_the_admin_client_cannot_forbid_the_creation_of_topics() -> None:
-    """When it can, docs/contributing.md#fixes-that-belong-upstream says what to delete."""
-    assert parameters(AIOKafkaAdminClient.describe_topics) == ["self", "topics"]
-    assert "MetadataRequest(topics)" in inspect.getsource(AIOKafkaAdminClient._get_cluster_metadata)
 
 
 def test_describe_groups_v3_has_its_answer() -> None:
@@ -172,30 +234,6 @@ async def test_a_connection_notices_that_its_broker_is_lost() -> None:
 def test_aiokafka_ignores_the_answer_to_a_token() -> None:
     """When it does not, docs/contributing.md#fixes-that-belong-upstream says what to delete."""
     assert lines(OAuthAuthenticator.step)[1:3] == ["if self._token_sent:", "return None"]
-
-
-# -- the consumer group
-
-
-def test_consumer_coordinator() -> None:
-    assert "self._coordinator = GroupCoordinator(" in inspect.getsource(AIOKafkaConsumer)
-    assert {"check_errors"} <= set(dir(GroupCoordinator)) & set(dir(NoGroupCoordinator))
-    assert parameters(GroupCoordinator._send_req) == ["self", "request"]
-    assert parameters(GroupCoordinator.request_rejoin) == ["self"]
-    assert hasattr(ConsumerProtocol.ASSIGNMENT, "decode")
-    assert parameters(ConsumerProtocol.ASSIGNMENT.partitions) == ["self"]
-
-
-def test_consumer_methods() -> None:
-    assert parameters(AIOKafkaConsumer.getmany) == ["self", "partitions", "timeout_ms", "max_records"]
-    assert parameters(AIOKafkaConsumer.last_stable_offset) == ["self", "partition"]
-
-
-def test_a_client_can_be_made_to_ask_for_partitions_and_says_whether_it_was_answered() -> None:
-    assert parameters(AIOKafkaClient.force_metadata_update) == ["self"]
-    assert "_md_update_fut.set_result(ret)" in inspect.getsource(AIOKafkaClient._md_synchronizer)
-    assert "self._client =" in inspect.getsource(AIOKafkaConsumer.__init__)
-    assert "request_rejoin" in inspect.getsource(GroupCoordinator._on_metadata_change)
 
 
 # -- what a consumer fetches
@@ -283,52 +321,11 @@ async def test_a_consumer_stops_while_a_fetch_pauses(ours: bool, monkeypatch: py
     await consumer.stop()
 
 
-def test_partition_records() -> None:
-    unpack = inspect.getsource(THEIR_RECORDS._unpack_records)
-    for name in ("has_next()", "next_batch()", "validate_crc()", "producer_id", "base_offset", "is_control_batch",
-                 "is_transactional", "next_offset", "_contains_abort_marker(next_batch)",
-                 "self._consumer_record(tp, record)"):  # fmt: skip
-        assert name in unpack, name
-    assert "control_record = next(next_batch)" in inspect.getsource(THEIR_RECORDS._contains_abort_marker)
-    assert parameters(THEIR_RECORDS.__init__) == [
-        "self", "tp", "records", "aborted_transactions", "fetch_offset", "key_deserializer", "value_deserializer",
-        "check_crcs", "isolation_level",
-    ]  # fmt: skip
-    init = inspect.getsource(THEIR_RECORDS.__init__)
-    for name in ("next_fetch_offset", "_records_iterator"):
-        assert f"self.{name} = " in init, name
-
-
 def test_a_reader_s_consumer_record_is_called_without_a_detour() -> None:
     assert PartitionReader._consumer_record is PartitionReader.consumer_record
 
 
-def test_fetch_result() -> None:
-    assert parameters(THEIR_RESULT.getall) == ["self", "max_records"]
-    assert "_partition_records" in inspect.getsource(THEIR_RESULT.has_more)
-    assert "self._topic_partition = tp" in inspect.getsource(THEIR_RESULT.__init__)
-    assert parameters(THEIR_RESULT._update_position) == ["self"]
-
-
 # -- the producer
-
-
-def test_sender_task() -> None:
-    assert isinstance(Sender.sender_task, property)
-    assert "self._sender = Sender(" in inspect.getsource(AIOKafkaProducer)
-
-
-def test_the_client_s_names() -> None:
-    """`AIOKafkaClient` is not documented; these methods are what `Brokers` uses of it."""
-    assert parameters(AIOKafkaClient.send) == ["self", "node_id", "request", "group"]
-    assert parameters(AIOKafkaClient.ready) == ["self", "node_id", "group"]
-    assert parameters(AIOKafkaClient.coordinator_lookup) == ["self", "coordinator_type", "coordinator_key"]
-    assert CoordinationType.GROUP == 0
-    assert CoordinationType.TRANSACTION == 1
-    for name in ("bootstrap", "close", "get_random_node", "add_topic", "force_metadata_update"):
-        assert callable(getattr(AIOKafkaClient, name))
-    assert "self.cluster = ClusterMetadata(" in inspect.getsource(AIOKafkaClient.__init__)
-    assert parameters(ClusterMetadata.leader_for_partition) == ["self", "partition"]
 
 
 def test_a_request_that_left_and_one_that_did_not() -> None:

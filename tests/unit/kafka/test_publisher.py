@@ -10,7 +10,6 @@ from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced, TopicAuthorizationFailedError
 
 from tests.support.broker_model import REFUSED, FailingCluster
-from worker.core.changelog import SourceEpoch, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import UnansweredError
@@ -381,27 +380,3 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
     sent = cluster.visible()
     assert [value for _, value, _ in sent["traces.accepted-1"]] == [b"v"]
     assert reasons(sent["traces.dead-letter-0"]) == ["refused_by_topic"]
-
-
-# -- the stream time beside the offset
-
-
-@pytest.mark.parametrize("stream_time_ms", [None, 0, -1, 1_776_153_600_000, -62_135_596_800_000])
-def test_the_stream_time_comes_back_from_the_metadata(stream_time_ms: int | None) -> None:
-    metadata = SourceEpoch().metadata(stream_time_ms)
-    committed = committed_from(metadata)
-    assert committed is not None
-    assert committed.stream_time_ms == stream_time_ms
-    assert len(metadata) < 100
-
-
-@pytest.mark.parametrize(
-    "metadata", ["", "kp1", "kp1:", "kp1:-", "kp1:x", "kp1:1.5", "kp2:5", "5", "kp1:5:6", " kp1:5"]
-)
-def test_the_metadata_of_others_is_no_stream_time(metadata: str) -> None:
-    assert committed_from(metadata) is None
-
-
-@pytest.mark.parametrize("metadata", ["kp1:--5", "kp1:²", "kp1:" + "9" * 5000])
-def test_odd_metadata_is_no_stream_time_either(metadata: str) -> None:
-    assert committed_from(metadata) is None

@@ -77,129 +77,49 @@ async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_w
     assert len(stage.task) == 0
 
 
-async def test_without_a_backlog_the_task_publishes_each_trace_at_once() -> None:
-    stage = TaskHarness(embed=False)
-    for offset in range(3):
-        stage.take(offset)
+COMMITS = {
+    "without a backlog, each at once": "none | take 0; = 1; take 1; = 1 1; take 2; = 1 1 1",
+    "not for one in the embedder, either": "model | take 0 1; finish 0; = 1",
+    "behind a backlog, with the last one": "none | take 0; fetch 1 6; take 1; take 2; take 3 4; = 1; take 5; = 1 5",
+    "with that backlog, not with later ones": "none | fetch 0 3; take 0; fetch 3 7; take 1; wait 300; =; take 2; = 3",
+    "when the time is over": "none | fetch 0 100; take 0 1; =; wait 200; = 2; take 2 3; = 2; wait 200; = 2 2",
+    "with the turn and the last text in the embedder": (
+        "model | fetch 0 99; take 0 1 2; finish 0; others wait; others end; turn; wait 99; =; finish 1; =; finish 2; "
+        "= 3"
+    ),
+    "with the embedder's last text, while others wait": (
+        "model | fetch 0 4; take 0 1 2; finish 0; take 3; others wait; wait 150; turn; =; finish 1 2 3; = 4"
+    ),
+    "behind others' backlog, after a little": "none | others wait; take 0; =; take 1; =; wait 250; = 2",
+    "when others' backlog ends": "none | others wait; take 0; =; others end; turn; = 1",
+}
+"""When decided records are committed. After `|` are the steps: `fetch` has a range, `=` the sizes of the commits."""
+
+
+@pytest.mark.parametrize("steps", COMMITS.values(), ids=COMMITS)
+async def test_when_decided_records_are_committed(steps: str) -> None:
+    model, _, rest = steps.partition(" | ")
+    stage = TaskHarness(embed=model == "model", commit_interval=0.05 if "wait 200" in steps else 1000.0)
+    for step in rest.split("; "):
+        what, *words = step.split()
+        numbers = [int(word) for word in words if word.isdigit()]
+        match what:
+            case "fetch":
+                stage.fetch(range(*numbers))
+            case "take":
+                stage.take(*numbers)
+            case "finish":
+                for number in numbers:
+                    stage.pool.finish(number)
+            case "others":
+                stage.fetch_other() if words == ["wait"] else stage.take_other()
+            case "turn":
+                stage.task.turn_ended()
+            case "wait":
+                await asyncio.sleep(numbers[0] / 1000)
+            case "=":
+                assert stage.publisher.sizes() == numbers, step
         await settle()
-        assert stage.publisher.sizes() == [1] * (offset + 1)
-
-
-async def behind_a_backlog() -> TaskHarness:
-    """Return a task whose turn it is: of three records taken the first is embedded, and many wait."""
-    stage = TaskHarness()
-    stage.fetch(range(100))
-    stage.take(0, 1, 2)
-    stage.pool.finish(0)
-    await settle()
-    return stage
-
-
-async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() -> None:
-    stage = TaskHarness(embed=False)
-    stage.take(0)
-    await settle()
-    stage.fetch(range(1, 6))
-    for offset in range(1, 5):
-        stage.take(offset)
-        await settle()
-    assert stage.publisher.sizes() == [1]
-    stage.take(5)
-    await settle()
-    assert stage.publisher.sizes() == [1, 5]
-
-
-async def test_a_linger_ends_with_its_time() -> None:
-    stage = TaskHarness(embed=False, commit_interval=0.05)
-    stage.fetch(range(100))
-    for committed in ([], [2]):
-        stage.take(*range(2 * len(committed), 2 * len(committed) + 2))
-        await settle()
-        assert stage.publisher.sizes() == committed
-        await asyncio.sleep(0.2)
-        assert stage.publisher.sizes() == [*committed, 2]
-
-
-async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedder() -> None:
-    stage = await behind_a_backlog()
-    stage.fetch_other()
-    stage.take_other()
-    stage.task.turn_ended()
-    await settle()
-    await asyncio.sleep(0.1)
-    assert stage.publisher.sizes() == []  # two records of the turn are still in the embedder
-    stage.pool.finish(1)
-    await settle()
-    assert stage.publisher.sizes() == []
-    stage.pool.finish(2)
-    await settle()
-    assert stage.publisher.sizes() == [3]
-
-
-async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_wait() -> None:
-    stage = TaskHarness()
-    stage.fetch(range(4))
-    stage.take(0, 1, 2)
-    stage.pool.finish(0)
-    await settle()
-    stage.take(3)
-    stage.fetch_other()
-    await asyncio.sleep(0.15)  # longer than the linger behind the backlog of others
-    stage.task.turn_ended()
-    await settle()
-    assert stage.publisher.sizes() == []
-    for number in (1, 2, 3):
-        stage.pool.finish(number)
-    await settle()
-    assert stage.publisher.sizes() == [4]
-
-
-async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder() -> None:
-    stage = TaskHarness()
-    stage.take(0, 1)
-    stage.pool.finish(0)
-    await settle()
-    assert stage.publisher.sizes() == [1]
-
-
-async def test_an_output_waits_for_its_partition_s_backlog_and_not_for_what_comes_later() -> None:
-    stage = TaskHarness(embed=False)
-    stage.fetch(range(3))
-    stage.take(0)
-    stage.fetch(range(3, 7))
-    stage.take(1)
-    await asyncio.sleep(0.3)  # longer than the linger behind the backlog of others
-    assert stage.publisher.sizes() == []
-    stage.take(2)
-    await settle()
-    assert stage.publisher.sizes() == [3]
-
-
-async def test_behind_others_backlog_an_output_lingers_a_little(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(partition, "BUSY_LINGER_SECONDS", 0.05)
-    stage = TaskHarness(embed=False)
-    stage.fetch_other()
-    stage.take(0)
-    await settle()
-    stage.take(1)
-    await settle()
-    assert stage.publisher.sizes() == []
-    await asyncio.sleep(0.2)
-    assert stage.publisher.sizes() == [2]
-
-
-async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
-    stage = TaskHarness(embed=False)
-    stage.fetch_other()
-    stage.take(0)
-    await settle()
-    assert stage.publisher.sizes() == []
-    stage.take_other()
-    stage.task.turn_ended()
-    await settle()
-    assert stage.publisher.sizes() == [1]
 
 
 @pytest.mark.parametrize("bound", [(partition, "MAX_COMMIT_RECORDS"), (partition, "SLACK")], ids=["batch", "slack"])
@@ -218,7 +138,10 @@ async def test_a_full_batch_or_partition_ends_a_linger(monkeypatch: pytest.Monke
 
 
 async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it() -> None:
-    stage = await behind_a_backlog()
+    stage = TaskHarness()
+    stage.fetch(range(100))
+    stage.take(0, 1, 2)
+    stage.pool.finish(0)
     stage.pool.finish(1)
     await settle()
     assert stage.publisher.sizes() == []

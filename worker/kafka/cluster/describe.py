@@ -123,8 +123,6 @@ OPERATIONS: Final[Mapping[int, str]] = {
 }  # fmt: skip
 """Names of the bits that stand for operations (KIP-430)."""
 
-NOT_TOLD: Final = -(2**31)  # the value from a broker that does not report operations
-
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
@@ -223,7 +221,7 @@ async def describe_group(admin: AIOKafkaAdminClient, group: str) -> tuple[dict[s
 
 
 def _names(bits: int) -> frozenset[str] | None:
-    if bits == NOT_TOLD:
+    if bits == -(2**31):  # the broker does not report operations
         return None
     return frozenset(name for bit, name in OPERATIONS.items() if bits >> bit & 1)
 
@@ -241,9 +239,6 @@ SENT_IN_TRANSACTIONS: Final[tuple[type[Request[Any]], ...]] = (
 """Requests that they send only with KP_DELIVERY=exactly_once."""
 
 
-FETCH_3_9: Final = 17  # the newest version of Fetch in Kafka 3.9; a broker does not tell its release
-
-
 class Apis(NamedTuple):
     """What a broker offers of the requests that the worker's clients send."""
 
@@ -259,7 +254,8 @@ async def apis_of(admin: AIOKafkaAdminClient, *, transactions: bool) -> Apis:
     versions = {key: (least, most) for key, least, most in answer.api_versions}
     lacking = [request for request in needed if not has_version(request, *versions.get(request.API_KEY, (0, -1)))]
     names = [request.__name__.removesuffix("Request").removesuffix("V1") for request in lacking]
-    return Apis(names, len(needed), versions.get(FetchRequest.API_KEY, (0, -1))[1] < FETCH_3_9)
+    # A broker does not name its release; the newest version of Fetch in Kafka 3.9 is 17.
+    return Apis(names, len(needed), versions.get(FetchRequest.API_KEY, (0, -1))[1] < 17)
 
 
 class Transactions(NamedTuple):

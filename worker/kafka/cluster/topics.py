@@ -117,8 +117,6 @@ SOURCE_AFTER_MS: Final = 60_000
 """message.timestamp.after.max.ms of a created source topic, which limits how far one record moves stream time: a minute
 tolerates a clock without NTP, and expires at most a sixtieth of an hour's cache."""
 
-DEFAULT_AFTER_MS: Final = 3_600_000  # Kafka's default of AFTER since version 4.0
-
 CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
     # Only closed segments are compacted: with the defaults of 7 days and 1 GiB the topic would grow without bound.
@@ -148,11 +146,9 @@ def plan(settings: Settings, observed: Observed, extra_bytes: int = 0) -> list[T
     source = observed.topics.get(settings.source_topic)
     partitions = settings.topic_partitions if source is None else source.partitions
     largest = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
-    # An output keeps its record's timestamp: if the source accepts more than Kafka's default, outputs must too.
+    # An output keeps its record's timestamp: what the source accepts beyond Kafka's default, an hour, outputs must too.
     ahead = observed.milliseconds(settings.source_topic, AFTER) or 0
-    times = (
-        {AFTER: limit_text(ahead)} if ahead > DEFAULT_AFTER_MS and not observed.stamps(settings.source_topic) else {}
-    )
+    times = {AFTER: limit_text(ahead)} if ahead > 3_600_000 and not observed.stamps(settings.source_topic) else {}
     outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest)), **times}
     # A dead letter contains the source's record: no record of the source may be too large for it.
     dead_letters = {"max.message.bytes": str(observed.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD), **times}
@@ -173,16 +169,11 @@ def limit_text(milliseconds: float) -> str:
     return str(NO_LIMIT if milliseconds == math.inf else int(milliseconds))
 
 
-SHORT_RETENTION_MS: Final = 86_400_000
-SHORT_RETENTION_BYTES: Final = 100_000_000
-"""Less than a day, or 100 MB of a partition (some 20,000 traces), is less than a worker may be away."""
-
-HARMLESS_SHARE: Final = 0.1  # the share of KP_CACHE_TTL_SECONDS that one record may expire without a warning
+SHORT_RETENTION_MS: Final = 86_400_000  # a day: a worker may be away for longer than anything less
 
 ENTRY_BYTES: Final = 2048
-"""Upper bound of a cache entry of 384 dimensions (about 1.7 kB) with its record's and batch's framing."""
-
-LARGEST_ENTRY_BYTES: Final = 4096  # the same with the longest trace id
+"""Upper bound of a cache entry of 384 dimensions (about 1.7 kB) with its record's and batch's framing. One with the
+longest trace id takes less than twice as much."""
 
 LARGEST_RECORD_BYTES: Final = 12_288
 """Upper bound of a track record with 200 verdicts and the longest names, at 4 bytes per character."""
@@ -245,7 +236,7 @@ def deleted_early(observed: Observed, name: str, done: str) -> Iterator[Problem]
             f"set retention.ms={SHORT_RETENTION_MS} or more on {name}, longer than an outage may last",
         )
     size = int(observed.config(name, "retention.bytes", "-1"))
-    if "delete" in policy and 0 <= size < SHORT_RETENTION_BYTES:
+    if "delete" in policy and 0 <= size < 100_000_000:  # some 20,000 traces
         yield Problem(
             "warn",
             f"topic {name} has retention.bytes={size}: Kafka deletes the oldest records of a larger partition, {done} "
@@ -388,7 +379,7 @@ def _stream_time_problems(settings: Settings, observed: Observed) -> Iterator[Pr
     ahead, step = observed.milliseconds(source, AFTER), settings.stream_time_max_step_ms
     if ttl is None or settings.embedder == "none" or ahead is None or observed.stamps(source):
         return
-    harmless = max(SOURCE_AFTER_MS, int(ttl * HARMLESS_SHARE))
+    harmless = max(SOURCE_AFTER_MS, ttl // 10)  # that much may expire without a warning
     if min(ahead, math.inf if step is None else step) <= harmless:
         return
     effect = "empties a partition's cache" if ahead >= ttl else "expires much of a partition's cache"
@@ -418,7 +409,7 @@ def _changelog_problems(settings: Settings, observed: Observed) -> Iterator[Prob
             "set cleanup.policy=compact",
         )
     limit = observed.max_bytes(name)
-    if limit < LARGEST_ENTRY_BYTES and settings.embedder != "none":
+    if limit < 2 * ENTRY_BYTES and settings.embedder != "none":
         yield Problem(
             "fail" if limit < ENTRY_BYTES else "warn",
             f"topic {name} has max.message.bytes={limit}, too small for "

@@ -41,9 +41,6 @@ MAX_BATCH_BYTES: Final = 64 << 20  # the default limit of one batch's unpacked s
 FETCH_BYTES: Final = 16 << 20
 """Bytes of one fetch from one partition; the worker's own fetches are smaller (faust_consumer.py)."""
 
-CRC_ATTEMPTS: Final = 3
-"""How often a batch with a wrong CRC is fetched. If it is still wrong, the disk damaged it, not the network."""
-
 LOG_OVERHEAD: Final = 12  # bytes of a batch before those that its length counts: its offset and the length
 MAGIC: Final = 16  # offset of the byte with the version of the batch's format
 
@@ -82,9 +79,9 @@ class Reading:
         self.attempts.clear()
 
     def fetch_again(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether to fetch a damaged batch again."""
+        """Whether to fetch a damaged batch again: after three attempts, the disk damaged it, not the network."""
         self.attempts[tp, offset] += 1
-        if self.attempts[tp, offset] < CRC_ATTEMPTS:
+        if self.attempts[tp, offset] < 3:
             return True
         del self.attempts[tp, offset]
         return False
@@ -278,7 +275,7 @@ class Batches:
         self._data = memoryview(data)
         self._position = 0  # of the batch that comes next
         self._begin = 0  # of the one before it
-        self._reading = reading
+        self.reading = reading  # how its consumer reads
         self._owner: PartitionReader | None = None
         self._next: FetchedBatch | None = None
         self._current: FetchedBatch | None = None
@@ -287,11 +284,6 @@ class Batches:
     def size_in_bytes(self) -> int:
         """Return the size of the response."""
         return len(self._data)
-
-    @property
-    def reading(self) -> Reading:
-        """How its consumer reads."""
-        return self._reading
 
     def belong_to(self, owner: PartitionReader) -> None:
         """Set the reader, which knows partition and position. Before this call, `has_next` opens no batch."""
@@ -334,7 +326,7 @@ class Batches:
 
     def make_room(self) -> bool:
         """Drop the batch if it was read to its end, or if another partition waits for room; it is then opened again."""
-        budget, batch = self._reading.budget, self._current
+        budget, batch = self.reading.budget, self._current
         if batch is not None and self._owner is not None and self._owner.next_fetch_offset >= batch.next_offset:
             self.let_go()
             return True
@@ -372,12 +364,12 @@ class Batches:
             return None
         size = end - self._position
         if size <= MAGIC or (self._data[self._position + MAGIC] >= 2 and size < HEADER.size):
-            if self._reading.fetch_again(owner.tp, self._position):
+            if self.reading.fetch_again(owner.tp, self._position):
                 return None
             raise UnreadableError(
                 f"{place(owner.tp, owner.next_fetch_offset)}: the header of the batch there is incomplete"
             )
-        batch = open_batch(self._reading, owner, self._data[self._position : end], self._data[end:])
+        batch = open_batch(self.reading, owner, self._data[self._position : end], self._data[end:])
         if batch is not None:
             self._begin, self._position = self._position, end
         return batch

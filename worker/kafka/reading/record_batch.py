@@ -26,14 +26,8 @@ GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 NAMES: Final = {GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 
 _IN_BYTES: Final = 1 << 16
-_OUT_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 20
-_SMALL_PAYLOAD: Final = _SMALL_BYTES // 4
 _kept = threading.local()
-_XERIAL: Final = b"\x82SNAPPY\x00"
-_XERIAL_HEAD: Final = 16
-_FULL: Final = "failed to write whole buffer"
-"""cramjam's message when the output buffer is full; it has no error type (tests/unit/kafka/test_compression.py)."""
 
 
 class TooLargeError(Exception):
@@ -50,7 +44,7 @@ def decompress(payload: memoryview, codec: int, limit: int, head: bytes = b"") -
         into = _CODECS[codec]
     except KeyError:
         raise CorruptError(f"unknown codec {codec}") from None
-    if len(payload) <= _SMALL_PAYLOAD and limit >= _SMALL_BYTES:
+    if len(payload) <= _SMALL_BYTES // 4 and limit >= _SMALL_BYTES:
         with contextlib.suppress(TooLargeError):
             return _decompress_small(payload, into, head)
     memory = mmap.mmap(-1, max(1, len(head) + limit))
@@ -87,7 +81,7 @@ def _gzip(payload: memoryview, room: memoryview) -> int:
     member = zlib.decompressobj(31)
     try:
         while True:
-            portion = min(_OUT_BYTES, limit - written + 1)
+            portion = min(1 << 20, limit - written + 1)
             out = member.decompress(piece, portion)
             if written + len(out) > limit:
                 raise TooLargeError
@@ -111,9 +105,9 @@ def _gzip(payload: memoryview, room: memoryview) -> int:
 
 def _snappy(payload: memoryview, room: memoryview) -> int:
     """Unpack xerial's framing (Java's producers) or one raw block. A block states its size, which is checked first."""
-    if bytes(payload[: len(_XERIAL)]) != _XERIAL:
+    if bytes(payload[:8]) != b"\x82SNAPPY\x00":
         return _snappy_block(payload, room)
-    position, written = _XERIAL_HEAD, 0
+    position, written = 16, 0  # behind the framing's head
     while position < len(payload):
         if position + 4 > len(payload):
             raise CorruptError("truncated snappy data")
@@ -140,7 +134,7 @@ def _framed(name: str, decompress_into: Callable[[Any, Any], int]) -> Callable[[
         try:
             return int(decompress_into(payload, room))
         except cramjam.DecompressionError as error:
-            if _FULL in str(error):
+            if "failed to write whole buffer" in str(error):  # cramjam has no type for a full output buffer
                 raise TooLargeError from None
             raise CorruptError(f"{name}: {error}") from None
 
@@ -158,13 +152,10 @@ _CODECS: Final[dict[int, Callable[[memoryview, memoryview], int]]] = {
 # -- the records
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # a batch's header; `Head` names its fields
-LOG_APPEND: Final = 0x08  # the attribute bit of a batch whose timestamps are the broker's
 
 MAX_HEADERS: Final = 1 << 20
 """Headers of one record: two bytes in a batch make one of some 130 bytes in memory, so a batch of 64 MiB needed 4
 GiB."""
-
-_SHOWN: Final = 60
 
 
 class Parsed(NamedTuple):
@@ -248,7 +239,8 @@ def _record(head: Head, data: memoryview, done: int, expected: int | None) -> Pa
     timestamp = head.max_timestamp
     try:
         delta, at = varint(data, 1)
-        timestamp = head.max_timestamp if head.attributes & LOG_APPEND else head.first_timestamp + delta
+        of_broker = head.attributes & 0x08  # LogAppendTime
+        timestamp = head.max_timestamp if of_broker else head.first_timestamp + delta
         if not -1 <= timestamp < 1 << 63:
             timestamp = head.max_timestamp
         delta, at = varint(data, at)
@@ -292,7 +284,7 @@ def _headers(data: memoryview, at: int, end: int) -> tuple[list[tuple[str, bytes
 
 
 def _bad_name(name: str, number: int, count: int) -> Fault:
-    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    shown = name if len(name) <= 60 else f"{name[:60]}..."
     message = (
         f"the name of header {number + 1} of {count} is not UTF-8; it is escaped here: {shown!r}. "
         "Let the producer write header names as UTF-8"

@@ -48,7 +48,6 @@ FIRST_READ_SECONDS: Final = 0.005
 """Pause before a committed offset is read back again; it doubles up to the longest one, 1.3 s in all."""
 
 ABORT_SECONDS: Final = 3.0  # how long a producer that has failed tries to abort
-SEQUENCES: Final = 2**31  # sequence numbers are less than this; 0 follows the last
 
 
 class PublishError(Exception):
@@ -104,9 +103,6 @@ one, also one that is behind a successor that it has forgotten as well.
 """
 
 AGAIN: Final = {Answer.BUSY, Answer.MOVED, Answer.UNSURE}
-OUT_OF_STEP: Final = frozenset({45, 59})  # OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID
-"""The leader does not have the batch before this one, or has another. The abort of a transaction discards them all."""
-
 INVALID_TXN_STATE, OPERATION_NOT_ATTEMPTED = 48, 55
 GROUP, TRANSACTION = 0, 1  # kinds of coordinators, as FindCoordinator numbers them
 
@@ -452,10 +448,12 @@ class Producer:
             return None
         answer = ANSWERS.get(code)
         if answer is Answer.DONE:
-            self._sequences[partition] = (self._sequences.get(partition, 0) + batch.count) % SEQUENCES
+            self._sequences[partition] = (self._sequences.get(partition, 0) + batch.count) % 2**31  # 0 follows the last
             progress.batches.popleft()
             return None
-        if code in OUT_OF_STEP and self._id is not None:
+        # OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID: the leader does not have the batch before this one, or has
+        # another. The abort of the transaction discards them all.
+        if code in (45, 59) and self._id is not None:
             self._late = True  # a new epoch begins with sequence number 0
             raise AbortableError(f"{where}: {for_code(code).__name__}")
         if answer not in AGAIN:

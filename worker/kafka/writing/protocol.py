@@ -46,13 +46,7 @@ class UnstableOffsetError(KafkaError):  # type: ignore[misc]  # aiokafka is unty
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Value = TypeVar("Value")
 
-ALL_REPLICAS: Final = -1  # acknowledgements that a batch needs: those of all replicas in sync
-
 TEXT: Final = CompactString("utf-8")
-SUPPORTED_FEATURES: Final = 0
-FINALISED_FEATURES: Final = 2
-"""The tags of the features that a broker supports and of the finalised ones, in the answer to ApiVersions."""
-
 METADATA_4_3: Final = 30
 """The newest metadata.version that Kafka 4.3.0 supports; 4.0.2 supports 25, 4.1.2 27, and 4.2.1 29."""
 
@@ -269,17 +263,17 @@ def may_hang_at_last_epoch(response: ApiVersionsResponse_v3) -> bool:
     its producer fails, too (KAFKA-19367). One whose coordinator moves meanwhile loses the producer id that follows
     (KAFKA-20310, fixed in 4.3.0). A broker does not tell its release, but its newest metadata.version.
     """
-    _, newest = _features(response, SUPPORTED_FEATURES).get("metadata.version", (0, METADATA_4_3))
+    _, newest = _features(response, tag=0).get("metadata.version", (0, METADATA_4_3))
     return transaction_protocol(response) == 2 and newest < METADATA_4_3
 
 
 def finalised_features(response: ApiVersionsResponse_v3) -> dict[str, int]:
     """Return the level of each feature in the response to FeaturesRequest."""
-    return {name: first for name, (first, _) in _features(response, FINALISED_FEATURES).items()}
+    return {name: first for name, (first, _) in _features(response, tag=2).items()}
 
 
 def _features(response: ApiVersionsResponse_v3, tag: int) -> dict[str, tuple[int, int]]:
-    """Return the two levels of each feature: for finalised ones the highest comes first, for supported ones last."""
+    """Return the two levels of each supported (tag 0) or finalised feature (2); the highest of these comes first."""
     data = BytesIO(response.tags.get(tag, b"\1"))
     features = {}
     for _ in range(UnsignedVarInt32.decode(data) - 1):
@@ -302,22 +296,21 @@ class InitProducerId(InOneVersion[InitProducerIdRequest_v4]):
         super().__init__(transactional_id, timeout_ms, *producer)
 
 
-class ProduceV1(InOneVersion[ProduceRequest_v8]):
-    """Append batches; in a transaction, to partitions that are part of it."""
+class _Produce(InOneVersion[Version]):
+    """Append batches; all replicas in sync must acknowledge them."""
 
     API_KEY = 0
 
     def __init__(self, transactional_id: str | None, timeout_ms: int, batches: Mapping[TopicPartition, bytes]) -> None:
-        super().__init__(transactional_id, ALL_REPLICAS, timeout_ms, list(by_topic(batches.items()).items()))
+        super().__init__(transactional_id, -1, timeout_ms, list(by_topic(batches.items()).items()))
 
 
-class ProduceV2(InOneVersion[ProduceRequest_v12]):
+class ProduceV1(_Produce[ProduceRequest_v8]):
+    """Append batches; in a transaction, to partitions that are part of it."""
+
+
+class ProduceV2(_Produce[ProduceRequest_v12]):
     """Append batches; their partitions become part of the transaction."""
-
-    API_KEY = 0
-
-    def __init__(self, transactional_id: str, timeout_ms: int, batches: Mapping[TopicPartition, bytes]) -> None:
-        super().__init__(transactional_id, ALL_REPLICAS, timeout_ms, list(by_topic(batches.items()).items()))
 
 
 def add_partitions(transactional_id: str, producer: ProducerEpoch, partitions: Iterable[TopicPartition]) -> Any:

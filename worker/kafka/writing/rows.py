@@ -107,9 +107,6 @@ ADVICE: Final[Mapping[int, str]] = {
     87: "a compacted topic accepts no record without a key: remove compact from its cleanup.policy",
 }
 
-KIND_LENGTH: Final = 9
-"""Characters that distinguish the broker's messages about a record: "Timestamp 1795..." and "Compacted topic ..."."""
-
 
 @dataclass(eq=False)
 class TopicRefusedError(Exception):
@@ -158,7 +155,7 @@ class RefusedBatch:
         error = self.error
         if self.count == 1:
             return {self.first: error}
-        kinds = {words[:KIND_LENGTH] for words in error.records.values()}
+        kinds = {words[:9] for words in error.records.values()}  # "Timestamp 1795...", "Compacted topic ..."
         if len(kinds) != 1 or not self._names_its_rows():
             return None
         return {self.first + number: error.about(number) for number in error.records}
