@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tomllib
 from typing import Any
 
 import pytest
@@ -51,20 +50,6 @@ def test_it_reads_the_topics(desk: Desk) -> None:
     assert last["total"]["traces"] == 6
     since = json.loads(desk.run("report", "--from-kafka", "--since", "2026-04-14T08:01:55Z").stdout)
     assert since["total"]["traces"] == 5
-
-
-def test_thresholds_for_a_share_of_the_topics(desk: Desk) -> None:
-    result = desk.run("report", "--from-kafka", "--share", "40%")
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert all(row["accepted"] == row["wanted"] == 12 for row in found["share"]["domains"])
-    least = tomllib.loads(found["config"])["profiles"]
-    assert {name: profile["threshold"] for name, profile in least.items()} == {
-        row["domain"]: row["threshold"] for row in found["share"]["domains"]
-    }
-    shown = desk.run("report", "--from-kafka", "--share", "40%", "--text").stdout
-    assert "120 traces of" in shown
-    assert "Finance: 30 traces; did you mean finance?" in shown
 
 
 def test_outcomes_of_the_topics(desk: Desk) -> None:

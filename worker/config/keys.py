@@ -14,7 +14,6 @@ from worker.config.settings import Settings
 log = logging.getLogger(__name__)
 
 _MAKE: Final = "make one with: openssl rand -hex 32"
-_JUDGE: Final = re.compile(r"[A-Za-z0-9._@:/-]{1,64}")
 
 
 def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
@@ -36,7 +35,7 @@ def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
     for number, line in enumerate(_lines(path), 1):
         name, _, key = (part.strip() for part in line.partition(b" "))
         judge = name.decode("utf-8", "replace")
-        if not _JUDGE.fullmatch(judge) or not key:
+        if not re.fullmatch(r"[A-Za-z0-9._@:/-]{1,64}", judge) or not key:
             raise ConfigError(
                 f"{variable}, entry {number}: a line is JUDGE KEY, the judge's name in 1 to 64 letters, digits or "
                 f"._@:/- and a key; {_MAKE}"

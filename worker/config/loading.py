@@ -345,7 +345,6 @@ def dotted(path: KeyPath) -> str:
 # -- errors
 
 NOT_SHOWN: Final = "(not shown)"  # in place of what is a secret, or may be one
-PASSWORD_IN_URL: Final = re.compile(r"://(?:[^/]*@|.*\?)")  # a password, or a query, which may hold a key
 SHOWN: Final = 120  # characters of a wrong value that a message repeats
 
 
@@ -414,8 +413,8 @@ def _shown(value: object, secrets: Set[str]) -> str:
 
 
 def may_hold_secret(text: str) -> bool:
-    """Return whether a text may hold a secret, whatever its setting: a key in PEM, or a password in a URL."""
-    return PEM in text or PASSWORD_IN_URL.search(text) is not None
+    """Return whether a text may hold a secret, whatever its setting: a key in PEM; a password or a query in a URL."""
+    return PEM in text or re.search(r"://(?:[^/]*@|.*\?)", text) is not None
 
 
 def _without_texts(value: object, secrets: Set[str]) -> object:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from worker.redact.documents import Rules
     from worker.redact.markers import OwnPattern
 
-MOST_PATTERNS: Final = 100
-MOST_BYTES: Final = 1 << 20
-
 _FORM: Final = """give tables such as [[pattern]] with name = "customer_number" and pattern = 'KD-[0-9]{8}'"""
 
 
@@ -64,8 +61,8 @@ def _read(file: Path) -> tuple[OwnPattern, ...]:
             file.stat()
             raise ConfigError(f"{where} is not a file; {_FORM}")
         raw = file.read_bytes()
-        if len(raw) > MOST_BYTES:
-            raise ConfigError(f"{where} has {len(raw)} bytes, more than {MOST_BYTES}; {_FORM}")
+        if len(raw) > 1 << 20:
+            raise ConfigError(f"{where} has {len(raw)} bytes, more than 1048576; {_FORM}")
         content = tomllib.loads(raw.decode())
     except OSError as error:
         raise ConfigError(
@@ -74,8 +71,8 @@ def _read(file: Path) -> tuple[OwnPattern, ...]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ConfigError(f"{where} is not TOML: {error}; {_FORM}") from None
     tables = content.get("pattern")
-    if content.keys() != {"pattern"} or not isinstance(tables, list) or not 0 < len(tables) <= MOST_PATTERNS:
-        raise ConfigError(f"{where} must hold 1 to {MOST_PATTERNS} patterns and nothing else; {_FORM}")
+    if content.keys() != {"pattern"} or not isinstance(tables, list) or not 0 < len(tables) <= 100:
+        raise ConfigError(f"{where} must hold 1 to 100 patterns and nothing else; {_FORM}")
     patterns = tuple(_pattern(where, number, table) for number, table in enumerate(tables, 1))
     instructions = 0
     for number, pattern in enumerate(patterns, 1):

@@ -28,10 +28,6 @@ MAX_CONNECTIONS: Final = 64
 """Most connections at a time: more than probes and scrapers need, and few of the process's file descriptors."""
 
 CONNECTION_SECONDS: Final = 10.0  # longest time that a connection may last, whatever it does: a scrape takes some ms
-FAILURE_LENGTH: Final = 200  # most characters of a failure in the log: its message may quote the request
-
-CONTENT_TYPE: Final = re.compile(r"[\w/.;= -]{1,200}", re.ASCII)
-"""A valid content type. The client library copies parts of the Accept header into it."""
 
 Page = Callable[[Mapping[str, str]], tuple[bytes, dict[str, str]]]
 """Takes the query of a request, as anyone may send it, and returns the page's body and its headers."""
@@ -120,7 +116,7 @@ def _metrics(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """Return the metrics and their content type; text where the library fails on the Accept header."""
     try:
         encode, content_type = choose_encoder(accept)
-        if CONTENT_TYPE.fullmatch(content_type):
+        if re.fullmatch(r"[\w/.;= -]{1,200}", content_type, re.ASCII):  # it has parts of the Accept header
             return encode(registry), content_type
     except (TypeError, ValueError):
         pass
@@ -185,7 +181,7 @@ class _Connection(web.RequestHandler):
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a failure as one short line: nobody may fill the log through the port (logs.py limits the rate)."""
         error = kw.get("exc_info")
-        failure = f"{args[0] % args[1:]}: {error!r}"[:FAILURE_LENGTH]
+        failure = f"{args[0] % args[1:]}: {error!r}"[:200]  # it may quote the request
         place = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, BaseException) else []
         where = f" at {place[0].name}:{place[0].lineno}" if place else ""
         log.error("HTTP port: %s%s", failure, where)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 CONTEXT_HEADERS: Final = ("traceparent", "tracestate")  # W3C Trace Context, as Kafka headers
 
-FLUSH_SECONDS: Final = 3.0
-"""Longest wait for the last spans when the worker stops: a collector that is away must not delay a restart."""
-
 
 class Tracing:
     """Makes spans for the records of one consumer group; without a span (None) the methods do nothing."""
@@ -108,10 +105,10 @@ class Tracing:
                 span.end()
 
     def stop(self) -> None:
-        """Export the remaining spans, for at most FLUSH_SECONDS."""
+        """Export the remaining spans, for at most 3 s: a collector that is away must not delay a restart."""
         flush = threading.Thread(target=self._provider.shutdown, name="tracing-flush", daemon=True)
         flush.start()
-        flush.join(FLUSH_SECONDS)
+        flush.join(3)
 
 
 class NoTracing(Tracing):

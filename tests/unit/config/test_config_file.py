@@ -172,10 +172,7 @@ def test_a_file_that_is_none(file: Path, content: bytes | None, words: str) -> N
     (line,) = errors(file)
     assert words in line
     assert str(file) in line
-
-
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    assert "is not a file" in errors(tmp_path)[0]
+    assert "is not a file" in errors(file.parent)[0]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Settings: every one described, every wrong one explained by variable, value and what is allowed."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,26 +38,22 @@ CONTRACT = {
 }
 
 
-class Environment:
-    """Sets variables for one test."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-
-    def __call__(self, **variables: str) -> None:
-        for name, value in variables.items():
-            self._monkeypatch.setenv(name, value)
-
-    def error(self, **variables: str) -> str:
-        self(**variables)
-        with pytest.raises(ConfigError) as caught:
-            load()
-        return str(caught.value)
-
-
 @pytest.fixture
-def env(monkeypatch: pytest.MonkeyPatch) -> Environment:
-    return Environment(monkeypatch)
+def env(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what sets variables for one test."""
+
+    def set_all(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+def error_of(env: Callable[..., None], **variables: str) -> str:
+    env(**variables)
+    with pytest.raises(ConfigError) as caught:
+        load()
+    return str(caught.value)
 
 
 # -- the description
@@ -80,7 +77,7 @@ def test_the_values_of_a_closed_setting_are_listed() -> None:
     assert ROWS["KP_EVENT_TIME"][1].startswith("created_at | record: ")
 
 
-def test_a_described_default_is_what_the_setting_is_without_a_value(env: Environment) -> None:
+def test_a_described_default_is_what_the_setting_is_without_a_value(env: Callable[..., None]) -> None:
     bare = load()
     env(**{name: default for name, (default, _) in ROWS.items()})
     assert load() == bare
@@ -96,50 +93,31 @@ def test_run_s_help_lists_every_setting() -> None:
 # -- values
 
 
-def test_every_setting_is_read_from_the_environment(env: Environment) -> None:
+def test_settings_are_read_from_the_environment_and_what_is_given_wins(env: Callable[..., None]) -> None:
     env(
-        KP_GROUP_ID="g",
-        KP_THRESHOLD="0.5",
-        KP_CREATE_TOPICS="true",
-        KP_DELIVERY="at_least_once",
-        KP_CACHE_TTL_SECONDS="0.5",
-        KP_MODEL="/models/x",
-        KP_MAX_DEPTH="99",
-        KP_STRICT_CONTEXT="1",
-    )
-    settings = load()
+        KP_GROUP_ID="g", KP_THRESHOLD="0.5", KP_CREATE_TOPICS="true", KP_DELIVERY="at_least_once",
+        KP_MODEL="/models/x", KP_MAX_DEPTH="99", KP_STRICT_CONTEXT="1",
+    )  # fmt: skip
+    settings = load(embedder="none", model=None)
     assert (settings.group_id, settings.threshold, settings.create_topics) == ("g", 0.5, True)
-    assert (settings.delivery, settings.cache_ttl_ms, settings.model) == ("at_least_once", 500, "/models/x")
+    assert (settings.delivery, settings.embedder, settings.model) == ("at_least_once", "none", "/models/x")
     assert (settings.limits.max_depth, settings.limits.strict_context) == (99, True)
     assert settings.changelog == "g-novelty-changelog"
     env(KP_CHANGELOG_TOPIC="cache")
     assert load().changelog == "cache"
 
 
-def test_an_empty_variable_is_as_good_as_none(env: Environment) -> None:
+def test_an_empty_variable_is_as_good_as_none(env: Callable[..., None]) -> None:
     env(KP_MODEL="", KP_CHANGELOG_TOPIC="", KP_HTTP_PORT="", KP_PROFILES="")
     assert load() == Settings()
 
 
-def test_what_is_given_wins_over_the_environment(env: Environment) -> None:
-    env(KP_EMBEDDER="auto", KP_MODEL="/models/x")
-    settings = load(embedder="none", model=None)
-    assert (settings.embedder, settings.model) == ("none", "/models/x")
-
-
-@pytest.mark.parametrize("value", ["none", "None", " NONE "])
-def test_no_expiry(env: Environment, value: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "ms"), [("none", None), (" NONE ", None), ("0.5", 500), ("0.0001", 1), ("3600", 3_600_000)]
+)
+def test_the_lifetime_of_entries(env: Callable[..., None], value: str, ms: int | None) -> None:
     env(KP_CACHE_TTL_SECONDS=value)
-    settings = load()
-    assert settings.cache_ttl_seconds is None
-    assert settings.cache_ttl_ms is None
-
-
-def test_a_ttl_is_at_least_a_millisecond(env: Environment) -> None:
-    env(KP_CACHE_TTL_SECONDS="0.0001")
-    assert load().cache_ttl_ms == 1
-    env(KP_CACHE_TTL_SECONDS="3600")
-    assert load().cache_ttl_ms == 3_600_000
+    assert load().cache_ttl_ms == ms
 
 
 # -- errors
@@ -161,63 +139,45 @@ def test_a_ttl_is_at_least_a_millisecond(env: Environment) -> None:
         ("KP_CACHE_MAX_ELEMENTS", "0", "greater than or equal to 1"),
         ("KP_CACHE_TTL_SECONDS", "0", "greater than 0"),
         ("KP_CACHE_TTL_SECONDS", "never", "number"),
+        ("KP_CACHE_TTL_SECONDS", "inf", "finite number"),
         ("KP_MAX_TOKENS", "1", "greater than or equal to 8"),
         ("KP_SOURCE_TOPIC", "no spaces", "pattern"),
         ("KP_CREATE_TOPICS", "maybe", "true or false"),
     ],
 )
-def test_a_wrong_value_is_explained(env: Environment, name: str, value: str, allowed: str) -> None:
-    message = env.error(**{name: value})
+def test_a_wrong_value_is_explained(env: Callable[..., None], name: str, value: str, allowed: str) -> None:
+    message = error_of(env, **{name: value})
     assert message.startswith(f"{name}={value!r} is wrong: ")
     assert allowed in message
     assert ROWS[name][1].split(": ")[-1][:20] in message  # and what the setting is for
 
 
-def test_all_wrong_values_are_told_at_once(env: Environment) -> None:
-    message = env.error(KP_THRESHOLD="2", KP_HTTP_PORT="x", KP_MAX_STEPS="0")
-    assert [line.split("=")[0] for line in message.split("\n")] == ["KP_THRESHOLD", "KP_MAX_STEPS", "KP_HTTP_PORT"]
+def test_a_long_value_is_not_repeated_in_full(env: Callable[..., None]) -> None:
+    assert len(error_of(env, KP_HTTP_PORT="9" * 10_000)) < 500
 
 
-def test_a_long_value_is_not_repeated_in_full(env: Environment) -> None:
-    assert len(env.error(KP_HTTP_PORT="9" * 10_000)) < 500
-
-
-def test_a_wrong_option_is_explained_with_the_option_s_value(env: Environment) -> None:
+def test_a_wrong_option_is_explained_with_the_option_s_value(env: Callable[..., None]) -> None:
     env(KP_EMBEDDER="auto")
     with pytest.raises(ConfigError, match=r"KP_EMBEDDER='magic' is wrong"):
         load(embedder="magic")
 
 
-def test_an_infinite_ttl_is_refused_or_no_expiry(env: Environment) -> None:
-    env(KP_CACHE_TTL_SECONDS="inf")
-    try:
-        settings = load()
-    except ConfigError as error:
-        assert "KP_CACHE_TTL_SECONDS" in str(error)  # noqa: PT017
-    else:
-        assert settings.cache_ttl_ms is None
-
-
 @pytest.mark.parametrize(
     "names",
     [
-        ("KP_ACCEPTED_TOPIC", "KP_REJECTED_TOPIC"),
-        ("KP_SOURCE_TOPIC", "KP_DEAD_LETTER_TOPIC"),
-        ("KP_SOURCE_TOPIC", "KP_CHANGELOG_TOPIC"),
+        {"KP_ACCEPTED_TOPIC": "same", "KP_REJECTED_TOPIC": "same"},
+        {"KP_SOURCE_TOPIC": "same", "KP_CHANGELOG_TOPIC": "same"},
+        {"KP_GROUP_ID": "same", "KP_REJECTED_TOPIC": "same-novelty-changelog"},
     ],
     ids=str,
 )
-def test_no_two_topics_are_the_same(env: Environment, names: tuple[str, str]) -> None:
-    message = env.error(**dict.fromkeys(names, "same"))
+def test_no_two_topics_are_the_same(env: Callable[..., None], names: dict[str, str]) -> None:
+    message = error_of(env, **names)
     assert "the topics must differ" in message
     assert "same" in message
 
 
-def test_a_topic_may_not_have_the_default_changelog_s_name(env: Environment) -> None:
-    assert "must differ" in env.error(KP_GROUP_ID="g", KP_REJECTED_TOPIC="g-novelty-changelog")
-
-
-def test_unknown_variables_are_told_with_the_nearest_setting(env: Environment) -> None:
+def test_unknown_variables_are_told_with_the_nearest_setting(env: Callable[..., None]) -> None:
     assert read().warnings == ()
     env(KP_TRESHOLD="1", KP_ZZZZZZZZ="1", KP_THRESHOLD="1", OTHER="1")
     assert read().warnings == (
@@ -237,32 +197,27 @@ def profile(weights: str) -> str:
 EVEN = '{"complexity": 0.25, "novelty": 0.25, "tool_diversity": 0.25, "outcome_confidence": 0.25}'
 
 
-def test_profiles_are_added_and_changed(env: Environment) -> None:
-    env(KP_PROFILES=f'{{"gardening": {{"weights": {EVEN}, "threshold": 0.9}}, "code": {{"threshold": 0.8}}}}')
+def test_profiles_are_added_and_changed(env: Callable[..., None]) -> None:
+    assert load().scoring_profiles() == PROFILES
+    env(
+        KP_PROFILES=f'{{"gardening": {{"weights": {EVEN}, "threshold": 0.9}}, "code": {{"threshold": 0.8}}, "a": {{}}}}'
+    )
     profiles = load().scoring_profiles()
     even = Weights(0.25, 0.25, 0.25, 0.25)
-    assert set(profiles) == {*PROFILES, "gardening"}
+    assert set(profiles) == {*PROFILES, "gardening", "a"}
+    assert profiles["a"].weights == PROFILES["default"].weights
     assert (profiles["gardening"].weights, profiles["gardening"].threshold) == (even, 0.9)
     assert (profiles["code"].weights, profiles["code"].threshold) == (PROFILES["code"].weights, 0.8)
     assert profiles["finance"] == PROFILES["finance"]
 
 
-def test_a_new_profile_with_only_a_threshold_has_the_default_s_weights(env: Environment) -> None:
-    env(KP_PROFILES='{"gardening": {"threshold": 0.9}}')
-    assert load().scoring_profiles()["gardening"].weights == PROFILES["default"].weights
-
-
 @pytest.mark.parametrize("order", ["default first", "default last"])
-def test_a_profile_without_weights_has_those_that_the_default_is_given(env: Environment, order: str) -> None:
+def test_a_profile_without_weights_has_those_that_the_default_is_given(env: Callable[..., None], order: str) -> None:
     entries = [f'"default": {{"weights": {EVEN}}}', '"gardening": {"threshold": 0.9}']
     env(KP_PROFILES="{" + ", ".join(entries if order == "default first" else reversed(entries)) + "}")
     profiles = load().scoring_profiles()
     assert profiles["gardening"].weights == profiles["default"].weights == Weights(0.25, 0.25, 0.25, 0.25)
     assert profiles["code"] == PROFILES["code"]
-
-
-def test_without_profiles_they_are_the_built_in_ones() -> None:
-    assert load().scoring_profiles() == PROFILES
 
 
 @pytest.mark.parametrize(
@@ -278,8 +233,8 @@ def test_without_profiles_they_are_the_built_in_ones() -> None:
         (profile(EVEN.replace("0.25}", "NaN}")), ["at code.weights", "0..1"]),
     ],
 )
-def test_a_wrong_profile_is_explained(env: Environment, value: str, words: list[str]) -> None:
-    message = env.error(KP_PROFILES=value)
+def test_a_wrong_profile_is_explained(env: Callable[..., None], value: str, words: list[str]) -> None:
+    message = error_of(env, KP_PROFILES=value)
     for word in words:
         assert word in message
 
@@ -320,8 +275,10 @@ LOGIN = {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "PLAIN", "KP_S
         ),
     ],
 )
-def test_unfit_security_settings_are_explained(env: Environment, variables: dict[str, str], words: list[str]) -> None:
-    message = env.error(**variables)
+def test_unfit_security_settings_are_explained(
+    env: Callable[..., None], variables: dict[str, str], words: list[str]
+) -> None:
+    message = error_of(env, **variables)
     for word in words:
         assert word in message
 
@@ -356,17 +313,55 @@ def test_names_of_assemble_follow_from_the_group() -> None:
     assert Settings(assemble_domain="code").assembles
 
 
+# -- addresses of brokers
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("kafka:9092", "kafka:9092"),
+        (" a.b-c_d:1 , 10.0.0.1:65535", "a.b-c_d:1,10.0.0.1:65535"),
+        ("[::1]:9092,[fe80::1%eth0]:9092", "[::1]:9092,[fe80::1%eth0]:9092"),
+    ],
+)
+def test_addresses_are_taken_without_their_spaces(given: str, taken: str) -> None:
+    assert load(bootstrap_servers=given).bootstrap_servers == taken
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("http://kafka:9092", "'http://kafka:9092' is a URL"),
+        ("a:1,kafka://b:9092", "'kafka://b:9092' is a URL"),
+        ("kafka", "'kafka' has no port"),
+        ("kafka:", "'kafka:' has no port"),
+        ("kafka:0", "a port is a number from 1 to 65535"),
+        ("kafka:65536", "a port is a number from 1 to 65535"),
+        ("a:1,", "'' is not the address of a broker"),
+        ("::1:9092", "'::1:9092' is not the address of a broker"),
+        ("ka fka:9092", "'ka fka:9092' is not the address of a broker"),
+        ("kafka:\uff11", "is not the address of a broker"),  # a digit, but not ours
+    ],
+)
+def test_another_form_is_named_with_the_right_one(given: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(bootstrap_servers=given)
+    assert "KP_BOOTSTRAP_SERVERS=" in str(error.value)
+    assert words in str(error.value)
+    assert "give host:port, and several with a comma between them" in str(error.value)
+
+
 # -- settings of earlier versions
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED))
 def test_a_removed_setting_that_is_set_is_an_error_that_says_what_to_do(
-    name: str, env: Environment, tmp_path: Path
+    name: str, env: Callable[..., None], tmp_path: Path
 ) -> None:
     variable = f"KP_{name.upper()}"
-    assert env.error(**{variable: "x"}) == f"{variable} is no longer a setting: {REMOVED[name]}. Unset it"
+    assert error_of(env, **{variable: "x"}) == f"{variable} is no longer a setting: {REMOVED[name]}. Unset it"
     env(**{variable: ""})  # an empty variable is unset, and small letters count, as for every setting
-    assert env.error(**{variable.lower(): "x"}).startswith(f"{variable} is no longer a setting")
+    assert error_of(env, **{variable.lower(): "x"}).startswith(f"{variable} is no longer a setting")
     env(**{variable.lower(): ""})
     assert not read().warnings
     file = tmp_path / "kp.toml"

@@ -103,19 +103,6 @@ async def test_what_was_redacted_is_not_shown() -> None:
         await desk.task.close()
 
 
-async def test_a_committed_trace_is_shown_with_what_explains_its_score() -> None:
-    desk = Desk()
-    await desk.commit(trace_bytes("kp:trace:a", domain="finance"), trace_bytes("kp:trace:b", steps=NEVER_ACCEPTED))
-    second, first = desk.json()["traces"]
-    assert (first["id"], first["decision"], first["partition"], first["offset"]) == ("kp:trace:a", "accepted", 3, 0)
-    output = json.loads(desk.publisher.committed[0].outputs[0].value or b"")["scoring"]
-    assert first["score"] == output["score"]
-    assert first["components"] == list(output["components"].values())
-    assert (first["threshold"], first["profile"], first["nearest"]) == (0.75, "finance", None)
-    assert (first["domain"], first["weights"]) == ("finance", list(output["weights"].values()))
-    assert (second["decision"], [it["name"] for it in second["overrides"]]) == ("rejected", ["single_thought"])
-
-
 async def test_a_row_has_the_steps_that_explain_shows() -> None:
     desk = Desk()
     steps = ["error_recovery:a", "error_recovery", "error_recovery"]
@@ -131,6 +118,9 @@ async def test_a_row_has_the_steps_that_explain_shows() -> None:
         assert row["parts"] == [formula["weighted"] for formula in formulas]
         for name in ("id", "profile", "weighted_sum", "overrides", "before_clamp", "score", "threshold", "decision"):
             assert row[name] == explained[name], name
+    second, first = shown["traces"]
+    assert (first["partition"], first["offset"], first["nearest"], first["domain"]) == (3, 0, None, "finance")
+    assert [it["name"] for it in second["overrides"]] == ["single_thought"]
 
 
 async def test_a_rare_domain_has_its_last_traces_by_the_filter() -> None:

@@ -157,6 +157,3 @@ def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "smoke/signals")
     with pytest.raises(config.ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL=smoke/signals"):
         start_tracing(config.load(tracing=True))
-
-
-# -- the worker as a process
