@@ -177,7 +177,8 @@ class Conversation:
                         break
 
     def _add_reasons(self, turn: _Turn, reasons: Iterable[str]) -> None:
-        new = [text for text in dict.fromkeys(reasons) if text.strip() and text not in self._reasons]
+        known = self._reasons.union(turn.texts) if reasons else ()
+        new = [text for text in dict.fromkeys(reasons) if text.strip() and text not in known]
         self._reasons.update(new)
         turn.reasons += new
 

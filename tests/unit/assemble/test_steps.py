@@ -53,7 +53,7 @@ from worker.kafka.writing.rows import key_partition
 from worker.observe.metrics import AssembleMetrics
 from worker.runs.otlp.mapping import MAX_UNREAD
 from worker.runs.otlp.spans import InvalidSpans, decoded
-from worker.runs.otlp.tree import root_ended
+from worker.runs.otlp.tree import is_complete
 
 NOW = 1_795_000_000_000
 BETWEEN = "w-assemble-spans"
@@ -393,7 +393,7 @@ def test_a_root_is_found_by_the_ids_as_by_the_spans(seed: int) -> None:
             each["parentSpanId"] = rng.choice((each["parentSpanId"], "0" * 16, ""))
         contents = [spans.content([each]) for each in some]
         found = [span for each in some for span in decoded(spans.as_protobuf([each])).spans]
-        assert has_root(contents) == root_ended(found)
+        assert has_root(contents) == is_complete((each.span_id, each.parent_id) for each in found)
     for length in range(1, 17):  # some of these ids can be read as attributes of a span
         logs = LogsData()
         logs.resource_logs.add().scope_logs.add().log_records.add(

@@ -17,7 +17,7 @@ from worker.core.trace import Limits, parse_trace
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rules, parse_rules
 from worker.runs.otlp.spans import Span
-from worker.runs.otlp.tree import root_ended
+from worker.runs.otlp.tree import is_complete
 
 RULES = parse_rules("0.5", "travel", "private", "private")
 
@@ -133,7 +133,7 @@ def test_a_wrong_rule_is_refused_with_its_name(values: tuple[str, str, str, str]
     ],
 )
 def test_a_trace_is_complete_when_no_parent_is_missing(spans: list[Span], ended: bool) -> None:
-    assert root_ended(spans) is ended
+    assert is_complete((each.span_id, each.parent_id) for each in spans) is ended
 
 
 # -- order, repetition, and hostile spans

@@ -116,7 +116,7 @@ def mutated(rng: random.Random, spans: list[Span], logs: list[LogEvent]) -> tupl
 
 ONE_INPUT = {
     "google-genai-latest", "openai-agents-oi", "openai-agents-openllmetry", "openai-agents-logfire",
-    "openai-v2-noparent", "made-pydantic-ai-agent-alone", "haystack-oi",
+    "openai-v2-noparent", "made-pydantic-ai-agent-alone", "haystack-oi", "instructor-oi", "langgraph-openlit-failed",
 }  # fmt: skip
 """Runs whose objective stands in one attribute alone: one call, or the only one of which the input is there."""
 

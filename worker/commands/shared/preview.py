@@ -20,7 +20,7 @@ from worker.runs.fields import fault
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rules
 from worker.runs.otlp.spans import Decoded, InvalidSpans, LogEvent, Span, decoded
-from worker.runs.otlp.tree import root_ended
+from worker.runs.otlp.tree import is_complete
 
 SHOWN: Final = 10
 """Maximum number of runs to show."""
@@ -93,7 +93,7 @@ class Preview:
                 lacking["mapping_failed"] += 1
                 yield f"{trace_id}: {number_of(len(spans), 'span')}: {fault(error)}"
                 continue
-            ended = root_ended(spans)
+            ended = is_complete((span.span_id, span.parent_id) for span in spans)
             unfinished += not ended
             for run in runs:
                 hints.update(run.hints)

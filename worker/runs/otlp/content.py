@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Final
 
 from worker.runs.conversation import ToolRun
 from worker.runs.fields import Counts, is_mcp_error, json_object, json_value
 from worker.runs.forms import built_in
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
-from worker.runs.otlp.dialects import MAX_NAME, Dialect, Each, dialects_of, first_text, is_missed, tool_name, values
+from worker.runs.otlp.dialects import MAX_NAME, Dialect, dialects_of, first_text, is_missed, tool_name, values
 from worker.runs.otlp.spans import LogEvent, Span, SpanEvent
 from worker.runs.otlp.values import REDACTED, Flat, is_cut_off, loaded, python_object, python_value
 
@@ -73,19 +72,17 @@ def content_of(span: Span, logs: Sequence[LogEvent], known: Known | None = None)
 
     `known`: the inputs of other calls of the same run, so that each message is read once.
     """
-    for row in _speaking(dialects_of(span.scope)):
+    for row in dialects_of(span.scope):
         if not row.is_spoken(span.attributes):
             continue
         inputs, outputs = _said(span, logs, row, known)
         if any(message.parts for message in inputs) or any(message.parts for message in outputs):
-            if (form := _form(span)) == "positions":
-                inputs, outputs = without_positions(inputs, outputs)
-            elif form == "fields":
-                inputs, outputs = without_fields(inputs, outputs)
-            elif form == "short":
-                inputs = without_short(inputs)
-            elif next((each.texts() for each in inputs if each.role == "user"), "").startswith(_TASK):
-                inputs = [each for message in inputs for each in _without_prompts(message)]
+            if read := _FORMS.get(form_of(span)):
+                inputs, outputs = read(inputs, outputs)
+            asked = next((each.texts() for each in inputs if each.role == "user"), "")
+            for begin, read in _PROMPTS.items():  # of frameworks, in spans of any library
+                if asked.startswith(begin):
+                    inputs, outputs = read(inputs, outputs)
             return Content(row.name, tuple(inputs), tuple(outputs), is_cut=_is_cut(span, row))
     return None
 
@@ -96,10 +93,7 @@ def _is_cut(span: Span, row: Dialect) -> bool:
 
 def is_cut(span: Span) -> bool:
     """Return whether an attribute with messages was cut off."""
-    return any(_is_cut(span, row) for row in _speaking(dialects_of(span.scope)))
-
-
-_NUMBER: Final = re.compile(r"\d+")
+    return any(_is_cut(span, row) for row in dialects_of(span.scope))
 
 
 def missed(span: Span, logs: Sequence[LogEvent]) -> set[str]:
@@ -117,7 +111,7 @@ def missed(span: Span, logs: Sequence[LogEvent]) -> set[str]:
         named = is_missed(span.scope, event.name) and (_says(body) or any(map(_says, event.attributes.values())))
         if named or any(is_missed(span.scope, key) and _says(value) for key, value in within.items()):
             found.add(("log record " if isinstance(event, LogEvent) else "event ") + event.name)
-    return {_NUMBER.sub("N", name) for name in found}
+    return {re.sub(r"\d+", "N", name) for name in found}
 
 
 def _says(value: Any) -> bool:
@@ -130,19 +124,9 @@ def _says(value: Any) -> bool:
     return False
 
 
-@cache
-def _speaking(rows: tuple[Dialect, ...]) -> tuple[Dialect, ...]:
-    """Return the rows that say where messages are."""
-    return tuple(row for row in rows if row.input or row.output or row.in_events)
-
-
-def _form(span: Span) -> str:
-    return _form_of(dialects_of(span.scope))
-
-
-@cache
-def _form_of(rows: tuple[Dialect, ...]) -> str:
-    return next((row.form for row in rows if row.form), "")
+def form_of(span: Span) -> str:
+    """Return what is peculiar to the messages of a span (Dialect.form)."""
+    return next((row.form for row in dialects_of(span.scope) if row.form), "")
 
 
 def _said(span: Span, logs: Sequence[LogEvent], row: Dialect, known: Known | None) -> _Messages:
@@ -150,7 +134,7 @@ def _said(span: Span, logs: Sequence[LogEvent], row: Dialect, known: Known | Non
         return _events(span, logs)
     inputs = [message for value in row.values(span, "input") for message in messages_in(value, "user", known)]
     outputs = [message for value in row.values(span, "output") for message in messages_in(value, "assistant")]
-    if isinstance(row.output, Each):
+    if len(row.places.get("output", ())) > 1:
         outputs = _with_each_call_once(outputs)
     if len(outputs) < 2:
         return inputs, outputs
@@ -174,16 +158,18 @@ def _call_key(call: ToolCall) -> str:
     return as_text([call.name, json_value(call.arguments)])
 
 
-def without_positions(inputs: list[Message], outputs: list[Message]) -> _Messages:
-    """Return messages without call ids made of a tool's name and a position; results get the name instead."""
+def of_google(inputs: list[Message], outputs: list[Message]) -> _Messages:
+    """Return messages with bare results, and without call ids made of a tool's name and a position.
+
+    Results with such an id get the name instead.
+    """
     names = {call.name for message in (*inputs, *outputs) for call in message.calls()}
-    return (
-        [replace(each, parts=tuple(_without_position(part, names) for part in each.parts)) for each in inputs],
-        [replace(each, parts=tuple(_without_position(part, names) for part in each.parts)) for each in outputs],
-    )
+    bare = [replace(each, parts=tuple(_part_of_google(part, names) for part in each.parts)) for each in inputs]
+    said = [replace(each, parts=tuple(_part_of_google(part, names) for part in each.parts)) for each in outputs]
+    return with_calls(bare, said)
 
 
-def _without_position(part: Part, names: set[str]) -> Part:
+def _part_of_google(part: Part, names: set[str]) -> Part:
     found = _POSITION.fullmatch(part.call_id) if isinstance(part, ToolCall | ToolResult) else None
     if isinstance(part, ToolCall) and found is not None and found[1] == part.name:
         return replace(part, call_id="")
@@ -196,39 +182,65 @@ def _without_position(part: Part, names: set[str]) -> Part:
 
 def _bare_result(text: str) -> tuple[str, bool]:
     """Return the result or error that Google's libraries wrap, because their results must be objects."""
-    found = json_object(text) if text.startswith(('{"result"', '{"error"')) else {}
-    (name, value), *_ = found.items() if len(found) == 1 else [("", text)]
-    return as_text(value), name == "error" or is_mcp_error(value)
+    found = json_object(text) if text.startswith("{") else {}
+    if isinstance(inner := found.get("response"), dict) and found.keys() <= {"id", "name", "response", "scheduling"}:
+        found, text = inner, as_text(inner)
+    (name, value), *_ = found.items() if len(found) == 1 else [("", None)]
+    return as_text(value) if name in ("result", "output", "error") else text, name == "error" or is_mcp_error(value)
 
 
-_SHORT: Final = ("[tool: ", "[tool-result: ")
+def with_calls(inputs: list[Message], outputs: list[Message]) -> _Messages:
+    """Return messages in which each result without id and name, or with an id of no call, has those of its call.
+
+    That is the first call before it that has no result yet.
+    """
+    known = {call.call_id for message in inputs for call in message.calls()}
+    waiting: list[ToolCall] = []
+    found: list[Message] = []
+    for message in inputs:
+        if message.role == "assistant" and found and found[-1].role != "assistant":
+            waiting.clear()
+        waiting += message.calls()
+        parts = list(message.parts)
+        for at, part in enumerate(parts):
+            if isinstance(part, ToolResult) and waiting:
+                key = part.call_id or part.name
+                own = next((call for call in waiting if key and key in (call.call_id, call.name)), waiting[0])
+                waiting.remove(own)
+                if part.call_id not in known if part.call_id else not part.name:
+                    parts[at] = replace(part, call_id=own.call_id, name=own.name)
+        found.append(replace(message, parts=tuple(parts)))
+    return found, outputs
 
 
-def without_short(inputs: list[Message]) -> list[Message]:
+def without_short(inputs: list[Message], outputs: list[Message]) -> _Messages:
     """Return messages without those in which Mastra abbreviates a call or a result to a name in brackets."""
     return [
         each for each in inputs if each.role == "user" or not any(
-            sign in part.text for part in each.parts if isinstance(part, Text | ToolResult) for sign in _SHORT
+            "[tool: " in part.text or "[tool-result: " in part.text
+            for part in each.parts if isinstance(part, Text | ToolResult)
         )
-    ]  # fmt: skip
+    ], outputs  # fmt: skip
 
 
 _TASK: Final = "New task:\n"
-_CALLS: Final = "Calling tools:\n"
-_RETRY: Final = "\nNow let's retry: take care not to repeat previous errors!"
+
+
+def without_prompts(inputs: list[Message], outputs: list[Message]) -> _Messages:
+    """Return messages of smolagents, which sends calls and results as texts, without its prompts."""
+    return [each for message in inputs for each in _without_prompts(message)], outputs
 
 
 def _without_prompts(message: Message) -> Sequence[Message]:
-    """Return a message of smolagents, which sends calls and results as texts, without its prompts."""
     text = message.texts()
     if message.role == "user":
         body = _CALL_ID.sub("", text)
         for start in ("Observation:\n", "Error:\n"):
             if body.startswith(start):
-                result = body.removeprefix(start).partition(_RETRY)[0]
+                result = body.removeprefix(start).partition("\nNow let's retry: take care not to repeat previous")[0]
                 return [Message("user", (ToolResult(result, is_error=start == "Error:\n"),))]
         return [Message("user", (Text(text.removeprefix(_TASK)),)) if text.startswith(_TASK) else message]
-    said, _, written = text.partition(_CALLS)
+    said, _, written = text.partition("Calling tools:\n")
     if message.role == "assistant" and (calls := _written_calls(written)):
         return [Message("assistant", (Text(said.strip()),)), Message("assistant", calls)]
     return [message]
@@ -240,7 +252,6 @@ def _written_calls(text: str) -> tuple[Part, ...]:
 
 
 _FIELD: Final = re.compile(r"\[\[ ## (\w+) ## \]\]\n?(.*?)\s*(?=\[\[ ## |\Z)", re.DOTALL)
-_ASKED: Final = "\n\nRespond with the corresponding output fields"
 
 
 def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
@@ -250,7 +261,11 @@ def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
     """
     asked = []
     for each in inputs:
-        found = _FIELD.search(each.texts().partition(_ASKED)[0]) if each.role == "user" else None
+        found = (
+            _FIELD.search(each.texts().partition("\n\nRespond with the corresponding output")[0])
+            if each.role == "user"
+            else None
+        )
         asked.append(each if found is None else Message("user", (Text(found[2]),)))
     return asked, [_answer_fields(each) for each in outputs]
 
@@ -270,6 +285,11 @@ def _answer_fields(message: Message) -> Message:
     return Message("assistant", (Text(as_text(list(given.values())[-1])),))
 
 
+_FORMS: Final = {"google": of_google, "fields": without_fields, "short": without_short, "own ids": with_calls}
+_PROMPTS: Final = {"[[ ## ": without_fields, _TASK: without_prompts}
+"""By a dialect's form, and by the beginning of the user's first message: how messages are read once more."""
+
+
 def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[Message]]:
     """Return the messages in log records, in events of the span, and in pydantic-ai's attribute of events."""
     named: list[tuple[str, Any]] = [(each.name, {**each.attributes, **json_object(each.body)}) for each in logs]
@@ -282,6 +302,7 @@ def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[M
             named += [(as_text(each.get("event.name")), each) for each in _objects(span.attributes[name])]
     inputs: list[Message] = []
     outputs: list[Message] = []
+    is_blocks = form_of(span) == "blocks"
     for name, body in named:
         if name == "gen_ai.client.inference.operation.details":
             inputs += messages_in(body.get("gen_ai.input.messages"), "user")
@@ -289,6 +310,9 @@ def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[M
         elif name in ("gen_ai.content.prompt", "gen_ai.content.completion"):  # 1.27 and before
             inputs += messages_in(body.get("gen_ai.prompt"), "user")
             outputs += messages_in(body.get("gen_ai.completion"), "assistant")
+        elif name == "gen_ai.choice" and is_blocks:
+            parts = [part for each in (*outputs, _event("assistant", body)) for part in each.parts]
+            outputs = [Message("assistant", tuple(parts))]
         elif name == "gen_ai.choice" and not body.get("index"):  # the agent goes on with the first choice
             outputs.append(_event("assistant", body))
         elif name in _EVENTS and name != "gen_ai.choice":
@@ -299,10 +323,7 @@ def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[M
 def _event(role: Role, body: dict[str, Any]) -> Message:
     """Return the message of an event: its body, or the field `message` of the body (an object, or a content)."""
     inner = loaded(body.get("message"))
-    if isinstance(inner, dict):
-        body = {**inner, "role": role}
-    elif inner is not None:
-        body = {"role": role, "content": inner}
+    body = {**body, **inner} if isinstance(inner, dict) else body if inner is None else {"content": inner}
     return _message({**body, "role": role}, role)
 
 
@@ -674,18 +695,18 @@ def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
         arguments = next((part.arguments for part in parts if isinstance(part, ToolCall)), None)
         if arguments is None:
             arguments = next((part.text for part in parts if isinstance(part, Text | ToolResult)), None)
-    text = None
+    failed = has_failed(span)
+    text: str | None
     if result is not None:
-        text, own_id = _unwrapped(result)
-        call_id = call_id or own_id
+        text, own_id, says_so = _unwrapped(result)
+        call_id, failed = call_id or own_id, failed or says_so
     else:
         texts = [part.text for message in outputs for part in message.parts if isinstance(part, Text | ToolResult)]
         text = "\n".join(texts) if texts else None
-    failed = has_failed(span)
     no_result = failed and text in (None, "", "{}", "null")
     if no_result:
         text = error_text(span)
-    if text is not None and _form(span) == "positions":
+    if text is not None and form_of(span) == "google":
         text, said = _bare_result(text)
         failed = failed or said
     failed = failed or is_mcp_error(text)
@@ -696,16 +717,11 @@ def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
 
 def _of_tool(span: Span, name: str, other: str) -> Any:
     """Return the value of a field of a tool's span, or of the field `other` if its dialect has none for tools."""
-    for row, field in _tool_fields(dialects_of(span.scope), name, other):
-        if found := row.values(span, field):
+    for row in dialects_of(span.scope):
+        field = name if name in row.places else other
+        if field in row.places and not row.is_flat and (found := row.values(span, field)):
             return found[0]
     return None
-
-
-@cache
-def _tool_fields(rows: tuple[Dialect, ...], name: str, other: str) -> tuple[tuple[Dialect, str], ...]:
-    fields = ((row, name if name in row.places else other) for row in rows)
-    return tuple((row, field) for row, field in fields if field in row.places and not row.is_flat)
 
 
 def _tool_arguments(value: Any) -> Any:
@@ -713,14 +729,11 @@ def _tool_arguments(value: Any) -> Any:
     parsed = json_value(value)
     if isinstance(parsed, str):
         parsed = python_value(parsed)
-    if isinstance(parsed, dict) and isinstance(parsed.get("kwargs"), dict) and parsed.keys() <= _WRAPPER:
+    wrapper = {"args", "kwargs", "sanitize_inputs_outputs"}  # the last one is smolagents'
+    if isinstance(parsed, dict) and isinstance(parsed.get("kwargs"), dict) and parsed.keys() <= wrapper:
         given = parsed.get("args")
         return {"args": given, **parsed["kwargs"]} if given else parsed["kwargs"]
     return parsed
-
-
-_WRAPPER: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
-"""Fields of wrappers around a tool's arguments; the last one is smolagents'."""
 
 
 _WRITTEN: Final = re.compile(
@@ -729,8 +742,8 @@ _WRITTEN: Final = re.compile(
 """The text of a LangChain message, which some libraries write as a tool's result."""
 
 
-def _unwrapped(result: Any) -> tuple[str, str]:
-    """Return the text of a tool's result, and the id of its call if it is a LangChain message."""
+def _unwrapped(result: Any) -> tuple[str, str, bool]:
+    """Return the text of a tool's result; if it is a LangChain message, the id of its call and whether it failed."""
     parsed = json_value(result)
     if isinstance(parsed, dict):
         output = parsed.get("output")
@@ -741,14 +754,16 @@ def _unwrapped(result: Any) -> tuple[str, str]:
             and isinstance(inner, dict)
             and "content" in inner
         ):
-            return result_text(inner["content"]), _text(inner, ("tool_call_id",))
+            return result_text(inner["content"]), _text(inner, ("tool_call_id",)), _is_error(inner)
         if parsed.keys() == {"output"}:  # LangSmith: a result must be an object
-            return result_text(output), ""
+            return result_text(output), "", False
     if isinstance(parsed, str):
         written = _WRITTEN.match(parsed) if parsed.startswith("content=") else None
         content = None if written is None else python_value(f"[{written[1]}]")
-        return (as_text(content[0]), written[2]) if written and isinstance(content, list) else (parsed, "")
-    return as_text(result), ""
+        if written is None or not isinstance(content, list):
+            return parsed, "", False
+        return as_text(content[0]), written[2], " status='error'" in parsed[written.end() :]
+    return as_text(result), "", False
 
 
 def has_failed(span: Span) -> bool:

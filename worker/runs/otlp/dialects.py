@@ -7,10 +7,10 @@ So all rows that fit a span's scope are looked through in the table's order, and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from worker.runs.fields import find_field
 from worker.runs.otlp.spans import Span
@@ -22,101 +22,94 @@ MAX_NAME: Final = 100
 Kind = Literal["model", "tool", "agent", "chain", "other"]
 
 
-# Places of values. `of` returns the value, given a span's attributes; None if there is none.
+# Places of values
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """An attribute. In the table its name alone stands for it."""
+class Place(NamedTuple):
+    """Where a value is: in an attribute, or in all whose names begin with `name`."""
 
     name: str
+    of: Callable[[Mapping[str, Any]], Any]
+    """Returns the value, given a span's attributes; None if there is none."""
+    is_flat: bool = False
 
-    def of(self, found: Mapping[str, Any]) -> Any:
-        """Return the value."""
-        value = found.get(self.name)
+
+Groups: TypeAlias = tuple[tuple[Place, ...], ...]
+"""Of each group, the first place with a value counts."""
+
+Source: TypeAlias = str | Place | Groups
+"""A name stands for an attribute; `""` for none."""
+
+
+def _attribute(name: str) -> Place:
+    def of(found: Mapping[str, Any]) -> Any:
+        value = found.get(name)
         return None if value is None or value == "" or value == REDACTED else value
 
+    return Place(name, of)
 
-class Json:
-    """A field in the JSON that an attribute holds: `Json("a", "b", 0)` is the first item of b."""
 
-    def __init__(self, name: str, *path: str | int) -> None:
-        self.name = name
-        self._path = tuple(map(str, path))
+def in_json(name: str, *path: str | int) -> Place:
+    """A field in the JSON that an attribute holds: `in_json("a", "b", 0)` is the first item of b."""
+    keys = tuple(map(str, path))
 
-    def of(self, found: Mapping[str, Any]) -> Any:
-        """Return the value."""
-        value = found.get(self.name)
-        inner = None if value is None else find_field(loaded(value), self._path)
+    def of(found: Mapping[str, Any]) -> Any:
+        inner = None if found.get(name) is None else find_field(loaded(found[name]), keys)
         return None if inner is None or inner[1] == "" else inner[1]
 
+    return Place(name, of)
 
-class Regex:
+
+def regex(name: str, pattern: str) -> Place:
     """The first group of a regular expression that matches somewhere in an attribute."""
+    search = re.compile(pattern).search
 
-    def __init__(self, name: str, pattern: str) -> None:
-        self.name = name
-        self._pattern = re.compile(pattern)
+    def of(found: Mapping[str, Any]) -> Any:
+        value = found.get(name)
+        return (match := search(value)) and match[1] if isinstance(value, str) else None
 
-    def of(self, found: Mapping[str, Any]) -> Any:
-        """Return the value."""
-        value = found.get(self.name)
-        match = self._pattern.search(value) if isinstance(value, str) else None
-        return match and match[1]
+    return Place(name, of)
 
 
-@dataclass(frozen=True, slots=True)
-class Below:
+def answer(name: str) -> Place:
+    """An attribute that is the answer itself, even if it is JSON: an object that the model was asked for."""
+    of = _attribute(name).of
+    return Place(name, lambda found: (value := of(found)) and {"role": "assistant", "content": value})
+
+
+def below(name: str) -> Place:
     """All attributes whose names begin so, as a list of objects: OpenInference and OpenLLMetry flatten messages."""
-
-    name: str
-
-    def of(self, found: Mapping[str, Any]) -> Any:
-        """Return the value."""
-        return unflattened(found, self.name) or None
+    return Place(name, lambda found: unflattened(found, name), is_flat=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+def joined_calls(name: str, tools: str, ids: str) -> Place:
     """The calls of an answer by OpenLIT until 1.35: arguments, names and ids, each joined by commas."""
 
-    name: str
-    tools: str
-    ids: str
-
-    def of(self, found: Mapping[str, Any]) -> Any:
-        """Return the value."""
-        names, ids = (str(found.get(name, "")).split(", ") for name in (self.tools, self.ids))
-        given = loaded(f"[{found[self.name]}]") if self.name in found else None
-        if not isinstance(given, list) or not len(given) == len(names) == len(ids):
+    def of(found: Mapping[str, Any]) -> Any:
+        names, call_ids = (str(found.get(key, "")).split(", ") for key in (tools, ids))
+        given = loaded(f"[{found[name]}]") if name in found else None
+        if not isinstance(given, list) or not len(given) == len(names) == len(call_ids):
             return None
-        calls = zip(names, ids, given, strict=True)
-        return [{"name": name, "id": call_id, "arguments": arguments} for name, call_id, arguments in calls]
+        calls = zip(names, call_ids, given, strict=True)
+        return [{"name": tool, "id": call_id, "arguments": arguments} for tool, call_id, arguments in calls]
+
+    return Place(name, of)
 
 
-Place: TypeAlias = Attribute | Json | Regex | Below | Joined
-
-
-class First:
+def first(*places: str | Place) -> Groups:
     """The first of these places that has a value."""
-
-    def __init__(self, *places: str | Place) -> None:
-        self.groups = (tuple(Attribute(each) if isinstance(each, str) else each for each in places),)
+    return (tuple(_attribute(each) if isinstance(each, str) else each for each in places),)
 
 
-class Each:
-    """The values of all these places, one after the other."""
-
-    def __init__(self, *places: str | Place | First) -> None:
-        self.groups = tuple(group for place in places for group in _groups_in(place))
+def each(*sources: Source) -> Groups:
+    """The values of all these, one after the other."""
+    return tuple(group for source in sources for group in _groups_in(source))
 
 
-Source: TypeAlias = str | Place | First | Each
-
-
-def _groups_in(source: Source) -> tuple[tuple[Place, ...], ...]:
-    """Return a source as groups of places: of each group, the first place with a value counts."""
-    return source.groups if isinstance(source, First | Each) else First(source).groups
+def _groups_in(source: Source) -> Groups:
+    if isinstance(source, str | Place):
+        return first(source) if source else ()
+    return source
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,9 +122,9 @@ class Dialect:
     """The scopes whose spans may speak it: whole names, or beginnings that end with a dot or a slash. None: all."""
     kind: str = ""
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-    """The attribute that says what a span is, and what its values mean; `*x` is any that ends with x."""
+    """The attribute that says what a span is, and what its values mean; `*x` is any that ends with x, `x*` begins."""
     spans: Mapping[str, Kind] = field(default_factory=dict)
-    """What spans of these names are, whatever their attributes say; `*x` is any that ends with x."""
+    """What spans of these names are, whatever their attributes say, in the same way."""
     signs: Mapping[str, Kind] = field(default_factory=dict)
     """Attributes that only spans of a kind have (a name that ends with a dot: any below it)."""
 
@@ -164,37 +157,41 @@ class Dialect:
     """It counts if there is no name: in several libraries each run has another one."""
     error: Source = ""
     """Why a span failed, besides its status and its exception."""
-    form: Literal["", "positions", "fields", "short"] = ""
-    """What is peculiar to its messages: ids of calls are positions (content.without_positions), a text has fields
-    (content.without_fields), or earlier messages are abbreviated (content.without_short)."""
+    form: Literal["", "google", "fields", "short", "own ids", "blocks", "whole"] = ""
+    """What is peculiar to its messages: results are wrapped, and ids of calls are positions (content.of_google), a text
+    has fields (content.without_fields), earlier messages are abbreviated (content.without_short), calls and their
+    results have different ids (content.with_calls), the choices are blocks of one message, or what its spans say
+    is the whole: a model's spans below them do not count."""
 
     repeats: tuple[str, ...] = ()
     """Beginnings of attributes that repeat what others say."""
 
     @cached_property
-    def places(self) -> Mapping[str, tuple[tuple[Place, ...], ...]]:
-        """The places of each field, as `_groups_in` returns them."""
-        return {name: _groups_in(source) for name in _SOURCES if (source := getattr(self, name))}
+    def places(self) -> Mapping[str, Groups]:
+        """The places of each field that has any."""
+        return {name: groups for name in _SOURCES if (groups := _groups_in(getattr(self, name)))}
 
     @cached_property
-    def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _of_messages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         both = [place for name in ("input", "output") for group in self.places.get(name, ()) for place in group]
-        flat = tuple(each.name for each in both if isinstance(each, Below))
-        return tuple(each.name for each in both if not isinstance(each, Below)), flat
+        return tuple(place.name for place in both if not place.is_flat), tuple(
+            place.name for place in both if place.is_flat
+        )
 
-    @cached_property
+    @property
     def message_attributes(self) -> tuple[str, ...]:
         """The attributes that have its messages, as JSON."""
-        return self._names[0]
+        return self._of_messages[0]
 
-    @cached_property
+    @property
     def is_flat(self) -> bool:
         """Whether its messages are flattened into many attributes, and nowhere else."""
-        return bool(self._names[1]) and not self._names[0]
+        names, prefixes = self._of_messages
+        return bool(prefixes) and not names
 
     def is_spoken(self, found: Mapping[str, Any]) -> bool:
         """Return whether the attributes may hold messages. Events are not looked for."""
-        names, prefixes = self._names
+        names, prefixes = self._of_messages
         for name in names:
             if name in found:
                 return True
@@ -267,22 +264,36 @@ def _of(**kinds: str | tuple[str, ...]) -> Mapping[str, Kind]:
 DIALECTS: Final = (
     # What single libraries write, before what many share
     Dialect(name="anthropic_sdk", scopes=("com.anthropic.sdk.python",)),
+    Dialect(name="gen_ai_events",
+        scopes=("opentelemetry.instrumentation.anthropic", "opentelemetry.instrumentation.bedrock"), form="blocks"),
     Dialect(name="google",  # ADK, and OpenTelemetry's instrumentation of google-genai
         scopes=("gcp.vertex.agent", "opentelemetry.instrumentation.google_genai"),
-        spans=_of(model="call_llm", chain="invocation", other="execute_tool (merged)"),
         input="gcp.vertex.agent.llm_request", output="gcp.vertex.agent.llm_response",
-        arguments=First("gen_ai.tool.call.arguments", "gcp.vertex.agent.tool_call_args"),
-        result=First("gen_ai.tool.call.result", "gcp.vertex.agent.tool_response"), form="positions"),
+        arguments=first("gen_ai.tool.call.arguments", "gcp.vertex.agent.tool_call_args"),
+        result=first("gen_ai.tool.call.result", "gcp.vertex.agent.tool_response"), form="google"),
+    Dialect(name="google",  # of several calls, ADK's span has the last one; flattened messages of others lie among it
+        scopes=("gcp.vertex.agent", "openinference.instrumentation.google_adk"),
+        spans=_of(model="call_llm", chain="invocation", other=("execute_tool (merged)", "execute_tool (merged tools)")),
+        input="input.value", output="output.value", form="google"),
+    Dialect(name="google",
+        scopes=("openinference.instrumentation.google_genai", "openinference.instrumentation.vertexai",
+                "opentelemetry.instrumentation.google_generativeai", "opentelemetry.instrumentation.vertexai"),
+        form="google"),
+    Dialect(name="openllmetry", scopes=("opentelemetry.instrumentation.openai.",), form="own ids"),
+    Dialect(name="instructor", scopes=("openinference.instrumentation.instructor",),
+        spans=_of(model="instructor.*", other="*handle_response_model"), input=below("llm.input_messages."),
+        output=answer("output.value"), form="whole"),
     Dialect(name="vercel_ai", scopes=("ai",), kind="ai.operationId",
         kinds=_of(
             model=("ai.generatetext.dogenerate", "ai.streamtext.dostream", "ai.generateobject.dogenerate",
                    "ai.streamobject.dostream"),
             agent=("ai.generatetext", "ai.streamtext", "ai.generateobject", "ai.streamobject"), tool="ai.toolcall",
             other="*"),
-        input=First("ai.prompt.messages", "ai.prompt"),
-        output=Each("ai.response.reasoning",
-                    First("ai.response.text", "ai.result.text", "ai.response.object", "ai.result.object"),
-                    First("ai.response.toolCalls", "ai.result.toolCalls")),
+        input=first("ai.prompt.messages", "ai.prompt"),
+        output=each("ai.response.reasoning",
+                    first("ai.response.text", "ai.result.text", answer("ai.response.object"),
+                          answer("ai.result.object")),
+                    first("ai.response.toolCalls", "ai.result.toolCalls")),
         agent="ai.telemetry.functionId", tool="ai.toolCall.name", call_id="ai.toolCall.id",
         arguments="ai.toolCall.args", result="ai.toolCall.result"),
     Dialect(name="langfuse", kind="langfuse.observation.type",
@@ -295,14 +306,14 @@ DIALECTS: Final = (
         spans=_of(model="haystack.agent.step.llm", tool="haystack.agent.step.tool", agent="haystack.agent.run",
                   chain="haystack.pipeline.run"),
         kind="haystack.component.type", kinds=_of(agent="agent", model="*generator", other="*"),
-        input=First("haystack.agent.step.llm.input", "haystack.agent.input", "haystack.component.input"),
-        output=First("haystack.agent.step.llm.output", "haystack.agent.output", "haystack.component.output"),
+        input=first("haystack.agent.step.llm.input", "haystack.agent.input", "haystack.component.input"),
+        output=first("haystack.agent.step.llm.output", "haystack.agent.output", "haystack.component.output"),
         agent="haystack.component.name", tool="haystack.tool.name", arguments="haystack.agent.step.tool.input",
         result="haystack.agent.step.tool.output", failed="haystack.tool.error", repeats=("haystack.pipeline.",)),
     Dialect(name="haystack", scopes=("openinference.instrumentation.haystack",),
         spans=_of(agent="Agent.run", other="Pipeline.run")),
     Dialect(name="litellm", scopes=("litellm",), spans=_of(other="raw_gen_ai_request"),
-        input="gen_ai.input.messages", output=Each("gen_ai.output.messages", Below("gen_ai.completion.")),
+        input="gen_ai.input.messages", output=each("gen_ai.output.messages", below("gen_ai.completion.")),
         error="error.message", repeats=("llm.",)),
     Dialect(name="langsmith", scopes=("langsmith",),
         spans=_of(other=("Agent workflow", "Span")),  # the OpenAI Agents SDK
@@ -311,53 +322,58 @@ DIALECTS: Final = (
     Dialect(name="mastra", scopes=("@mastra/",), kind="mastra.span.type",
         kinds=_of(model=("model_generation", "model_step", "llm_generation"), agent=("agent_run", "workflow_run"),
             tool=("tool_call", "mcp_tool_call", "provider_tool_call"), other="*"),
-        input=First("gen_ai.input.messages", "gen_ai.prompt", "mastra.model_step.input", "mastra.agent_run.input"),
-        output=First("gen_ai.output.messages", "gen_ai.completion", "mastra.model_step.output",
+        input=first("gen_ai.input.messages", "gen_ai.prompt", "mastra.model_step.input", "mastra.agent_run.input"),
+        output=first("gen_ai.output.messages", "gen_ai.completion", "mastra.model_step.output",
                      "mastra.agent_run.output"),
-        arguments=First("gen_ai.tool.call.arguments", "gen_ai.tool.input"),
-        result=First("gen_ai.tool.call.result", "gen_ai.tool.output"), agent="agent.id", error="error.message",
+        arguments=first("gen_ai.tool.call.arguments", "gen_ai.tool.input"),
+        result=first("gen_ai.tool.call.result", "gen_ai.tool.output"), agent="agent.id", error="error.message",
         form="short"),
     Dialect(name="logfire",  # the OpenAI Agents SDK
         scopes=("logfire.openai_agents",), spans=_of(agent="Agent run: {name!r}", tool="Function: {name}"),
-        input="raw_input", output=Json("response", "output"),
-        agent=Regex("logfire.msg", r"Agent\srun:\s'([^']*)'"),  # the attribute `name` may be scrubbed
+        input="raw_input", output=in_json("response", "output"),
+        agent=regex("logfire.msg", r"Agent\srun:\s'([^']*)'"),  # the attribute `name` may be scrubbed
         tool="name", arguments="input", result="output",
-        error=First(Json("error", "data", "error"), Json("error", "message"))),
-    Dialect(name="logfire", scopes=("logfire.",), input=First("gen_ai.input.messages", "request_data"),
-        output=First("gen_ai.output.messages", "response_data")),
-    Dialect(name="openlit", scopes=("openlit.instrumentation.langgraph",), agent="gen_ai.workflow.name"),
+        error=first(in_json("error", "data", "error"), in_json("error", "message"))),
+    Dialect(name="logfire", scopes=("logfire.",), input=first("gen_ai.input.messages", "request_data"),
+        output=first("gen_ai.output.messages", "response_data")),
+    Dialect(name="openlit", scopes=("openlit.instrumentation.langgraph",),
+        spans=_of(agent="invoke_workflow *"),  # one that failed says no more
+        agent="gen_ai.workflow.name"),
+    Dialect(name="openlit", scopes=("openlit.",), error="gen_ai.framework.error.message"),
     Dialect(name="openlit", scopes=("openlit",), signs=_of(other="gen_ai.output.messages")),
     Dialect(name="crewai", scopes=("openinference.instrumentation.crewai", "opentelemetry.instrumentation.crewai.",
             "openlit.instrumentation.crewai"),
-        agent=First("graph.node.id", "crewai.agent.role"),
-        task=First(Json("crew_tasks", 0, "description"), Json("crewai.crew.tasks", 0, "description"),
-                   Json("output.value", "description")),
-        answer=First(Json("output.value", "raw"), "crewai.crew.result"),
+        agent=first("graph.node.id", "crewai.agent.role"),
+        task=first(in_json("crew_tasks", 0, "description"), in_json("crewai.crew.tasks", 0, "description"),
+                   in_json("output.value", "description")),
+        answer=first(in_json("output.value", "raw"), "crewai.crew.result"),
         prompt=re.compile(r"Current Task: (.*?)\n\nThis is the expected criteria", re.DOTALL),
-        delegate=Json("input.value", "coworker")),
+        delegate=in_json("input.value", "coworker")),
     Dialect(name="agno", scopes=("opentelemetry.instrumentation.agno",),
-        failed=Regex("traceloop.entity.output", r"\Astatus='(failure)'")),
+        failed=regex("traceloop.entity.output", r"\Astatus='(failure)'")),
     Dialect(name="autogen",
         scopes=("openinference.instrumentation.autogen_agentchat", "openinference.instrumentation.autogen"),
-        input=Below("llm.input_messages."), output="output.value", agent="graph.node.id"),
+        input=below("llm.input_messages."), output="output.value", agent="graph.node.id"),
     Dialect(name="smolagents",
         scopes=("openinference.instrumentation.smolagents", "opentelemetry.instrumentation.genai.smolagents"),
-        task=First("smolagents.task", Json("input.value", "task")), prompt=re.compile(r"\ANew task:\n(.*)", re.DOTALL)),
+        task=first("smolagents.task", in_json("input.value", "task")),
+        prompt=re.compile(r"\ANew task:\n(.*)", re.DOTALL)),
     Dialect(name="llama_index", scopes=("openinference.instrumentation.llama_index",),
-        spans=_of(other="*._prepare_chat_with_tools"), agent=Regex("input.value", "current_agent_name='([^']*)'"),
-        arguments=First(Json("input.value", "kwargs"), "input.value"),
-        result=First(Json("output.value", "raw_output"), "output.value"), failed=Json("output.value", "is_error")),
+        spans=_of(other="*._prepare_chat_with_tools"), agent=regex("input.value", "current_agent_name='([^']*)'"),
+        arguments=first(in_json("input.value", "kwargs"), "input.value"),
+        result=first(in_json("output.value", "raw_output"), "output.value"),
+        failed=in_json("output.value", "is_error")),
     Dialect(name="llama_index", scopes=("opentelemetry.instrumentation.llamaindex",), kind="tool.name",
-        kinds=_of(tool="*"), tool="tool.name", call_id=Json("traceloop.entity.output", "tool_id"),
-        arguments="tool.arguments", result=Json("traceloop.entity.output", "tool_output", "raw_output"),
-        failed=Json("traceloop.entity.output", "tool_output", "is_error")),
+        kinds=_of(tool="*"), tool="tool.name", call_id=in_json("traceloop.entity.output", "tool_id"),
+        arguments="tool.arguments", result=in_json("traceloop.entity.output", "tool_output", "raw_output"),
+        failed=in_json("traceloop.entity.output", "tool_output", "is_error")),
     Dialect(name="llama_index", scopes=("opentelemetry.instrumentation.llamaindex",),
         spans=_of(agent="run.task", chain=("AgentWorkflow.task", "*Agent.task")),
-        agent=Json("traceloop.entity.output", "current_agent_name"),
-        input=Json("traceloop.entity.input", "messages"), output=Json("traceloop.entity.output", "message")),
+        agent=in_json("traceloop.entity.output", "current_agent_name"),
+        input=in_json("traceloop.entity.input", "messages"), output=in_json("traceloop.entity.output", "message")),
     Dialect(name="dspy",  # all its prompts are made of fields, and so are the answers
         scopes=("openinference.instrumentation.dspy", "opentelemetry.instrumentation.genai.dspy"),
-        spans=_of(other="finish.__call__"), answer=Json("output.value", "answer"), form="fields"),
+        spans=_of(other="finish.__call__"), answer=in_json("output.value", "answer"), form="fields"),
     Dialect(name="langgraph",  # an AGENT is a node of the graph, one for each turn; the run is the CHAIN above
         scopes=("openinference.instrumentation.langchain",), kind="openinference.span.kind",
         kinds=_of(model="llm", tool="tool", chain=("agent", "chain"))),
@@ -372,24 +388,24 @@ DIALECTS: Final = (
     Dialect(name="openinference", kind="openinference.span.kind",
         kinds=_of(model="llm", tool="tool", agent="agent", chain="chain",
             other=("retriever", "embedding", "reranker", "guardrail", "evaluator", "prompt", "unknown")),
-        input=Below("llm.input_messages."), output=Below("llm.output_messages."), agent="agent.name", tool="tool.name",
-        call_id=First("tool_call.id", "tool.id")),
+        input=below("llm.input_messages."), output=below("llm.output_messages."), agent="agent.name", tool="tool.name",
+        call_id=first("tool_call.id", "tool.id")),
     Dialect(name="openllmetry", kind="traceloop.span.kind",
         kinds=_of(tool="tool", agent=("workflow", "agent"), other=("task", "unknown")),
         signs=_of(tool="gen_ai.tool.name",
             model=("llm.request.type", "gen_ai.request.model", "gen_ai.output.messages", "gen_ai.completion.",
                    "gen_ai.prompt.", "llm.output_messages.")),
-        input=Below("gen_ai.prompt."), output=Below("gen_ai.completion."),
-        agent=Each("agent_name", "traceloop.association.properties.lc_agent_name"),
-        workflow=Each("traceloop.workflow.name", "traceloop.entity.name"), tool="traceloop.entity.name"),
+        input=below("gen_ai.prompt."), output=below("gen_ai.completion."),
+        agent=each("agent_name", "traceloop.association.properties.lc_agent_name"),
+        workflow=each("traceloop.workflow.name", "traceloop.entity.name"), tool="traceloop.entity.name"),
     Dialect(name="openlit", input="gen_ai.prompt",
-        output=Each("gen_ai.completion", Joined("gen_ai.tool.args", "gen_ai.tool.name", "gen_ai.tool.call.id"))),
+        output=each("gen_ai.completion", joined_calls("gen_ai.tool.args", "gen_ai.tool.name", "gen_ai.tool.call.id"))),
     Dialect(name="gen_ai_events", in_events=True),
     Dialect(name="openllmetry", input="traceloop.entity.input", output="traceloop.entity.output"),
     Dialect(name="pydantic_ai", input="pydantic_ai.all_messages", arguments="tool_arguments", result="tool_response"),
-    Dialect(name="pydantic_ai", output="final_result", agent=Regex("logfire.msg", r"\A(.*)\srun\Z")),
+    Dialect(name="pydantic_ai", output="final_result", agent=regex("logfire.msg", r"\A(.*)\srun\Z")),
     Dialect(name="openinference_raw", input="input.value", output="output.value",
-        arguments=First("input.value", "tool.parameters")),
+        arguments=first("input.value", "tool.parameters")),
 )  # fmt: skip
 
 CONVENTIONS: Final = tuple(dict.fromkeys(row.name for row in DIALECTS))
@@ -435,7 +451,8 @@ def _with_kinds(rows: tuple[Dialect, ...]) -> tuple[Dialect, ...]:
 def _meant(kinds: Mapping[str, Kind], value: str) -> Kind | None:
     if value in kinds:
         return kinds[value]
-    return next((kind for end, kind in kinds.items() if end[:1] == "*" and value.endswith(end[1:])), None)
+    return next((kind for part, kind in kinds.items() if (part[:1] == "*" and value.endswith(part[1:]))
+                 or (part[-1:] == "*" and value.startswith(part[:-1]))), None)  # fmt: skip
 
 
 def values(span: Span, name: str) -> list[Any]:
@@ -456,11 +473,11 @@ def attributes_of(rows: tuple[Dialect, ...], name: str) -> tuple[str, ...]:
 
 
 @cache
-def _groups(rows: tuple[Dialect, ...], name: str) -> tuple[tuple[Place, ...], ...]:
+def _groups(rows: tuple[Dialect, ...], name: str) -> Groups:
     return tuple(group for _, row in ranked(rows, name) for group in row.places[name])
 
 
-def _found(span: Span, groups: tuple[tuple[Place, ...], ...]) -> list[Any]:
+def _found(span: Span, groups: Groups) -> list[Any]:
     found, values = span.attributes, []
     for group in groups:
         for place in group:
@@ -479,7 +496,7 @@ def first_text(span: Span, name: str) -> str:
 def spoken(span: Span) -> str:
     """Return the dialect of a model's span without content, "" if it cannot be told."""
     for row in dialects_of(span.scope):
-        if (row.scopes and not row.places) or (row.kind and row.kind in span.attributes):
+        if (row.scopes and not row.places and not row.form) or (row.kind and row.kind in span.attributes):
             return row.name
     return next((row.name for row in dialects_of(span.scope) if not row.signs.keys().isdisjoint(span.attributes)), "")
 
@@ -532,8 +549,8 @@ def _is_missed(scope: str, key: str) -> bool:
 def _read_by(scope: str) -> tuple[frozenset[str], tuple[str, ...]]:
     rows = dialects_of(scope)
     places = [place for row in rows for groups in row.places.values() for group in groups for place in group]
-    keys = {place.name for place in places if not isinstance(place, Below)} | {row.kind for row in rows}
-    flat = [place.name for place in places if isinstance(place, Below)]
+    keys = {place.name for place in places if not place.is_flat} | {row.kind for row in rows}
+    flat = [place.name for place in places if place.is_flat]
     signs = [sign for row in rows for sign in row.signs]
     prefixes = (*flat, *(each for each in signs if each.endswith(".")), *(each for row in rows for each in row.repeats))
     return frozenset(keys | set(signs)) - {""}, prefixes

@@ -7,6 +7,7 @@ repetitions.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from worker.runs.otlp.content import (
     asked,
     content_of,
     error_text,
+    form_of,
     has_failed,
     is_cut,
     missed,
@@ -54,18 +56,14 @@ Missing = Literal["not_a_run", "no_content", "no_objective", "no_steps", "no_val
 """Why a run yields no document: no span of a model, tool or agent; its content was not captured; no text of a user;
 nothing but an objective; no span has an attribute that a rule names; it exceeds the limits of a trace."""
 
-NO_MODEL: Final = "no span of a model: instrument the client of the model, too"
-
 MAX_UNREAD: Final = 20
 """Maximum number of unread attributes that are reported for a run."""
-
-EVALUATION: Final = "gen_ai.evaluation.result"
 
 CUT_OFF: Final = (
     "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT (or OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT) cuts messages off: unset it"
 )
 
-NO_PARENT: Final = "each call of the model becomes a separate trace: start a span around the whole run"
+EVALUATION: Final = "gen_ai.evaluation.result"
 
 
 Logs: TypeAlias = Mapping[str, Sequence[LogEvent]]
@@ -94,7 +92,7 @@ def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> 
     spans = ordered(spans)
     if not spans:
         return []
-    events = _by_span(logs)
+    events = _by_span(logs, spans)
     runs = joined(runs_of(spans), events)
     if not runs:
         last = max(span.end_ns for span in spans)
@@ -112,11 +110,21 @@ def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> 
     ]
 
 
-def _by_span(logs: Sequence[LogEvent]) -> dict[str, list[LogEvent]]:
+def _by_span(logs: Sequence[LogEvent], spans: Sequence[Span]) -> dict[str, list[LogEvent]]:
+    """Return the log events of each span, in order.
+
+    OpenLLMetry writes them to the span above the call's own, which is the last one of its scope that began before.
+    """
     found: dict[str, list[LogEvent]] = {}
+    below: dict[tuple[str, str], list[Span]] = {}
+    for span in spans if logs else ():
+        below.setdefault((span.parent_id, span.scope), []).append(span)
     distinct = dict(zip(identities(logs), logs, strict=True))
     for _, log in sorted(distinct.items(), key=lambda each: (each[1].time_ns, each[1].name, each[0])):
-        found.setdefault(log.span_id, []).append(log)
+        calls = below.get((log.span_id, log.scope), []) if log.span_id else []
+        at = bisect_right(calls, log.time_ns, key=lambda span: span.start_ns) - 1
+        is_within = at >= 0 and log.time_ns <= calls[at].end_ns
+        found.setdefault(calls[at].span_id if is_within else log.span_id, []).append(log)
     return found
 
 
@@ -154,9 +162,13 @@ def _assembled(
     hints: tuple[str, ...] = ()
     if missing in ("no_content", "no_objective", "no_steps") and not unread:
         found = [f"{span.scope}: {hint}" for span in run.models or run.spans if (hint := hint_of(span.scope))]
-        hints = tuple(dict.fromkeys(found if run.models else [*found, NO_MODEL]))
+        hints = tuple(
+            dict.fromkeys(
+                found if run.models else [*found, "no span of a model: instrument the client of the model, too"]
+            )
+        )
     if alone and run.agent is None and len(run.spans) == len(run.models) == 1 and conversation.has_calls():
-        hints = (*hints, NO_PARENT)
+        hints = (*hints, "each call of the model becomes a separate trace: start a span around the whole run")
     lost = run.spans if missing is not None else [span for span in run.models if span.span_id not in said]
     if any(content.is_cut for content in contents) or any(map(is_cut, lost)):
         hints = (*hints, CUT_OFF)
@@ -338,6 +350,7 @@ def joined(runs: Sequence[Run], logs: Logs) -> list[Run]:
     An agent below another one has a separate run if both call a model and it was asked something else.
     """
     kept: list[Run] = []
+    known = set(map(id, runs))
     within: dict[int, Run] = {}
     for run in runs:
         upper = run.upper
@@ -345,9 +358,12 @@ def joined(runs: Sequence[Run], logs: Logs) -> list[Run]:
             upper = within[id(upper)]
         if upper is None or (upper.models and run.models and _asked(run, logs) not in ("", _asked(upper, logs))):
             kept.append(run)
-        else:
-            upper.take(run)
-            within[id(run)] = upper
+            continue
+        if id(upper) not in known:  # what lies above the agent says nothing itself
+            known.add(id(upper))
+            kept.append(upper)
+        upper.take(run)
+        within[id(run)] = upper
     return kept
 
 
@@ -417,7 +433,7 @@ def _distinct(run: Run, found: Sequence[tuple[Content, Span]]) -> list[tuple[Con
         if index is not None:
             topmost.setdefault(top, index)
             before = kept[index][0]
-            if content.fullness() > before.fullness():
+            if content.fullness() > before.fullness() and form_of(kept[index][1]) != "whole":
                 kept[index] = (replace(content, inputs=content.inputs or before.inputs), span)
             continue
         same = _signature(content)
@@ -439,8 +455,9 @@ def _wrappers(run: Run, found: Sequence[tuple[Content, Span]]) -> set[str]:
     for content, span in found:
         if span.span_id in run.inside and any(message.parts for message in content.outputs):
             inside.setdefault(run.inside[span.span_id], []).append(span)
+    whole = {span.span_id for content, span in found if form_of(span) == "whole"}
     return {
-        top for top, spans in inside.items()
+        top for top, spans in inside.items() if top not in whole
         if len(spans) > 1 and all(one.end_ns <= later.start_ns for one, later in pairwise(spans))
     }  # fmt: skip
 

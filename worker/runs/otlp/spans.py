@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import msgspec
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -484,34 +484,32 @@ def _check_fields(value: bytes, count: Callable[[bytes], int] = fields_in) -> No
 # Records whose parts are read singly
 
 
-class _Readers(NamedTuple):
-    """How parts of a record are read into a resource, a scope, or a list of spans. `_problem` knows what they raise."""
-
-    resource: Callable[[Any, Any], None]
-    scope: Callable[[Any, Any], None]
-    one: Callable[[Any, Any], None]
+_Read: TypeAlias = Callable[[Any, Any], None]
+"""Reads a part of a record into a resource, a scope, or a list of spans. `_problem` knows what it raises."""
 
 
-def _read_singly(record: Any, levels: tuple[str, str, str], message: _Message, read: _Readers) -> _Bad:
+def _read_singly(
+    record: Any, levels: tuple[str, str, str], message: _Message, read_resource: _Read, read_scope: _Read, read: _Read
+) -> _Bad:
     """Fill a message from a record whose parts are bytes (in the fields `levels`); return what cannot be read."""
     (outer, middle, inner), names, bad = _LEVELS[type(message)], _PLACES[type(message)], _Bad()
     for number, resource in enumerate(getattr(record, levels[0]) or ()):
         place = f"{names[0]}.{number}"
         target = getattr(message, outer).add()
-        problem = _problem(read.resource, target, resource, place)
+        problem = _problem(read_resource, target, resource, place)
         for scope_number, scoped in enumerate(getattr(resource, levels[1]) or ()):
             scope_place = f"{place}.{names[1]}.{scope_number}"
             scope = getattr(target, middle).add()
-            wrong = problem or _problem(read.scope, scope, scoped, scope_place)
+            wrong = problem or _problem(read_scope, scope, scoped, scope_place)
             rows = getattr(scope, inner)
             for position, one in enumerate(getattr(scoped, levels[2]) or ()):
-                error = wrong or _problem(read.one, rows, one, f"{scope_place}.{names[2]}.{position}")
+                error = wrong or _problem(read, rows, one, f"{scope_place}.{names[2]}.{position}")
                 if error is not None:
                     bad.add(error, resource, scoped, one)
     return bad
 
 
-def _problem(read: Callable[[Any, Any], None], target: Any, part: Any, place: str) -> InvalidSpans | None:
+def _problem(read: _Read, target: Any, part: Any, place: str) -> InvalidSpans | None:
     """Read a part of a record; return why it cannot be read."""
     try:
         read(target, part)
@@ -556,8 +554,8 @@ def _from_parts(value: bytes) -> tuple[_Message, _Bad]:
     with suppress(DecodeError):
         parts = _Parts.FromString(value)
         for message, one in ((TracesData(), SpanMessage), (LogsData(), LogRecord)):
-            readers = _Readers(_parse_resource, _parse_scope, partial(_parse_one, one))
-            bad = _read_singly(parts, _LEVELS[TracesData], message, readers)
+            read = partial(_parse_one, one)
+            bad = _read_singly(parts, _LEVELS[TracesData], message, _parse_resource, _parse_scope, read)
             if any(one.trace_id for _, _, ones, _ in _scopes(message) for one in ones):
                 return message, bad
     words = "not OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json"
@@ -622,8 +620,7 @@ def _from_json(text: bytes) -> tuple[_Message, _Bad]:
         found = ", ".join(sorted(names)[:3])
         raise InvalidSpans("not_otlp", "", f"an object with {found[:60]}; OTLP has resourceSpans or resourceLogs")
     message, one = (TracesData(), _add_span) if record.resource_logs is None else (LogsData(), _add_log)
-    readers = _Readers(_fill_resource, _fill_scope, one)
-    return message, _read_singly(record, _LEVELS[type(message)], message, readers)
+    return message, _read_singly(record, _LEVELS[type(message)], message, _fill_resource, _fill_scope, one)
 
 
 def _fill_resource(target: Any, part: _JsonResource) -> None:

@@ -44,17 +44,12 @@ def identities(items: Sequence[Span] | Sequence[LogEvent]) -> list[Identity]:
     return [(repr(replace(item, resource=nothing)), by_resource[id(item.resource)]) for item in items]
 
 
-def root_ended(spans: Iterable[Span]) -> bool:
+def is_complete(links: Iterable[tuple[str, str]]) -> bool:
     """Return whether a trace looks complete: each span has its parent or is the root.
 
-    A span is exported when it ends, so a missing parent is still open, or was lost. It may be in another process, such
-    as an agent that waits for a sub-agent.
+    `links`: of each span its id and its parent's (spans.links). A span is exported when it ends, so a missing parent is
+    still open, or was lost. It may be in another process, such as an agent that waits for a sub-agent.
     """
-    return is_complete((span.span_id, span.parent_id) for span in spans)
-
-
-def is_complete(links: Iterable[tuple[str, str]]) -> bool:
-    """Return the same for pairs of ids, a span's and its parent's (spans.links)."""
     known: set[str] = set()
     parents: set[str] = set()
     for span_id, parent_id in links:

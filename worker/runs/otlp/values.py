@@ -39,13 +39,12 @@ def loaded(value: Any) -> Any:
 
 
 def is_cut_off(value: Any) -> bool:
-    """Return whether a value is the beginning of JSON or of a Python literal.
-
-    One cut right after a bracket counts as whole: the question must cost nothing for whole values.
-    """
-    if not isinstance(value, str) or value[:1] not in ("[", "{") or value[-1:] in ("]", "}"):
-        return False
-    return loaded(value) is not value
+    """Return whether a value is the beginning of JSON or of a Python literal."""
+    begin = value[:1] if isinstance(value, str) else ""
+    end = {"[": "]", "{": "}"}.get(begin, "")
+    if not end or (value[-1] == end and value.count(begin) <= value.count(end)):
+        return False  # counting costs a whole value next to nothing
+    return isinstance(json_value(value), str) and loaded(value) is not value
 
 
 def python_value(text: str) -> Any:
