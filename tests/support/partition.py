@@ -64,9 +64,6 @@ class ManualPublisher:
     async def start(self) -> None:
         pass
 
-    def delivery(self) -> str:
-        return "by hand"
-
     async def publish(self, batch: Commit) -> Mapping[int, InvalidTrace]:
         self.begun.append(batch)
         await self.gate.wait()

@@ -155,10 +155,8 @@ class EmbeddingService:
         self._model = model
         self._token = token
         self._timeout = timeout_seconds
-        self.requests = 0  # successful requests
-        self.failures = 0  # failed requests
-        self.texts = 0  # texts of the successful requests
-        self.seconds = 0.0  # total time of all requests
+        self.counts = {"requests": 0, "failures": 0, "texts": 0, "seconds": 0.0}
+        """Since the start: successful requests, failed ones, texts of the former, and seconds of all."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -182,14 +180,13 @@ class EmbeddingService:
         try:
             vectors = await self._embed(texts, dimensions)
         except ServiceError:
-            self.failures += 1
+            self.counts["failures"] += 1
             raise
-        else:
-            self.requests += 1
-            self.texts += len(texts)
-            return vectors
         finally:
-            self.seconds += time.monotonic() - started
+            self.counts["seconds"] += time.monotonic() - started
+        self.counts["requests"] += 1
+        self.counts["texts"] += len(texts)
+        return vectors
 
     async def _embed(self, texts: Sequence[str], dimensions: int | None) -> list[Vector]:
         try:
@@ -227,14 +224,12 @@ class EmbeddingService:
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes | None:
     """Return the body; None if it is longer than `most` bytes."""
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > most:
-            response.close()
-            return None
-        parts.append(part)
-    return b"".join(parts)
+    try:
+        await response.content.readexactly(most + 1)
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    response.close()
+    return None
 
 
 def _refusal(status: int, retry_after: str, answer: str) -> ServiceError:
@@ -383,12 +378,8 @@ class HttpEmbedder(ServedEmbedder):
         return f"the embedding service at {self.service.url} has not answered for {seconds:.0f} s"
 
     def counts(self) -> Mapping[str, float]:
-        """Return totals since the start: successful requests, failures, texts of the former, and seconds of all."""
-        service = self.service
-        return {
-            "requests": service.requests, "failures": service.failures, "texts": service.texts,
-            "seconds": service.seconds,
-        }  # fmt: skip
+        """Return the totals of the service."""
+        return self.service.counts
 
     def close(self) -> None:
         """Drop the waiting texts and close the connections."""

@@ -27,7 +27,7 @@ from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.cluster.topics import Layout, prepare_topics
 from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
+from worker.kafka.writing.publisher import TRANSACTIONS, AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
 from worker.observe.tracing import Tracing
@@ -93,7 +93,11 @@ class PartitionFactory:
         """Restore the caches from the changelog, and return the partitions."""
         if not positions:
             return {}
-        log.info("delivery: %s", next(iter(senders.values())).delivery())
+        sender = next(iter(senders.values()))
+        protocol = "without transactions"
+        if isinstance(sender, ExactlyOncePublisher):
+            protocol = TRANSACTIONS[sender.producer.transactions]
+        log.info("delivery: %s, %s", self._settings.delivery, protocol)
         self._report_lost(positions)
         states = await self._states({tp.partition: position for tp, position in positions.items()})
         await asyncio.to_thread(_return_memory)

@@ -129,6 +129,7 @@ CORRUPT: dict[str, tuple[object, ...]] = {
         b"\x97" + entry_bytes()[1:-19],  # of 0.1.0
         b"\x97" * 2000,  # nested deeper than any stack
         *(entry_bytes(**{name: value}) for name, values in CORRUPT.items() for value in values),
+        entry_bytes().replace("ü".encode(), b"\xff\xff"),
         entry_bytes(epoch=1, text_hash=b"short"),
         entry_bytes(epoch=1, text_hash=b"", agent_id=None),
     ],
@@ -142,11 +143,6 @@ def test_corrupt_bytes_are_refused(raw: bytes | None) -> None:
 def test_a_vector_of_about_unit_length_or_zero_is_taken() -> None:
     for length in (1.0, 1.0009, 0.9991, 0.0):
         assert decode(entry_bytes(vector=np.array([length, 0.0], dtype=np.float32).tobytes())).sequence == 5
-
-
-def test_text_that_is_not_utf_8_is_refused() -> None:
-    with pytest.raises(CorruptRecord):
-        decode(entry_bytes().replace("ü".encode(), b"\xff\xff"))
 
 
 def test_damaged_bytes_raise_corrupt_entry_and_nothing_else(seed: int) -> None:

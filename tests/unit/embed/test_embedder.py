@@ -59,11 +59,12 @@ def test_a_vector_of_another_length_is_not_taken_for_an_embedding() -> None:
 # -- who is to blame
 
 
-def test_a_text_that_breaks_the_model_alone_is_the_text_s_fault() -> None:
+def test_a_text_that_works_is_embedded_once_and_one_that_breaks_the_model_alone_is_at_fault() -> None:
     embedder = TextEmbedder()
+    embed_or_diagnose(embedder, "good")
     with pytest.raises(RuntimeError, match="this text"):
         embed_or_diagnose(embedder, "poison")
-    assert embedder.texts == ["poison", PROBE_TEXT]
+    assert embedder.texts == ["good", "poison", PROBE_TEXT]
 
 
 async def test_when_the_probe_fails_too_the_model_is_broken() -> None:
@@ -73,12 +74,6 @@ async def test_when_the_probe_fails_too_the_model_is_broken() -> None:
     with pytest.raises(ModelError, match=r"every text.*this text breaks the model"):
         await future
     pool.close()
-
-
-def test_a_text_that_works_is_embedded_once() -> None:
-    embedder = TextEmbedder()
-    embed_or_diagnose(embedder, "good")
-    assert embedder.texts == ["good"]
 
 
 def test_without_memory_nothing_is_tried_again() -> None:
@@ -127,20 +122,12 @@ def test_the_weights_are_hashed(tmp_path: Path) -> None:
     assert weights_sha256(tmp_path) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
-def test_a_directory_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"{tmp_path} has no model.safetensors"):
-        weights_sha256(tmp_path)
-
-
 def test_a_model_that_is_named_is_the_one(tmp_path: Path) -> None:
     assert find_model(str(tmp_path)) == str(tmp_path)
     assert find_model("intfloat/e5-small-v2") == "intfloat/e5-small-v2"
-
-
-@pytest.mark.parametrize("path", ["/no/such/model", "./no-such-model", "~/no-such-model"])
-def test_a_path_that_is_no_directory_is_named_at_once(path: str) -> None:
-    with pytest.raises(ModelError, match=f"{path} is not a directory: set KP_MODEL"):
-        find_model(path)
+    for path in ("/no/such/model", "./no-such-model", "~/no-such-model"):
+        with pytest.raises(ModelError, match=f"{path} is not a directory: set KP_MODEL"):
+            find_model(path)
 
 
 def test_the_package_s_model_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +171,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("runtime")
-def test_a_directory_that_is_no_model_is_a_model_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no model.safetensors"):
-        SentenceTransformersEmbedder(str(tmp_path), 256, 1)
-
-
-@pytest.mark.usefixtures("runtime")
 def test_a_model_that_does_not_load_is_named_with_the_reason_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"{tmp_path} has no model.safetensors"):
+        SentenceTransformersEmbedder(str(tmp_path), 256, 1)
     (tmp_path / "model.safetensors").write_bytes(b"abc")
     with pytest.raises(ModelError) as caught:
         SentenceTransformersEmbedder(str(tmp_path), 256, 1)

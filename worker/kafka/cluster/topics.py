@@ -206,7 +206,6 @@ def problems(settings: Settings, observed: Observed, extra_bytes: int = 0) -> li
         *_denied_topics(settings, observed),
         *_missing_topics(settings, observed),
         *_changelog_problems(settings, observed),
-        *_small_changelog_for_verdicts(settings, observed),
         *_compression_problems(observed),
         *_unreadable_settings(observed),
         *_small_outputs(settings, observed, extra_bytes),
@@ -416,11 +415,6 @@ def _changelog_problems(settings: Settings, observed: Observed) -> Iterator[Prob
             + ("a cache entry" if limit < ENTRY_BYTES else "a cache entry with a long trace id"),
             f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}",
         )
-
-
-def _small_changelog_for_verdicts(settings: Settings, observed: Observed) -> Iterator[Problem]:
-    """Yield a failure if the changelog would refuse a track record."""
-    limit, name = observed.max_bytes(settings.changelog), settings.changelog
     if settings.verdict_key_file is not None and limit < LARGEST_RECORD_BYTES:
         yield Problem(
             "fail",

@@ -221,10 +221,6 @@ class Publisher(Protocol):
         """Connect; with exactly once, this fences the partition's former owner."""
         ...
 
-    def delivery(self) -> str:
-        """Return how records are delivered, for the log, once started."""
-        ...
-
     async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
         """Publish and commit; return why outputs were replaced by dead letters, by position.
 
@@ -269,10 +265,6 @@ class ExactlyOncePublisher:
     async def start(self) -> None:
         """Connect and fence the former owner."""
         await fence(self.producer, f"partition {self.source.partition}")
-
-    def delivery(self) -> str:
-        """Return the protocol."""
-        return f"exactly_once, {TRANSACTIONS[self.producer.transactions]}"
 
     async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
         """Publish one transaction; after a refusal, another one instead."""
@@ -319,10 +311,6 @@ class AtLeastOncePublisher:
     async def start(self) -> None:
         """Connect."""
         await self.producer.start()
-
-    def delivery(self) -> str:
-        """Return the protocol."""
-        return "at_least_once, without transactions"
 
     async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
         """Publish (again after a refusal), then commit."""
