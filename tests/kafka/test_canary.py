@@ -140,7 +140,8 @@ def test_what_a_worker_redacts_is_shown_nowhere(kafka: EmbeddedKafka, workers: W
             assert done.returncode == 0, (arguments, done)
             shown += [done.stdout.decode(), done.stderr.decode()]
         documents = [json.dumps(accepted_document("kp:trace:raw") | trace(10)), '{"no": "trace", ' + TEXT]
-        produce(kafka.bootstrap_servers, f"{stage.name}.accepted", [(b"", each.encode()) for each in documents])
+        rows = [(KEY.encode(), each.encode(), own, 0) for each in documents]
+        produce(kafka.bootstrap_servers, f"{stage.name}.accepted", rows)
         assert wait_until(lambda: "kp:trace:10" in registry.state()["units"]), contribute.log()
         shown += [*pages(assemble), *pages(contribute), registry.read("/_stand-in/units").decode()]
 
@@ -151,6 +152,9 @@ def test_what_a_worker_redacts_is_shown_nowhere(kafka: EmbeddedKafka, workers: W
         assert {json.loads(each.value)["scoring"]["redactions"].keys() >= {"api_key"} for each in results} == {True}
         receipts = consume_all(kafka.bootstrap_servers, f"{stage.name}.accepted.contributed")
         shown += [part for each in receipts for part in (each.key, each.value)]
+        assert wait_until(lambda: consume_all(kafka.bootstrap_servers, f"{stage.name}.accepted.refused"))
+        refused = consume_all(kafka.bootstrap_servers, f"{stage.name}.accepted.refused")
+        shown += [str(part) for each in refused for part in (each.key, each.value, each.headers)]
         entries = consume_all(kafka.bootstrap_servers, f"{stage.name}-novelty-changelog")
         assert len(entries) >= len(results)
         shown += [part.replace(AGENT.encode(), b"") for each in entries for part in (each.key, each.value or b"")]

@@ -116,35 +116,24 @@ LEAVE_SECONDS: Final = 1.0
 """Time limit for leaving the group after KP_SHUTDOWN_TIMEOUT_SECONDS: others then get the partitions at once."""
 
 
-class Member(Protocol):
+class _Member(Protocol):
     """A member of a consumer group."""
 
-    failed: asyncio.Event
-    """Set together with `failure`."""
+    failed: asyncio.Event  # set together with `failure`
 
     @property
-    def failure(self) -> BaseException | None:
-        """The first error."""
-        ...
+    def failure(self) -> BaseException | None: ...  # the first error
 
-    async def run(self) -> None:
-        """Work until `stop` is called or something fails, then finish what is in flight, and leave the group."""
-        ...
+    async def run(self) -> None: ...  # until `stop` or a failure; finishes what is in flight, and leaves the group
 
-    def stop(self) -> None:
-        """End `run`."""
-        ...
+    def stop(self) -> None: ...
 
-    def stuck(self) -> str | None:
-        """Return what hangs, or None; for liveness."""
-        ...
+    def stuck(self) -> str | None: ...  # what hangs, for liveness
 
-    def not_ready(self) -> str | None:
-        """Return why no work gets done, or None; for readiness."""
-        ...
+    def not_ready(self) -> str | None: ...  # why no work gets done, for readiness
 
 
-class Service(Protocol):
+class _Service(Protocol):
     """The differences between the processes."""
 
     name: str  # of the command; empty for the worker
@@ -155,12 +144,12 @@ class Service(Protocol):
     unfinished: str  # what becomes of uncommitted records, for the log
     wrong: tuple[type[BaseException], ...]  # failures of the member that mean exit code 2
 
-    async def prepare(self, until_end: AsyncExitStack) -> Member:
+    async def prepare(self, until_end: AsyncExitStack) -> _Member:
         """Return the member, not yet running; `until_end` closes its resources at the end. Raises ConfigError."""
         ...
 
 
-def run_service(settings: Settings, service: Service) -> NoReturn:
+def run_service(settings: Settings, service: _Service) -> NoReturn:
     """Run the service, and exit with its exit code."""
     from worker.observe import logs
 
@@ -168,14 +157,14 @@ def run_service(settings: Settings, service: Service) -> NoReturn:
     asyncio.run(_run(settings, service))
 
 
-async def _run(settings: Settings, service: Service) -> NoReturn:
+async def _run(settings: Settings, service: _Service) -> NoReturn:
     code = await _serve(settings, service)
     logging.shutdown()
     # Not sys.exit, and inside the loop: the exit must not wait for a thread, in which a model may hang.
     os._exit(code)
 
 
-async def _serve(settings: Settings, service: Service) -> int:
+async def _serve(settings: Settings, service: _Service) -> int:
     from worker.config import ConfigError
     from worker.observe.http_server import HttpServer
 
@@ -183,7 +172,7 @@ async def _serve(settings: Settings, service: Service) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop.set)
-    member: Member | None = None
+    member: _Member | None = None
     http = HttpServer(
         settings.http_host,
         settings.http_port,
@@ -216,7 +205,7 @@ async def _serve(settings: Settings, service: Service) -> int:
         return await _run_member(member, service, stop, settings.shutdown_timeout_seconds)
 
 
-async def _run_member(member: Member, service: Service, stop: asyncio.Task[bool], timeout_seconds: float) -> int:
+async def _run_member(member: _Member, service: _Service, stop: asyncio.Task[bool], timeout_seconds: float) -> int:
     from worker.kafka.cluster.errors import error_text
 
     running = asyncio.create_task(member.run())  # 3

@@ -27,7 +27,6 @@ from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
 from worker.kafka.member import Stop, StoppedError
-from worker.lab.broker.kafka_node import free_ports
 from worker.observe.metrics import ContributeMetrics
 
 GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
@@ -225,19 +224,6 @@ async def test_a_gateway_that_compresses_what_may_be_compressed_is_understood() 
             result = await mine.deliver(unit())
     assert isinstance(result, Delivered)
     assert (result.status, mine.retries("unexpected_answer")) == (201, 0)
-
-
-async def test_a_registry_that_is_down_is_waited_for() -> None:
-    (port,) = free_ports(1)
-    async with sender(f"http://127.0.0.1:{port}") as mine:
-        working = asyncio.create_task(mine.deliver(unit()))
-        await until(lambda: mine.retries("connection") >= 3)
-        assert mine.gateway.trouble is not None
-        mine.stop.set()
-        started = time.monotonic()
-        with pytest.raises(StoppedError):
-            await working
-        assert time.monotonic() - started < 10
 
 
 async def passed_on(registry: LocalRegistry, request: web.Request, body: bytes) -> web.Response:

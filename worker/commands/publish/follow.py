@@ -115,23 +115,23 @@ def run_follow(settings: Settings, followed: Followed) -> None:
 
 async def _until_stopped(session: Session, followed: Followed) -> None:
     """Follow until asked to stop, and finish what is in flight. Raises ConfigError, SessionError."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    counts = Counts()
+    stop, counts, loop = asyncio.Event(), Counts(), asyncio.get_running_loop()
     files = SessionFiles(followed.folder, followed.form, followed.idle_seconds, session.settings.max_message_bytes)
-    work = asyncio.create_task(_keep_following(session, followed, files, counts, stop))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    await asyncio.wait({work}, timeout=session.settings.shutdown_timeout_seconds)
-    if not work.done():
-        work.cancel()
-        await asyncio.wait({work})
+    try:
+        async with asyncio.timeout(None) as limit:
+
+            def end() -> None:
+                if not stop.is_set():
+                    stop.set()
+                    limit.reschedule(loop.time() + session.settings.shutdown_timeout_seconds)
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, end)
+            await _keep_following(session, followed, files, counts, stop)
+    except TimeoutError:
         raise SessionError(
             "stopping took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; a restart publishes the uncommitted requests"
-        )
-    work.result()
+        ) from None
     log.info("stopped: %s", _words(counts))
 
 
