@@ -37,7 +37,6 @@ from worker.contribute.registry import (
     Doubtful,
     HttpAnswer,
     Limited,
-    NoAnswerError,
     Present,
     RegistryClient,
     Rejected,
@@ -265,9 +264,8 @@ class Turn:
 
         A 429 does not name the schema, so a gateway may have sent it.
         """
-        try:
-            nobodys = await self._client.look_up(trace_id, as_nobody=True)
-        except NoAnswerError:
+        nobodys = await self._client.look_up(trace_id, as_nobody=True)
+        if isinstance(nobodys, Doubtful):
             return False
         ours, others = (None if each is None else stated_rate(each) for each in (self._found, nobodys))
         own = judge_look_up(nobodys, trace_id) == Absent()
@@ -279,14 +277,14 @@ class Turn:
             pace.give_back(time.monotonic())
         self._paces.clear()
 
-    async def _asked(self, kind: str, request: Awaitable[HttpAnswer]) -> HttpAnswer | Doubtful:
+    async def _asked(self, kind: str, request: Awaitable[HttpAnswer | Doubtful]) -> HttpAnswer | Doubtful:
         pace = self._paces.pop(kind)
         try:
             answer = await request
-        except NoAnswerError as error:
-            return Doubtful(error.cause, str(error), unsent=error.unsent)
         finally:
             pace.finished()
+        if isinstance(answer, Doubtful):
+            return answer
         rate = stated_rate(answer)
         if rate is None:
             pace.unstated = True

@@ -41,15 +41,6 @@ def registry_key(settings: Settings) -> Token:
     raise ConfigError("contribute needs the registry's key: set KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY")
 
 
-class NoAnswerError(Exception):
-    """A request without an answer. `cause`: the metric's label. It may have had an effect, unless `unsent`."""
-
-    def __init__(self, cause: str, words: str, *, unsent: bool = False) -> None:
-        super().__init__(words)
-        self.cause = cause
-        self.unsent = unsent
-
-
 class RegistryClient:
     """Sends requests to the registry at `url`; `key` None: without a key. `max_bytes`: the largest unit's."""
 
@@ -83,24 +74,25 @@ class RegistryClient:
         if self._session is not None:
             await self._session.close()
 
-    async def look_up(self, trace_id: str, *, as_nobody: bool = False) -> HttpAnswer:
-        """GET /v1/knowledge/ID, without the key if `as_nobody`. Raises NoAnswerError."""
+    async def look_up(self, trace_id: str, *, as_nobody: bool = False) -> HttpAnswer | Doubtful:
+        """GET /v1/knowledge/ID, without the key if `as_nobody`."""
         path = f"/v1/knowledge/{quote(trace_id, safe='')}"
         return await self._send("GET", path, None if as_nobody else self._key)
 
-    async def post(self, body: bytes, idempotency_key: str) -> HttpAnswer:
-        """POST /v1/knowledge. Raises NoAnswerError."""
+    async def post(self, body: bytes, idempotency_key: str) -> HttpAnswer | Doubtful:
+        """POST /v1/knowledge."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key}
         return await self._send("POST", "/v1/knowledge", self._key, headers, body)
 
     async def _send(
         self, method: str, path: str, with_key: Token | None, headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> HttpAnswer:  # fmt: skip
+    ) -> HttpAnswer | Doubtful:  # fmt: skip
+        """Return the answer; Doubtful if there is none."""
         try:
             key = "" if with_key is None else await asyncio.to_thread(with_key.read)
         except TokenError as error:
-            raise NoAnswerError("key_file", str(error), unsent=True) from None
+            return Doubtful("key_file", str(error), unsent=True)
         if self._session is None:
             raise RuntimeError("this is a bug: the client is not started")
         sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
@@ -117,18 +109,16 @@ class RegistryClient:
                 read = {name.lower(): value for name, value in response.headers.items()}
                 begun = HttpAnswer(response.status, read, b"", key)
                 return replace(begun, body=await self._body(response))
-        except TimeoutError:
-            if begun is not None:
-                return begun
-            raise NoAnswerError("timeout", f"the registry does not answer in {self._timeout:g} s") from None
         except aiohttp.ClientResponseError:
             return HttpAnswer(0, {}, b"", key)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if begun is not None:
                 return begun
+            if isinstance(error, TimeoutError):
+                return Doubtful("timeout", f"the registry does not answer in {self._timeout:g} s")
             # The error's text may quote the answer; its type says enough.
             unsent = isinstance(error, aiohttp.ClientConnectorError)
-            raise NoAnswerError("connection", f"no answer: {type(error).__name__}", unsent=unsent) from None
+            return Doubtful("connection", f"no answer: {type(error).__name__}", unsent=unsent)
         finally:
             self._metrics.duration.observe(time.monotonic() - started)
 

@@ -102,31 +102,6 @@ def test_while_the_machine_sleeps_no_request_closes(tmp_path: Path, *, again: bo
     assert texts(whole.request) == ["Task 1 of a", "done 1-0", "Late."]
 
 
-def test_read_later_as_a_whole_it_gives_what_was_given_as_it_was_written(tmp_path: Path) -> None:
-    lines = claude_request("a", 1, 3)
-    late = [claude_line("a", "x", "assistant", [{"type": "text", "text": "Late."}], BEGAN + 2 * IDLE)]
-    files = follow(tmp_path)
-    put(tmp_path / "a.jsonl", lines)
-    assert polled(files) == []
-    written = polled(files, BEGAN + IDLE)
-    put(tmp_path / "a.jsonl", late, BEGAN + 2 * IDLE)
-    assert polled(files, BEGAN + 9 * IDLE) == []
-    whole = polled(follow(tmp_path), BEGAN + 9 * IDLE)
-    assert [texts(each.request) for each in whole] == [texts(each.request) for each in written]
-
-
-def test_a_request_that_waits_long_for_its_first_answer_is_not_lost(tmp_path: Path) -> None:
-    question, *answer = claude_request("a", 1, 0)
-    files = follow(tmp_path)
-    put(tmp_path / "a.jsonl", [question])
-    assert polled(files) == polled(files, BEGAN + IDLE) == []
-    late = [line.replace(b"2026-11-18", b"2026-11-19") for line in answer]
-    assert late != answer
-    put(tmp_path / "a.jsonl", late, BEGAN + 86_400)
-    (closed,) = polled(files, BEGAN + 90_000)
-    assert texts(closed.request) == ["Task 1 of a", "Task 1 of a is done."]
-
-
 def test_half_a_line_waits_for_its_end_and_a_last_line_needs_none(tmp_path: Path) -> None:
     data = b"".join(claude_request("a", 1))
     files = follow(tmp_path)

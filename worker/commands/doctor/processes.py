@@ -23,7 +23,6 @@ from worker.contribute.registry import (
     Doubtful,
     HttpAnswer,
     Limited,
-    NoAnswerError,
     RegistryClient,
     judge_look_up,
     registry_key,
@@ -59,10 +58,9 @@ async def _ask(settings: Settings, url: str, key: Token | None) -> HttpAnswer | 
     trace_id = f"kp:trace:{uuid.uuid4()}"
     seconds = min(10.0, settings.contribute_timeout_seconds)
     async with RegistryClient(url, key, seconds, ContributeMetrics(CollectorRegistry())) as client:
-        try:
-            answer = await client.look_up(trace_id)
-        except NoAnswerError as error:
-            return fail("registry", str(error), "check KP_REGISTRY_URL, the network and the registry")
+        answer = await client.look_up(trace_id)
+    if isinstance(answer, Doubtful):
+        return fail("registry", answer.words, "check KP_REGISTRY_URL, the network and the registry")
     match judge_look_up(answer, trace_id):
         case Absent():
             return answer
