@@ -335,8 +335,7 @@ def _redacted(value: bytes | None, rules: Rules) -> bytes | None:
         return clean_bytes(value, rules)
     level = level_of(document)
     cleaned, _ = redact_document(document, level, rules)
-    known_as = document.get("id")
-    harmless = known_as is None or (isinstance(known_as, str) and not secret_in_id(known_as, level, rules))
-    if not harmless:
-        cleaned["id"] = redact_document({"value": known_as}, level, rules)[0]["value"]
+    trace_id = document.get("id")
+    if isinstance(trace_id, str) and secret_in_id(trace_id, level, rules):
+        cleaned["id"] = redact_text(trace_id, level, rules)[0]
     return msgspec.json.encode(cleaned)

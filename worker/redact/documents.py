@@ -178,7 +178,7 @@ class _Walk:
         numbers: dict[str, int] = {}
         for (name, value), (cleaned, is_password) in zip(source.items(), read, strict=True):
             unique = cleaned if name == cleaned else _unique(cleaned, taken, numbers)
-            if place == _TRACE and name == "id":
+            if place == _TRACE and name == "id" and isinstance(value, str):
                 target[unique] = value
             elif (is_password and not (place == _SCHEMA and isinstance(value, dict | list))) or (
                 self._strict and place != _SCHEMA and name not in _FIELDS and _is_secret_member(name, value, named)
