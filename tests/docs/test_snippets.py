@@ -43,6 +43,12 @@ def test_every_setting_and_make_target_in_a_block_exists(block: Snippet) -> None
         assert set(re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE)) <= targets
 
 
+def test_a_test_runs_every_example() -> None:
+    runners = ("tests/docs/test_agent_logs.py", "tests/kafka/test_reader_docs.py", "tests/runs/check_snippets.py")
+    text = "".join((ROOT / each).read_text("utf-8") for each in runners)
+    assert not [each.name for each in (ROOT / "docs/examples").iterdir() if f'{each.name}"' not in text]
+
+
 @pytest.mark.parametrize("path", [*PAGES, ROOT / "deploy/prometheus/rules.yaml"], ids=lambda path: path.name)
 def test_the_commands_and_options_that_a_text_names_exist(path: Path) -> None:
     """Those in code within a sentence, and in an alert's annotation, too."""
