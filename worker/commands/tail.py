@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,14 +14,8 @@ from worker.commands.shared.console import Command, errors_for_the_user, say
 from worker.commands.shared.options import json_option, read_settings, settings_options
 
 if TYPE_CHECKING:
-    from aiokafka import AIOKafkaConsumer, TopicPartition
-
     from worker.commands.shared.scored_rows import TailFilter, TailRecord
     from worker.commands.shared.session import Session
-
-FIRST_STRIDE: Final = 3
-"""Initial number of offsets to go back per record: commit markers of transactions take offsets too, on an idle stream
-one per record."""
 
 
 @click.command(cls=Command)
@@ -51,17 +45,14 @@ def tail(
     if not (accepted or rejected or dead_letters):
         accepted = rejected = True
     settings = read_settings()
-    wanted = {
-        settings.accepted_topic: accepted, settings.rejected_topic: rejected, settings.dead_letter_topic: dead_letters,
-    }  # fmt: skip
-    topics = [topic for topic, shown in wanted.items() if shown]
+    topics = [settings.accepted_topic] * accepted + [settings.rejected_topic] * rejected
+    topics += [settings.dead_letter_topic] * dead_letters
     from worker.commands.shared.scored_rows import TailFilter, table_writer, write_lines
     from worker.commands.shared.session import Session, run_session
 
     chosen = TailFilter(settings.dead_letter_topic, domain, min_score)
     first = None if from_beginning else 10 if last is None else last
-    only_dead_letters = topics == [settings.dead_letter_topic]
-    table = table_writer(only_dead_letters=only_dead_letters, objectives=objective, follow=follow)
+    table = table_writer(only_dead_letters=not (accepted or rejected), objectives=objective, follow=follow)
     try:
         with nullcontext(write_lines) if as_json else table as show, errors_for_the_user():
             run_session(show_records(Session(settings), topics, chosen, show, last=first, follow=follow))
@@ -88,18 +79,23 @@ async def show_records(
         tps = [tp for topic in topics for tp in topic.tps]
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
         if last is not None:
-            latest = await _last(reader, starts, ends, chosen, last)
-            show(latest)
-            if last and not latest:
+            stride, begins = 3 * last, ends  # commit markers take offsets too, on an idle stream one per record
+            records: list[TailRecord] = []
+            while len(records) < last and begins != starts:
+                begins = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
+                records = [one async for record in read_to(reader, begins, ends) if (one := chosen.read(record))]
+                stride *= 8
+            show(in_commit_order(records)[-last:] if last else [])
+            if last and not records:
                 _say_other_domains(chosen)
             starts = ends
         if not follow:
-            seen = False
+            seen = last is not None
             async for record in read_to(reader, starts, ends):
                 if one := chosen.read(record):
                     seen = True
                     show([one])
-            if last is None and not seen:
+            if not seen:
                 _say_other_domains(chosen)
             return
         for tp, offset in starts.items():
@@ -113,33 +109,11 @@ async def show_records(
 
 def _say_other_domains(chosen: TailFilter) -> None:
     """Name the existing domains if there is no trace of the requested one."""
-    if chosen.domain is None or not chosen.others:
-        return
     from worker.commands.shared.shown import shown_name
 
-    most = chosen.others.most_common(10)  # domains that are named if there is no trace of the requested one
-    shown = ", ".join(f"{shown_name(name)} ({count})" for name, count in most)
-    more = f" and {len(chosen.others) - len(most)} more" if len(chosen.others) > len(most) else ""
+    if chosen.domain is None or not chosen.others:
+        return
+    named = chosen.others.most_common(10)
+    shown = ", ".join(f"{shown_name(name)} ({count})" for name, count in named)
+    more = f" and {len(chosen.others) - len(named)} more" if len(chosen.others) > len(named) else ""
     say(f"no trace of the domain {shown_name(chosen.domain)} so far (case counts); there are: {shown}{more}")
-
-
-async def _last(
-    reader: AIOKafkaConsumer,
-    starts: dict[TopicPartition, int],
-    ends: dict[TopicPartition, int],
-    chosen: TailFilter,
-    last: int,
-) -> list[TailRecord]:
-    """Return the last records that the filter selects, looking back further until there are enough."""
-    from worker.commands.shared.scored_rows import in_commit_order
-    from worker.commands.shared.session import read_to
-
-    if not last:
-        return []
-    stride = FIRST_STRIDE * last
-    while True:
-        begins = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
-        records = [one async for record in read_to(reader, begins, ends) if (one := chosen.read(record))]
-        if len(records) >= last or begins == starts:
-            return in_commit_order(records)[-last:]
-        stride *= 8

@@ -12,8 +12,8 @@ import asyncio
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec import Struct
@@ -23,12 +23,12 @@ from worker.commands.shared.options import json_option, read_settings, settings_
 from worker.core.terminal import clean, number_of
 
 if TYPE_CHECKING:
-    from aiokafka.admin import AIOKafkaAdminClient
     from rich.console import Console
     from rich.text import Text
 
     from worker.commands.shared.shown import PlainTable
     from worker.config import Settings
+    from worker.kafka.cluster.describe import TopicDescription
     from worker.kafka.cluster.topics import Observed, Problem, TopicPlan
 
 
@@ -55,18 +55,6 @@ class TopicRow(Struct, frozen=True):
     needed_by: str = "run"  # the command that does not work without it
 
 
-class TopicsReport(Struct, frozen=True):
-    """All topics, and the problems that prevent a start or deserve a warning."""
-
-    topics: list[TopicRow]
-    problems: list[dict[str, str]]
-
-    @property
-    def usable(self) -> bool:
-        """Whether the worker would start with these topics."""
-        return not any(problem["level"] == "fail" for problem in self.problems)
-
-
 @click.command(cls=Command)
 @click.option("--create", is_flag=True, help="Create missing topics; existing topics are not changed.")
 @json_option
@@ -83,89 +71,87 @@ def topics(create: bool, as_json: bool) -> None:
 
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # the error says the same
     try:
-        report = asyncio.run(topics_report(settings, create))
+        rows, problems = asyncio.run(topics_report(settings, create))
     except ConfigError as error:
         raise SettingsError(str(error)) from None
     if as_json:
-        write_json(*report.topics, *report.problems)
+        write_json(*rows, *({"level": each.level, "message": each.message, "remedy": each.remedy} for each in problems))
     else:
-        print_report(text_console(), report)
-    sys.exit(0 if report.usable else 1)
+        print_report(text_console(), rows, problems)
+    sys.exit(int(any(problem.level == "fail" for problem in problems)))
 
 
-async def topics_report(settings: Settings, create: bool) -> TopicsReport:
-    """Describe the topics; with `create`, first create the missing ones. Raises ConfigError."""
+async def topics_report(settings: Settings, create: bool) -> tuple[list[TopicRow], list[Problem]]:
+    """Return the topics and their problems; with `create`, first create the missing ones. Raises ConfigError."""
     from aiokafka.errors import KafkaError
 
     from worker.assemble.topics import assemble_plan, assemble_problems, create_assemble_topics, look_for_assemble
-    from worker.commands.shared.marks import marks_plan, marks_topic
+    from worker.commands.shared.marks import create_marks_topic, marks_plan, marks_topic
+    from worker.commands.shared.session import Session
     from worker.config import ConfigError
     from worker.contribute.contributor import contribute_plan, create_contributed, look_at_contributed
     from worker.kafka.cluster.connections import connected_admin, prepare_clients
     from worker.kafka.cluster.errors import error_text
     from worker.kafka.cluster.topics import Problem, create_missing, look, look_at, plan, problems
 
+    marks, denied = marks_topic(settings), []
     client = {**prepare_clients(settings), "request_timeout_ms": 10_000}
     try:
         async with connected_admin(settings, client) as admin:
-            refused = None
             if create:
                 await create_missing(admin, settings)
-                refused = await _create_marks(admin, settings)
+                try:
+                    await create_marks_topic(Session(settings), admin, marks)
+                except ConfigError as error:
+                    denied = [Problem("warn", str(error), "a worker needs no such topic, kp-worker redrive does")]
+                if settings.registry_url is not None:
+                    await create_contributed(admin, settings)
+                if settings.assembles:
+                    await create_assemble_topics(admin, settings)
             observed = await look(admin, settings, list(settings.topics.values()))
-            marks = await look_at(admin, [marks_topic(settings)], [marks_topic(settings)])
-            creates = create and settings.registry_url is not None
-            contributed = await (create_contributed if creates else look_at_contributed)(admin, settings)
-            if create and settings.assembles:
-                await create_assemble_topics(admin, settings)
+            marks_observed = await look_at(admin, [marks], [marks])
+            contributed = await look_at_contributed(admin, settings)
             spans = await look_for_assemble(admin, settings) if settings.assembles else None
     except KafkaError as error:
         raise ConfigError(error_text(error)) from error
     rows = [_row(settings, wanted, observed) for wanted in plan(settings, observed)]
-    wrong = [*problems(settings, observed), *([] if refused is None else [refused])]
+    wrong = [*problems(settings, observed), *denied]
     if spans is not None:
         rows += [_row(settings, wanted, spans, "assemble") for wanted in assemble_plan(settings, spans)]
-        wrong += [
-            Problem("warn", text, "kp-worker assemble does not start") for text in assemble_problems(settings, spans)
-        ]
-    rows.append(_row(settings, marks_plan(marks_topic(settings)), marks, "redrive"))
+        remedy = "kp-worker assemble does not start"
+        wrong += [Problem("warn", text, remedy) for text in assemble_problems(settings, spans)]
+    rows.append(_row(settings, marks_plan(marks), marks_observed, "redrive"))
     if settings.registry_url is not None:
         plans = contribute_plan(settings, contributed)
         rows += [_row(settings, wanted, contributed, "contribute") for wanted in plans]
-    wrong_rows = [{"level": each.level, "message": each.message, "remedy": each.remedy} for each in wrong]
-    return TopicsReport(rows, wrong_rows)
-
-
-async def _create_marks(admin: AIOKafkaAdminClient, settings: Settings) -> Problem | None:
-    """Create the topic of `redrive`; return why that is denied, since a worker starts without it."""
-    from worker.commands.shared.marks import create_marks_topic, marks_topic
-    from worker.commands.shared.session import Session
-    from worker.config import ConfigError
-    from worker.kafka.cluster.topics import Problem
-
-    try:
-        await create_marks_topic(Session(settings), admin, marks_topic(settings))
-    except ConfigError as error:
-        return Problem("warn", str(error), "a worker needs no such topic, kp-worker redrive does")
-    return None
+    return rows, wrong
 
 
 def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: str = "run") -> TopicRow:
-    state = observed.topics.get(wanted.name)
-    current = observed.configs.get(wanted.name)
+    topic, current = observed.topics.get(wanted.name), observed.configs.get(wanted.name, {})
     configs = []
     for name, value in wanted.configs.items():
-        now = None if current is None else current.get(name)
-        fits = None if now is None else _fits(_bound(wanted.variable, name), now, value)
+        now = current.get(name)
+        fits = None if now is None else _FITS[_bound(wanted.variable, name)](now, value)
         configs.append(ConfigRow(name, now, value, fits))
-    word = "missing" if state is None else "exists"
+    # Any number fits an output, and more than the plan's a changelog.
+    is_changelog = wanted.name == settings.changelog
+    partitions = wanted.partitions if topic is None else topic.partitions
+    partitions = max(partitions, wanted.partitions) if is_changelog else partitions
+    state = "denied" if wanted.name in observed.denied else "missing" if topic is None else "exists"
+    commands = [] if state == "denied" else _commands(settings, wanted, topic, partitions, configs)
     return TopicRow(
-        setting=wanted.variable, topic=wanted.name, state="denied" if wanted.name in observed.denied else word,
-        partitions=None if state is None else state.partitions,
-        partitions_wanted=_partitions_wanted(settings, wanted, observed),
-        replicas=None if state is None else state.replicas, configs=configs,
-        commands=_commands(settings, wanted, observed, configs), needed_by=needed_by,
+        setting=wanted.variable, topic=wanted.name, state=state,
+        partitions=None if topic is None else topic.partitions, partitions_wanted=partitions,
+        replicas=None if topic is None else topic.replicas, configs=configs, commands=commands, needed_by=needed_by,
     )  # fmt: skip
+
+
+_FITS: Final[Mapping[str, Callable[[str, str], bool]]] = {
+    ">=": lambda now, wanted: int(now) >= int(wanted),
+    "<=": lambda now, wanted: int(now) <= int(wanted),
+    "": str.__eq__,
+}
 
 
 def _bound(variable: str, name: str) -> str:
@@ -177,56 +163,40 @@ def _bound(variable: str, name: str) -> str:
     return ">=" if name in ("max.message.bytes", AFTER) else ""  # these may exceed the plan
 
 
-def _fits(bound: str, now: str, wanted: str) -> bool:
-    if bound:
-        return int(now) >= int(wanted) if bound == ">=" else int(now) <= int(wanted)
-    return now == wanted
+def _commands(
+    settings: Settings, wanted: TopicPlan, topic: TopicDescription | None, partitions: int, configs: list[ConfigRow]
+) -> list[str]:
+    def command(tool: str, action: str, *words: str) -> str:
+        server = ["--bootstrap-server", settings.bootstrap_servers]
+        return shlex.join([tool, *server, action, "--topic", wanted.name, *words])
 
-
-def _partitions_wanted(settings: Settings, wanted: TopicPlan, observed: Observed) -> int:
-    """Return the partitions that a topic should have: any number for an output, at least the plan's for a changelog."""
-    state = observed.topics.get(wanted.name)
-    if state is None or (wanted.name == settings.changelog and state.partitions < wanted.partitions):
-        return wanted.partitions
-    return state.partitions
-
-
-def _commands(settings: Settings, wanted: TopicPlan, observed: Observed, configs: Sequence[ConfigRow]) -> list[str]:
-    state = observed.topics.get(wanted.name)
-    server = ["--bootstrap-server", settings.bootstrap_servers]
-    if wanted.name in observed.denied:
-        return []
-    if state is None:
-        words = ["kafka-topics.sh", *server, "--create", "--topic", wanted.name, "--partitions", str(wanted.partitions)]
+    if topic is None:
+        words = ["--partitions", str(partitions)]
         if settings.topic_replication > 0:
             words += ["--replication-factor", str(settings.topic_replication)]
         for name, value in wanted.configs.items():
             words += ["--config", f"{name}={value}"]
-        return [shlex.join(words)]
+        return [command("kafka-topics.sh", "--create", *words)]
     commands = []
-    partitions = _partitions_wanted(settings, wanted, observed)
-    if partitions != state.partitions:
-        alter = ["--alter", "--topic", wanted.name, "--partitions", str(partitions)]
-        commands.append(shlex.join(["kafka-topics.sh", *server, *alter]))
-    if wrong := [row for row in configs if row.ok is False]:
-        change = ",".join(f"{row.name}={row.wanted}" for row in wrong)
-        alter = ["--alter", "--topic", wanted.name, "--add-config", change]
-        commands.append(shlex.join(["kafka-configs.sh", *server, *alter]))
+    if partitions != topic.partitions:
+        commands.append(command("kafka-topics.sh", "--alter", "--partitions", str(partitions)))
+    if change := ",".join(f"{row.name}={row.wanted}" for row in configs if row.ok is False):
+        commands.append(command("kafka-configs.sh", "--alter", "--add-config", change))
     return commands
 
 
-def print_report(console: Console, report: TopicsReport) -> None:
+def print_report(console: Console, rows: Sequence[TopicRow], problems: Sequence[Problem]) -> None:
     """Print the report for people; commands are not wrapped, so that they can be copied."""
     from rich.text import Text
 
-    for row in report.topics:
+    for row in rows:
         console.print(_head(row))
         if row.configs:
             console.print(_config_table(row))
-    for problem in report.problems:
-        text = f"\n{problem['level']}: {problem['message']}; {problem['remedy']}"
-        console.print(Text(clean(text, "\n"), "red" if problem["level"] == "fail" else "yellow"))
-    commands = [command for row in report.topics for command in row.commands]
+    for problem in problems:
+        text = clean(f"\n{problem.level}: {problem.message}; {problem.remedy}", "\n")
+        console.print(Text(text, "red" if problem.level == "fail" else "yellow"))
+    commands = [command for row in rows for command in row.commands]
     if commands:
         console.print("\nTo run by hand (kp-worker topics --create creates missing topics):\n")
         for command in commands:

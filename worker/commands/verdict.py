@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from aiokafka import AIOKafkaProducer
 
     from worker.commands.shared.console import BadLines
-    from worker.commands.shared.session import Session
+    from worker.commands.shared.session import Session, Topic
     from worker.config import Settings
     from worker.core.documents import RecordPlace
     from worker.core.verdicts import Judges, SignedVerdict
-
-IN_FLIGHT: Final = 500
-"""Verdicts in flight to the broker at once."""
 
 
 @click.command(cls=Command)
@@ -54,7 +51,7 @@ def verdict(file: str) -> None:
     from worker.config import ConfigError
     from worker.config.keys import judge_keys
 
-    counts, wrong = {"written": 0}, BadLines(file)
+    wrong, sent = BadLines(file), Counter[str]()
     with errors_for_the_user():
         judges = judge_keys(settings)
         if not judges:
@@ -64,71 +61,68 @@ def verdict(file: str) -> None:
         source = open_file(file, "rb")
     except OSError as error:
         raise ArgumentError("FILE", f"{file}: {error.strerror}") from None
-    with source:
-        try:
-            with errors_for_the_user():
-                run_session(_write(session, judges, source, wrong, counts))
-        except KeyboardInterrupt:
-            say(f"interrupted after {number_of(counts['written'], 'verdict')}")
-            sys.exit(130)
-        except CommandError as error:
-            raise (
-                error.adding(f"; {number_of(counts['written'], 'verdict was', 'verdicts were')} written before")
-                if counts["written"]
-                else error
-            ) from None
+    try:
+        with source, errors_for_the_user():
+            run_session(_write(session, judges, source, wrong, sent))
+    except KeyboardInterrupt:
+        say(f"interrupted after {number_of(sent.total(), 'verdict')}")
+        sys.exit(130)
+    except CommandError as error:
+        before = f"; {number_of(sent.total(), 'verdict was', 'verdicts were')} written before"
+        raise (error.adding(before) if sent else error) from None
     wrong.say_rest("correct these as well")
-    written = f"{number_of(counts['written'], 'verdict')} written to topic {settings.source_topic}"
+    written = f"{number_of(sent.total(), 'verdict')} written to topic {settings.source_topic}"
     say(written + (f", {number_of(wrong.count, 'line')} wrong" if wrong.count else ""))
     sys.exit(1 if wrong.count else 0)
 
 
-async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadLines, counts: dict[str, int]) -> None:
-    """Write a verdict for each valid line as it arrives; keep the counts up to date.
-
-    Raises ConfigError, SessionError.
-    """
+async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadLines, written: Counter[str]) -> None:
+    """Write a verdict for each valid line as it arrives; count what is written. Raises ConfigError, SessionError."""
     import msgspec
 
     from worker.commands.shared.json_lines import lines_as_they_come
     from worker.kafka.cluster.connections import idempotent_producer, while_sending
+    from worker.kafka.cluster.describe import topic_id
 
-    topic, most = session.settings.source_topic, session.settings.max_message_bytes
-    (target,) = await session.existing(topic)
-    identity = await session.topic_id(topic)
+    settings = session.settings
+    (topic,) = await session.existing(settings.source_topic)
+    async with session.admin() as admin:
+        identity = await topic_id(admin, topic.name)
 
     def count(sent: asyncio.Future[object]) -> None:
-        counts["written"] += not sent.cancelled() and sent.exception() is None
+        if not sent.cancelled() and sent.exception() is None:
+            written["verdicts"] += 1
 
     async def send_all(producer: AIOKafkaProducer) -> None:
         waiting: deque[asyncio.Future[object]] = deque()
 
         async def send(number: int, judged: Mapping[str, Any]) -> None:
             try:
-                it = _signed(judged, target.partitions, judges, topic, identity)
+                it = _signed(judged, topic, judges, identity)
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
                 wrong.name(f"{number}: {error}")
                 return
             waiting.append(await producer.send(it.topic, it.value, it.key, it.partition, headers=it.headers))
             waiting[-1].add_done_callback(count)
-            while len(waiting) == IN_FLIGHT or (waiting and waiting[0].done()):
+            while len(waiting) == 500 or (waiting and waiting[0].done()):  # in flight to the broker at once
                 await waiting.popleft()
 
         by_id: list[tuple[int, dict[str, Any]]] = []
-        async for line in lines_as_they_come(source, most):
-            if line.problem is not None:
-                wrong.name(f"{line.number}: {line.problem}")
-            elif line.data.strip():
-                try:
-                    judged = msgspec.json.decode(line.data, type=dict[str, Any])
-                except (ValueError, RecursionError) as error:
-                    wrong.name(f"{line.number}: {error}")
-                    continue
-                if judged.keys() == {"trace_id", "success", "judge"}:
-                    by_id.append((line.number, judged))
-                else:
-                    await send(line.number, judged)
-        documents = await _scored(session.settings, {str(judged["trace_id"]) for _, judged in by_id})
+        async for line in lines_as_they_come(source, settings.max_message_bytes):
+            try:
+                if line.problem is not None:
+                    raise ValueError(line.problem)
+                judged = msgspec.json.decode(line.data, type=dict[str, Any]) if line.data.strip() else None
+            except (ValueError, RecursionError) as error:
+                wrong.name(f"{line.number}: {error}")
+                continue
+            if judged is None:
+                continue
+            if judged.keys() == {"trace_id", "success", "judge"}:
+                by_id.append((line.number, judged))
+            else:
+                await send(line.number, judged)
+        documents = await _scored(settings, {str(judged["trace_id"]) for _, judged in by_id})
         for number, judged in by_id:
             of_id = documents[str(judged["trace_id"])]
             if len(of_id) == 1:
@@ -139,7 +133,7 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
         for each in waiting:
             await each
 
-    unconnected = idempotent_producer(session.client, session.settings.transaction_timeout_seconds)
+    unconnected = idempotent_producer(session.client, settings.transaction_timeout_seconds)
     async with session.connected(unconnected) as producer:
         await while_sending(producer, send_all(producer))
 
@@ -164,13 +158,13 @@ async def _scored(settings: Settings, ids: Collection[str]) -> Mapping[str, dict
     return documents
 
 
-def _signed(judged: Mapping[str, Any], partitions: int, judges: Judges, topic: str, topic_id: str) -> SignedVerdict:
+def _signed(judged: Mapping[str, Any], topic: Topic, judges: Judges, topic_id: str) -> SignedVerdict:
     """Return the signed verdict of a line. Raises ValueError, RecursionError."""
     from worker.core.verdicts import make_verdict, sign_verdict
 
-    verdict = make_verdict(judged, topic=topic, topic_id=topic_id, issued_at=datetime.now(UTC))
-    if verdict.partition >= partitions:
-        raise ValueError(f"partition {verdict.partition}: topic {topic} has only 0 to {partitions - 1}")
+    verdict = make_verdict(judged, topic=topic.name, topic_id=topic_id, issued_at=datetime.now(UTC))
+    if verdict.partition >= topic.partitions:
+        raise ValueError(f"partition {verdict.partition}: topic {topic.name} has only 0 to {topic.partitions - 1}")
     if verdict.judge not in judges:
         raise ValueError(f"KP_VERDICT_KEY_FILE has no key of judge {verdict.judge}")
     return sign_verdict(verdict, judges[verdict.judge][0])

@@ -33,8 +33,9 @@ from worker.cli import cli
 from worker.commands.doctor.finding import as_lines, fail
 from worker.commands.redrive.steps import examples_table
 from worker.commands.shared.scored_rows import TailRecord, rows
-from worker.commands.topics import TopicRow, TopicsReport, print_report
+from worker.commands.topics import TopicRow, print_report
 from worker.core.terminal import clean, clean_json, clean_json_bytes
+from worker.kafka.cluster.topics import Problem
 from worker.observe.logs import BareFormatter, JsonFormatter, TextFormatter
 
 VISIBLE = r"\x1b[2J"
@@ -92,8 +93,8 @@ def doctor() -> str:
 def topics() -> str:
     file = io.StringIO()
     row = TopicRow("KP_SOURCE_TOPIC", EVIL, "exists", 1, 1, 1, [], [EVIL])
-    problem = {"level": "warn", "message": EVIL, "remedy": EVIL}
-    print_report(Console(file=file, width=200, highlight=False), TopicsReport([row], [problem]))
+    problem = Problem("warn", EVIL, EVIL)
+    print_report(Console(file=file, width=200, highlight=False), [row], [problem])
     return file.getvalue()
 
 

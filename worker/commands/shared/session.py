@@ -27,7 +27,7 @@ from worker.kafka.cluster.connections import (
     running,
     unreachable,
 )
-from worker.kafka.cluster.describe import describe_topics, topic_configs, topic_id
+from worker.kafka.cluster.describe import describe_topics, topic_configs
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topics import DEFAULT_MAX_BYTES, MissingTopicsError
 from worker.kafka.reading.fetches import Consumer, Reading
@@ -124,11 +124,6 @@ class Session:
                 f"topic settings must be the worker's), or create it: a worker does so with {created_with}"
             )
         return [topics[name] for name in names]
-
-    async def topic_id(self, topic: str) -> str:
-        """Return the id of a topic, for which control records are signed. Raises KafkaError."""
-        async with self.admin() as admin:
-            return await topic_id(admin, topic)
 
     async def newest(self, topic: Topic, count: int) -> AsyncIterator[SourceRecord]:
         """Yield the records at the last `count` offsets of each partition; unreadable ones come as faults."""
