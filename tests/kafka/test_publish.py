@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.support.builders import trace_bytes, trace_document
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import create_topics, wait_until
+from tests.support.message_logs import message_log
 from tests.support.stage import Workers
 from worker.commands.publish.send import key_of
 from worker.commands.shared.samples import SAMPLES
@@ -93,6 +94,28 @@ def test_a_slow_pipe_is_sent_as_it_comes_and_ctrl_c_ends_it(kafka: EmbeddedKafka
         finally:
             command.kill()
     assert said == f"1 trace published to topic {desk.name}, 0 refused, then interrupted"
+
+
+def test_what_convert_writes_goes_through_a_pipe(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    """That each run is scored: unit/commands/test_convert.py."""
+    desk = Desk(kafka)
+    file = tmp_path / "runs.jsonl"
+    file.write_text("".join(json.dumps(message_log(seed + number)) + "\n" for number in range(80)))
+    options = [
+        "--from", "chat", "--success", "@reward", "--confidence", "0.8", "--domain", "desk", "--visibility", "private",
+        "--privacy", "private", "--created-at", "@finished", "--agent-id", "desk", "--keep", "x_run=@run",
+    ]  # fmt: skip
+    with (
+        desk.start("convert", *options, str(file), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as convert,
+        desk.start("publish", "-", stdin=convert.stdout, stderr=subprocess.PIPE) as publish,
+    ):
+        said = publish.communicate(timeout=90)[1].decode()
+        assert convert.stderr is not None
+        assert "80 runs read, 80 written, 0 refused" in convert.stderr.read().decode()
+    assert (convert.returncode, publish.returncode) == (0, 0), said
+    assert f"80 traces published to topic {desk.name}" in said
+    assert sorted(json.loads(record.value)["x_run"] for record in desk.read()) == list(range(seed, seed + 80))
+    assert {record.key for record in desk.read()} == {b"desk"}
 
 
 def test_the_rate_holds(kafka: EmbeddedKafka) -> None:
