@@ -22,6 +22,8 @@ from tests.support.kafka_fixtures import (
     wait_committed,
 )
 from tests.support.registry import RegistryProcess
+from worker.contribute.unit import Gate, Unit, unit_from
+from worker.core.trace import Limits
 
 
 def accepted_document(trace_id: str, **metadata: Any) -> dict[str, Any]:
@@ -30,6 +32,16 @@ def accepted_document(trace_id: str, **metadata: Any) -> dict[str, Any]:
     document["metadata"] |= {"visibility": "network", "privacy_level": "aggregated", "quality_score": 0.8, **metadata}
     document["scoring"] = {"score": 0.8, "decision": "accepted"}
     return document
+
+
+GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
+
+
+def unit_of(document: Mapping[str, Any], gate: Gate = GATE) -> Unit:
+    """Return the unit that is posted for a document."""
+    work = unit_from(json.dumps(document).encode(), gate, Limits())
+    assert isinstance(work, Unit), work
+    return work
 
 
 class Booth:

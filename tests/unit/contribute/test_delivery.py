@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from tests.support.clock import until
-from tests.support.contribute import accepted_document
+from tests.support.contribute import accepted_document, unit_of
 from tests.support.gateway import served
 from tests.support.registry import FAST, LocalRegistry, local_registry
 from tests.support.registry_stand_in import FaultKind, Faults, RegistryOptions, Tier
@@ -24,12 +24,9 @@ from worker.config import Settings, load
 from worker.contribute import delivery
 from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, LateWatch, Unanswered
 from worker.contribute.registry import RegistryClient, registry_key
-from worker.contribute.unit import Gate, Refusal, Unit, unit_from
-from worker.core.trace import Limits
+from worker.contribute.unit import Refusal, Unit
 from worker.kafka.member import Stop, StoppedError
 from worker.observe.metrics import ContributeMetrics
-
-GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +37,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unit(number: int = 1, **fields: Any) -> Unit:
-    document = accepted_document(f"kp:trace:{number}") | fields
-    found = unit_from(json.dumps(document).encode(), GATE, Limits())
-    assert isinstance(found, Unit)
-    return found
+    return unit_of(accepted_document(f"kp:trace:{number}") | fields)
 
 
 class Sender:

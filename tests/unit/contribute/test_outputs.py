@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.support.builders import T0, make_record
-from tests.support.contribute import accepted_document
+from tests.support.contribute import accepted_document, unit_of
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
-from worker.contribute.unit import Gate, Refusal, Unit, receipt, refused_record, unit_from
+from worker.contribute.unit import Gate, Refusal, receipt, refused_record, unit_from
 from worker.core.dead_letters import read_dead_letter
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits
@@ -27,10 +28,7 @@ def encoded(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document).encode()
 
 
-def unit(document: Mapping[str, Any]) -> Unit:
-    found = unit_from(encoded(document), GATE, Limits())
-    assert isinstance(found, Unit), found
-    return found
+unit = partial(unit_of, gate=GATE)
 
 
 def test_a_receipt_says_what_was_posted_and_where_it_came_from() -> None:

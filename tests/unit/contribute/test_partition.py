@@ -16,7 +16,7 @@ import pytest
 from aiokafka import TopicPartition
 from prometheus_client import CollectorRegistry
 
-from tests.support.contribute import accepted_document
+from tests.support.contribute import GATE, accepted_document, unit_of
 from tests.support.gateway import Asked, Gateway, Reply, Rule
 from tests.support.registry import FAST, LocalRegistry, local_registry
 from tests.support.registry_stand_in import RegistryOptions
@@ -26,7 +26,6 @@ from worker.contribute.contributor import Partition
 from worker.contribute.delivery import Delivery, DeniedError, LateWatch
 from worker.contribute.delivery import Gateway as Turns
 from worker.contribute.registry import RegistryClient, registry_key
-from worker.contribute.unit import Gate
 from worker.core.records import DEAD_LETTER, OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.kafka.assignment import Position
@@ -111,11 +110,10 @@ class Process:
 
     def partition(self, log: Log, limits: Limits | None = None) -> Partition:
         late = LateWatch(self.turns, self.metrics, 60)
-        gate = Gate(frozenset({"network"}), frozenset({"aggregated"}))
         return Partition(
             Claim(TP, cast("Any", Reader(log, log.committed)), cast("Any", None), Position(log.committed, None)),
             publisher=cast("Any", Writer(log)), delivery=Delivery(self.turns, self.metrics, late, "group"),
-            gate=gate, limits=limits or Limits(),
+            gate=GATE, limits=limits or Limits(),
         )  # fmt: skip
 
     def refused(self, reason: str) -> float:
@@ -348,21 +346,12 @@ async def test_look_ups_that_pass_show_nothing() -> None:
     """The following traces are in the registry already: no POST is made for them."""
     async with scene(lambda asked: page(403) if asked.method == "POST" else None) as at:
         for number in (2, 3):
-            assert (await at.registry.post(json.loads(_body(number)))).status == 201
+            assert (await at.registry.post(dict(unit_of(trace(number)).document))).status == 201
         at.log.put(trace(1), trace(2), trace(3))
         async with at.working() as mine:
             await at.until(lambda: at.gateway.refused["POST"] > 20)
             assert (mine.held, at.log.committed, at.log.outputs) == (1, 0, [])
         assert at.log.committed == 0
-
-
-def _body(number: int) -> bytes:
-    from worker.contribute.unit import Unit, unit_from
-
-    gate = Gate(frozenset({"network"}), frozenset({"aggregated"}))
-    found = unit_from(json.dumps(trace(number)).encode(), gate, Limits())
-    assert isinstance(found, Unit)
-    return found.body
 
 
 async def test_the_log_names_the_trace_that_the_registry_fails_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -431,7 +420,7 @@ async def test_traces_that_need_no_post_do_not_stop_the_search_for_one_that_does
     monkeypatch.setattr(contributor, "MAX_WAITING", 3)
     async with scene(on_attack(page(403))) as at:
         for number in range(100, 108):
-            assert (await at.registry.post(json.loads(_body(number)))).status == 201
+            assert (await at.registry.post(dict(unit_of(trace(number)).document))).status == 201
         skipped = [trace(each, visibility="org") for each in range(1, 21)]
         at.log.put(
             trace(0, ATTACK), *skipped, *(trace(each) for each in range(100, 108)), *skipped, trace(200), *skipped

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.contribute import accepted_document
+from tests.support.contribute import GATE, accepted_document, unit_of
 from tests.support.made_secrets import made as made_secret
 from worker.contribute.unit import (
     MAX_VALUES,
@@ -31,18 +31,11 @@ from worker.core.trace import CONTEXT, LEGACY_CONTEXT, Limits
 from worker.redact.documents import Rules
 from worker.redact.markers import own_pattern
 
-GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
 OPEN = Gate(frozenset({"network", "org", "private"}), frozenset({"aggregated", "federated", "private"}))
 
 
 def made(document: dict[str, Any] | bytes | None, gate: Gate = GATE) -> Unit | Skip | Refusal:
     return unit_from(json.dumps(document).encode() if isinstance(document, dict) else document, gate, Limits())
-
-
-def unit(document: dict[str, Any], gate: Gate = GATE) -> Unit:
-    found = made(document, gate)
-    assert isinstance(found, Unit), found
-    return found
 
 
 def test_the_schemas_fields_alone_are_posted_and_the_context_is_the_current_one() -> None:
@@ -57,7 +50,7 @@ def test_the_schemas_fields_alone_are_posted_and_the_context_is_the_current_one(
         "relationships": [{"fact": "f", "valid_from": "v", "extra": 1}],
         "extra": 1,
     }
-    posted = unit(document)
+    posted = unit_of(document)
     text = posted.body.decode()
     assert "extra" not in text.replace('"input_schema":{"type":"object","extra":1}', "")
     assert "team" not in text
@@ -68,7 +61,7 @@ def test_the_schemas_fields_alone_are_posted_and_the_context_is_the_current_one(
     assert sent["steps"][1]["input"] == {"any": {"thing": 1}}
     assert sent["knowledge_graph_delta"]["entities"] == [{"name": "n", "type": "t"}]
     assert sent["metadata"]["validated_by"] == ["v"]
-    again = unit(sent)
+    again = unit_of(sent)
     assert again.body == posted.body
 
 
@@ -86,10 +79,10 @@ def test_the_gate_keeps_back_what_it_does_not_name(visibility: str, privacy: str
 def test_the_level_of_redaction_is_the_traces_own() -> None:
     document = accepted_document("kp:trace:1", privacy_level="private")
     document["task"]["objective"] = "mail bob@example.com, password=hunter2"
-    sent = json.loads(unit(document, OPEN).body)
+    sent = json.loads(unit_of(document, OPEN).body)
     assert sent["task"]["objective"] == "mail bob@example.com, password=[REDACTED:password]"
     document["metadata"]["privacy_level"] = "federated"
-    redacted = unit(document, OPEN)
+    redacted = unit_of(document, OPEN)
     assert json.loads(redacted.body)["task"]["objective"] == "mail [REDACTED:email], password=[REDACTED:password]"
     assert dict(redacted.redactions) == {"email": 1, "password": 1}
 
@@ -98,8 +91,8 @@ def test_redaction_is_stable_so_that_a_redriven_trace_is_the_same_unit() -> None
     document = accepted_document("kp:trace:1")
     document["steps"][0]["content"] = "Bearer abcdefghijklmnopqrstuvwxyz, token: abc, /home/bob/x, 10.1.2.3"
     document["steps"][1]["input"] = {"password": "x", "nested": [{"api_key": "y", "bob@example.com": 1}]}
-    once = unit(document)
-    assert unit(json.loads(once.body)).body == once.body
+    once = unit_of(document)
+    assert unit_of(json.loads(once.body)).body == once.body
 
 
 @pytest.mark.parametrize("secret", ["sk-abcdefghijklmnopqrstuvwx", "kp_0123456789abcdef0123", "bob@example.com"])
@@ -113,7 +106,7 @@ def test_an_id_with_a_secret_is_refused_and_not_quoted(secret: str) -> None:
 @pytest.mark.parametrize("text", ["x", "\u00e9", "\U0001f600", "\u4e2d"])
 def test_an_id_that_is_too_long_for_a_registry_is_refused_before_it_is_asked(text: str) -> None:
     room = (2048 - len("kp:trace:")) // len(text.encode())
-    assert unit(accepted_document("kp:trace:" + text * room)).trace_id.endswith(text)
+    assert unit_of(accepted_document("kp:trace:" + text * room)).trace_id.endswith(text)
     found = made(accepted_document("kp:trace:" + text * (room + 1)))
     assert isinstance(found, Refusal)
     assert (found.reason, found.path, found.status) == ("id_too_long", "id", None)
@@ -133,7 +126,7 @@ def test_a_unit_that_grows_beyond_the_message_limit_is_refused_before_it_is_sent
 
 
 def test_digits_in_an_id_are_no_telephone() -> None:
-    unit(accepted_document("kp:trace:a0123456-7890-4abc-8def-012345678901"))
+    unit_of(accepted_document("kp:trace:a0123456-7890-4abc-8def-012345678901"))
 
 
 @pytest.mark.parametrize("value", [None, b"", b"{", b"[]", b'{"id": "password=hunter2"}'])
@@ -166,7 +159,7 @@ def test_the_same_content_is_the_same_unit_however_it_is_written() -> None:
     document["steps"][0]["input"] = {
         "large": 9007199254740993, "zero": -0.0, "one": 1, "flag": True, "none": None, "__proto__": {"x": 1},
     }  # fmt: skip
-    ours = unit(document)
+    ours = unit_of(document)
     assert b"__proto__" not in ours.body
     theirs = stored(json.loads(ours.body))
     assert same_unit(ours.document, theirs)
@@ -190,7 +183,7 @@ def test_other_content_is_another_unit(path: tuple[Any, ...], value: Any) -> Non
     document = accepted_document("kp:trace:1")
     document["steps"][0]["input"] = {"flag": True}
     document["outcome"]["confidence"] = 1
-    ours = unit(document)
+    ours = unit_of(document)
     theirs = json.loads(ours.body)
     *parents, name = path
     place = theirs
@@ -256,7 +249,7 @@ def test_units_are_compared_as_by_a_slow_reading(seed: int, long: bool) -> None:
 
 @pytest.mark.parametrize("theirs", [None, [], "x", {}, {"metadata": None}])
 def test_what_is_no_unit_is_another_one(theirs: Any) -> None:
-    assert not same_unit(unit(accepted_document("kp:trace:1")).document, theirs)
+    assert not same_unit(unit_of(accepted_document("kp:trace:1")).document, theirs)
 
 
 def test_a_unit_that_nests_without_end_is_another_one() -> None:
@@ -265,7 +258,7 @@ def test_a_unit_that_nests_without_end_is_another_one() -> None:
     for _ in range(100_000):
         inner["input"] = {}
         inner = inner["input"]
-    assert not same_unit(unit(accepted_document("kp:trace:1")).document, theirs)
+    assert not same_unit(unit_of(accepted_document("kp:trace:1")).document, theirs)
 
 
 HIDDEN_TEXT = "pay \u202e001"
@@ -297,12 +290,12 @@ def test_what_does_not_leave_is_not_screened() -> None:
     document = accepted_document("kp:trace:1", note=HIDDEN_TEXT)
     document["scoring"]["screen"] = {"rules": ["direction-override"], "text": HIDDEN_TEXT}
     document["steps"][0]["content"] = "password=\U000e0041\U000e0042"
-    assert unit(document, replace(GATE, screen=True)).redactions == {"password": 1}
+    assert unit_of(document, replace(GATE, screen=True)).redactions == {"password": 1}
 
 
 @pytest.mark.slow
 def test_a_large_answer_is_compared_without_a_copy() -> None:
-    ours = unit(accepted_document("kp:trace:1")).document
+    ours = unit_of(accepted_document("kp:trace:1")).document
     theirs = {**ours, "steps": [{"input": {"a": [None] * (MAX_VALUES + 1)}}]}
     tracemalloc.start()
     assert not same_unit(ours, theirs)
@@ -312,10 +305,7 @@ def test_a_large_answer_is_compared_without_a_copy() -> None:
 
 
 def redacted_by(rules: str, document: dict[str, Any]) -> Unit:
-    gate = Gate(frozenset({"network"}), frozenset({"aggregated"}), Rules(rules))
-    found = unit_from(json.dumps(document).encode(), gate, Limits())
-    assert isinstance(found, Unit), found
-    return found
+    return unit_of(document, replace(GATE, rules=Rules(rules)))
 
 
 def test_what_was_posted_by_other_rules_is_the_same_unit(seed: int) -> None:
@@ -341,9 +331,8 @@ def test_what_was_posted_by_other_rules_is_the_same_unit(seed: int) -> None:
 def test_what_was_posted_before_a_pattern_was_added_is_the_same_unit() -> None:
     document = accepted_document("kp:trace:1")
     document["task"]["objective"] = "for customer KD-12345678"
-    before = unit(document)
-    gate = Gate(frozenset({"network"}), frozenset({"aggregated"}), Rules("strict", (own_pattern("kd", "KD-[0-9]+"),)))
-    after = unit(document, gate)
+    before = unit_of(document)
+    after = unit_of(document, replace(GATE, rules=Rules("strict", (own_pattern("kd", "KD-[0-9]+"),))))
     assert b"[REDACTED:kd]" in after.body
     assert same_unit(after.document, json.loads(before.body), after.rules)
 
@@ -351,7 +340,7 @@ def test_what_was_posted_before_a_pattern_was_added_is_the_same_unit() -> None:
 def test_the_default_is_strict() -> None:
     document = accepted_document("kp:trace:1")
     document["task"]["objective"] = "DB_PASSWORD=hunter2x"
-    assert b"hunter2x" not in unit(document).body
+    assert b"hunter2x" not in unit_of(document).body
     assert b"hunter2x" in redacted_by("reference", document).body
 
 
@@ -396,7 +385,7 @@ def test_units_that_cannot_be_compared_are_different_and_issues_that_cannot_be_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     document = accepted_document("kp:trace:1")
-    ours = unit(document)
+    ours = unit_of(document)
     theirs = document | {"outcome": {"result_summary": "other", "confidence": 0.5}}
 
     def failing(*_: Any, **__: Any) -> Any:
