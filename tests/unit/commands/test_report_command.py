@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,6 @@ from worker.commands.report.outcomes import Asked, Judging
 from worker.version import install_extra
 
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
-OUTCOME = ("--outcome", "metadata.success", "--verdicts", "50%", "--late", "5")
 
 
 @pytest.fixture
@@ -49,26 +49,43 @@ def documents(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "texts"),
     [
-        (),
-        ("--config", "{candidate}"),
-        ("--share", "10%"),
-        ("--set", "threshold=0.123456789", "--share", "0.1"),
-        ("--outcome", "x_won"),
-        ("--outcome", "x_won", "--verdicts", "50%", "--late", "5"),
-        ("--config", "{candidate}", "--share", "10%", "--outcome", "x_won", "--verdicts", "30%"),
+        ("", [
+            r"\A160 traces of scored\.jsonl, 2026-04-14 08:00 UTC\naccepted: \d+ \(",
+            r"^Share that reaches a threshold\ndomain",
+            r"^Domains without a profile \(they take default\)\n  gardening: ",
+        ]),
+        ("--config {candidate}", [
+            r"^Accepted with these settings: \d+ \(.*\) -> \d+ \(.*\)$", "^Decisions that change: ", "paste this",
+            r"^  gardenin; did you mean gardening\?$",
+        ]),
+        ("--set threshold=0.75", [r"With these settings no decision changes\.", "there is nothing to set"]),
+        ("--share 10%", [
+            "^Thresholds for the best 10% of each domain; accepted of all: ", "paste this",
+            r"without a profile: gardening\. Such domains share the threshold of default",
+            "traces are few; the threshold may accept another share of the next ones",
+        ]),
+        ("--set threshold=0.123456789 --share 0.1", [r"0\.123456789 -> 0\."]),
+        ("--outcome x_won", ["^160 runs, ", r"^stated +0\.\d"]),
+        ("--outcome x_won --verdicts 50% --late 5", [
+            "^160 runs, ", "AUC of the score", "best fifth", "Brier", "constant", "ECE", "Intervals are 95 %",
+            r"^record +0\.\d",
+            "record: verdicts on 50% of the runs, drawn at random, 5 runs late",
+        ]),
+        ("--config {candidate} --share 10% --outcome x_won --verdicts 30%", ["^Accepted", "^Thresholds", "^160 runs"]),
     ],
-    ids=" ".join,
-)
-def test_tables_are_whole_at_80_columns(
-    documents: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+)  # fmt: skip
+def test_the_text_says_what_was_asked_and_is_whole_at_80_columns(
+    documents: Path, arguments: str, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = run_text(documents, *arguments)
+    wide = run_text(documents, *arguments.split())
+    for text in texts:
+        assert re.search(text, wide, re.M), text
+    assert ("paste this" in wide) == ("paste this" in texts or "--share" in arguments)
     monkeypatch.setattr("worker.commands.shared.console.PIPE_WIDTH", 80)
-    shown = run_text(documents, *arguments)
-    cut = [line for line in shown.splitlines() if "…" in line and line not in wide]
-    assert not cut
+    shown = run_text(documents, *arguments.split())
+    assert not [line for line in shown.splitlines() if "…" in line and line not in wide]
     assert max(map(len, shown.splitlines())) <= 80
     assert " ".join(shown.split()) == " ".join(wide.split()), "only sentences are wrapped"
 
@@ -81,35 +98,14 @@ def run_text(documents: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def test_the_text_says_what_there_is(documents: Path) -> None:
-    told = run_text(documents)
-    assert re.match(r"160 traces of scored\.jsonl, 2026-04-14 08:00 UTC\naccepted: \d+ \(", told)
-    assert "\nShare that reaches a threshold\ndomain" in told
-    assert "\nDomains without a profile (they take default)\n  gardening: " in told
-    assert "paste this" not in told
+def test_the_text_has_the_settings_and_the_proposed_thresholds_ready_to_paste(documents: Path) -> None:
+    def pasted(*arguments: str) -> dict[str, Any]:
+        return tomllib.loads(run_text(documents, *arguments).partition("(--config FILE, KP_CONFIG):\n")[2])
 
-
-def test_the_text_says_what_settings_change_and_how_to_use_them(documents: Path) -> None:
-    told = run_text(documents, "--config", "{candidate}")
-    assert re.search(r"^Accepted with these settings: \d+ \(.*\) -> \d+ \(.*\)$", told, re.M)
-    assert "\nDecisions that change: " in told
-    assert "\n  gardenin; did you mean gardening?\n" in told
-    pasted = told[told.index("(--config FILE, KP_CONFIG):") :].partition("\n")[2]
-    assert tomllib.loads(pasted) == tomllib.loads(documents.with_name("candidate.toml").read_text())
-    same = run_text(documents, "--set", "threshold=0.75")
-    assert "With these settings no decision changes." in same
-    assert "there is nothing to set" in same
-
-
-def test_the_text_proposes_thresholds_ready_to_paste(documents: Path) -> None:
-    told = run_text(documents, "--share", "10%")
-    assert "\nThresholds for the best 10% of each domain; accepted of all: " in told
-    assert "without a profile: gardening. Such domains share the threshold of default" in told
-    assert "traces are few; the threshold may accept another share of the next ones" in told
-    pasted = tomllib.loads(told[told.index("KP_CONFIG):") :].partition("\n")[2])
+    assert pasted("--config", "{candidate}") == tomllib.loads(documents.with_name("candidate.toml").read_text())
     found = json.loads(run(str(documents), "--share", "0.1").stdout)
-    assert pasted == tomllib.loads(found["config"])
-    assert {name: it["threshold"] for name, it in pasted["profiles"].items()} == {
+    assert pasted("--share", "10%") == tomllib.loads(found["config"])
+    assert {name: it["threshold"] for name, it in pasted("--share", "10%")["profiles"].items()} == {
         row["domain"]: row["threshold"] for row in found["share"]["domains"]
     }
 
@@ -123,15 +119,6 @@ def test_ties_near_misses_and_default_are_told() -> None:
     assert "default: its threshold also applies to every domain without a profile" in told
     few = run("-", "--share", "10%", "--text", data=b"\n".join(data.splitlines()[:3])).stdout
     assert "Finance: 2 traces are too few to propose a threshold (30 at least); it keeps its threshold" in few
-
-
-def test_the_text_says_how_well_scores_tell_success(documents: Path) -> None:
-    told = run_text(documents, "--outcome", "x_won", "--verdicts", "50%", "--late", "5")
-    for text in (
-        "160 runs, ", "AUC of the score", "best fifth", "Brier", "constant", "ECE", "Intervals are 95 %",
-        "record: verdicts on 50% of the runs, drawn at random, 5 runs late",
-    ):  # fmt: skip
-        assert text in told
 
 
 def test_what_a_reader_must_know_is_told() -> None:
