@@ -36,7 +36,6 @@ def trace(number: int, steps: Any = WELL_ROUNDED, level: str = "aggregated") -> 
 
 
 def left(text: str | bytes) -> list[str]:
-    """Return what of the secrets a text still has."""
     return [secret for secret in REMOVED if secret in (text if isinstance(text, str) else text.decode())]
 
 

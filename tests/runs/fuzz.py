@@ -40,50 +40,14 @@ TRAPS = r"""
     "https://knowledgepulse.dev/schema/v1"
 """
 VALUES = TRAPS.split()
-VALUES += [
-    '"a\nb"',
-    '"a\tb"',
-    '"\x7f"',
-    '"\x01"',
-    '"\u2028"',
-    '"\ufeff"',
-    '{"a":1 "b":2}',
-    " 1 ",
-    "\v1",
-    "\xa01",
-]
+VALUES += [*('"a\nb"', '"a\tb"', '"\x7f"', '"\x01"', '"\u2028"', '"\ufeff"', '{"a":1 "b":2}', " 1 ", "\v1", "\xa01")]
 VALUES += ["1 2", "/**/1", "[" * 30 + "]" * 30, "[" * 100 + "]" * 100, '{"":' * 70 + "0" + "}" * 70]
 VALUES += ["1" + "0" * 308, "1" + "0" * 309, "1" + "0" * 4299, "1" + "0" * 5000, "0." + "1" * 5000]
 
-BYTES = [b"\x00", b"\x1f", b"\x7f", b"\x80", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5", b"\xff", b"\xef\xbb\xbf"]
-BYTES += [
-    b'"',
-    b"\\",
-    b"\\u",
-    b"\\ud800",
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b" ",
-    b"\n",
-    b"\x0b",
-    b"0",
-    b"-",
-]
-BYTES += [
-    b".",
-    b"e",
-    b"/",
-    b"'",
-    b"null",
-    b"NaN",
-    b'"":0,',
-    b"\xe2\x80\xa8",
-    b"\xc2\x85",
-    b"\xf0\x9f\x98\x80",
+BYTES = [
+    *(b"\x00", b"\x1f", b"\x7f", b"\x80", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5", b"\xff", b"\xef\xbb\xbf"),
+    *(b'"', b"\\", b"\\u", b"\\ud800", b"{", b"}", b"[", b"]", b",", b":", b" ", b"\n", b"\x0b", b"0", b"-"),
+    *(b".", b"e", b"/", b"'", b"null", b"NaN", b'"":0,', b"\xe2\x80\xa8", b"\xc2\x85", b"\xf0\x9f\x98\x80"),
 ]
 
 FIELDS = """
@@ -232,7 +196,6 @@ def _dump(rng: random.Random, document: Any) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))

@@ -173,12 +173,10 @@ class Container(WorkerProcess):
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
     def execute(self, command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in the container."""
         inside = ["docker", "exec", *_variables(env), self._name, *command]
         return subprocess.run(inside, check=False, text=True, capture_output=True)
 
     def close(self) -> None:
-        """Remove the container."""
         works("rm", "--force", self._name)
         super().close()
 

@@ -73,7 +73,6 @@ MODEL: Final = Pace(4.0, hostile=0.2, pause=(5.0, 25.0))
 
 
 def environment(kafka: EmbeddedKafka, state: State) -> dict[str, str]:
-    """Return the workers' settings."""
     o = state.options
     extra = {} if o["steady"] else {"TEST_EMBED_MS": "10"}
     if o["model"]:  # the default session timeout: the model takes the cores that heartbeats need
@@ -134,7 +133,6 @@ class Session:
         print(figure, flush=True)
 
     def save(self) -> None:
-        """Write the state down."""
         self.state.seconds = self.before + time.monotonic() - self.began
         self.state.sent = self.sent_before + self.load.acknowledged
         self.state.save()
@@ -147,7 +145,6 @@ class Session:
         self.watch.start()
 
     def left(self) -> float:
-        """Return the seconds that are left."""
         return self.state.minutes * 60 - (self.before + time.monotonic() - self.began)
 
     def finish(self) -> list[str]:
@@ -173,14 +170,12 @@ class Session:
 
 
 def pace(state: State) -> Pace:
-    """Return the pace of a run."""
     chosen = MODEL if state.options["model"] else STEADY if state.options["steady"] else QUICK
     rate = state.options["rate"]
     return chosen if rate is None else Pace(rate, chosen.hostile, chosen.pause)
 
 
 async def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    """Return each partition's end."""
     async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
         found = await consumer.end_offsets([TopicPartition(topic, p) for p in range(PARTITIONS)])
         return {partition.partition: offset for partition, offset in found.items()}
@@ -350,7 +345,6 @@ def catch_up(kafka: EmbeddedKafka, env: dict[str, str], state: State) -> list[st
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.runs.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="least duration [1]")
     parser.add_argument("--traces", type=int, help=f"least number of traces [{TRACES}; with --model or --steady 0]")
@@ -417,12 +411,10 @@ class State:
 
     @property
     def logs(self) -> Path:
-        """Return the directory of the workers' logs."""
         return self.directory / "logs"
 
     @property
     def data(self) -> Path:
-        """Return the directory of the broker's data."""
         return self.directory / "kafka"
 
     def save(self) -> None:
@@ -435,7 +427,6 @@ class State:
 
 
 def main() -> int:
-    """Run from the command line."""
     found = options()
     interrupt_on_signals()
     chaos.quiet_clients()

@@ -57,7 +57,6 @@ class AcceptedTopic:
     unreadable: list[bytes | None] = field(default_factory=list)
 
     def note(self, value: bytes | None) -> None:
-        """Note a committed value."""
         if value is not None and value not in self.unreadable:
             document = json.loads(value)
             self.rows[document["id"]] = (document["scoring"]["score"], value.decode())

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from aiokafka import AIOKafkaProducer
@@ -206,7 +205,6 @@ class Load(threading.Thread):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Produce."""
         try:
             asyncio.run(self._produce(*self._arguments))
         except BaseException as error:  # told by finish()
@@ -294,9 +292,7 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._supervisor.join()
         for slot in self._slots.values():
@@ -316,7 +312,6 @@ class Fleet:
             return slot
 
     def remove(self, slot: Slot) -> None:
-        """Ask a worker to stop, for good."""
         with self._lock:
             slot.wanted = False
             slot.expected |= {0, -15}  # -15: it was still importing
@@ -344,7 +339,6 @@ class Fleet:
         return [slot.process.wait(timeout) for slot in slots]
 
     def unexpected(self) -> list[Exit]:
-        """Return the exits that nobody asked for."""
         return [event for event in self.exits if not event.expected]
 
     def tails(self, lines: int = 15) -> str:
@@ -380,7 +374,6 @@ class Fleet:
 
 
 def ready(slot: Slot) -> bool:
-    """Whether a worker's /readyz says yes."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return slot.process.get("/readyz")[0] == 200
     return False
@@ -423,11 +416,9 @@ class Chaos:
             self.done[action] += 1
 
     def say(self, text: str) -> None:
-        """Write one line of the timeline."""
         print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
 
     def sigkill(self) -> None:
-        """Kill one worker."""
         slot = self._victim()
         self.say(f"SIGKILL worker {slot.number}" + ("" if ready(slot) else " (not ready)"))
         self._fleet.kill(slot)

@@ -138,7 +138,6 @@ class HashEmbedder(Embedder):
         self._seconds = float(os.environ.get("TEST_EMBED_MS") or 0) / 1000
 
     def infer(self, reading: Reading) -> Embedding:
-        """Embed one text."""
         PLAN.passing("embed")
         if self._seconds:
             time.sleep(self._seconds)
@@ -149,7 +148,6 @@ class SteppedProducer(Producer):
     """The product's producer; the steps of a publication pass through here."""
 
     async def start(self) -> None:
-        """Connect."""
         PLAN.passing("starting")
         if delay_ms := os.environ.get("TEST_START_MS"):
             sys.stderr.write("TEST a producer starts slowly\n")
@@ -158,7 +156,6 @@ class SteppedProducer(Producer):
         PLAN.passing("started")
 
     async def begin(self) -> None:
-        """Begin."""
         PLAN.passing("before_begin")
         await super().begin()
         PLAN.passing("after_begin")
@@ -176,18 +173,15 @@ class SteppedProducer(Producer):
         return refused
 
     async def send_offsets(self, group: str, offsets: Offsets) -> None:
-        """Send the offset."""
         PLAN.passing("after_sends")
         await super().send_offsets(group, offsets)
         PLAN.passing("after_offsets")
 
     async def abort(self) -> None:
-        """Abort."""
         await super().abort()
         PLAN.passing("aborted")
 
     async def commit(self) -> None:
-        """Commit."""
         if PLAN.is_next("committing"):
             commit = asyncio.create_task(super().commit())
             await asyncio.sleep(0.002)

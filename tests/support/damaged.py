@@ -32,7 +32,6 @@ QUIET, SIGNALLING, INFINITE = 0x7FC00000, 0x7F800001, 0x7F800000
 def entry_fields(
     sequence: int, offset: int, time_ms: int, model: str, vector: npt.NDArray[np.float32], epoch: int = 1
 ) -> dict[str, Any]:
-    """Return the fields of a valid entry, in order."""
     return {
         "version": 1, "sequence": sequence, "source_offset": offset, "stream_time_ms": time_ms,
         "trace_id": f"kp:trace:{offset}", "model": model, "vector": vector.astype("<f4").tobytes(),
@@ -41,7 +40,6 @@ def entry_fields(
 
 
 def packed(fields: Mapping[str, Any]) -> bytes:
-    """Return the record's value."""
     return msgspec.msgpack.encode(list(fields.values()))
 
 

@@ -11,7 +11,6 @@ import hashlib
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -34,7 +33,6 @@ def vector(text: str, dimensions: int = DIMENSIONS, salt: str = "") -> list[floa
 
 
 def answer(vectors: list[Any]) -> bytes:
-    """Return the body of a good answer."""
     data = [{"object": "embedding", "index": index, "embedding": it} for index, it in enumerate(vectors)]
     return msgspec.json.encode({"object": "list", "data": data, "model": MODEL, "usage": {"prompt_tokens": 1}})
 
@@ -64,11 +62,9 @@ class EmbeddingService:
 
     @property
     def url(self) -> str:
-        """Return the address, without /v1."""
         return f"http://127.0.0.1:{self._port}"
 
     def texts(self) -> list[str]:
-        """Return the texts of all requests."""
         return [text for texts in self.asked for text in texts]
 
     def start(self) -> None:
@@ -84,9 +80,7 @@ class EmbeddingService:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -76,7 +76,6 @@ class ListTransactionsRequest(Request[ListTransactionsStruct]):  # type: ignore[
         self._longer_than_ms = longer_than_ms
 
     def build(self, request_struct_class: type[Any]) -> Any:
-        """Return the request."""
         return request_struct_class(["Ongoing", "PrepareCommit", "PrepareAbort"], [], self._longer_than_ms, {})
 
 
@@ -190,19 +189,16 @@ class Watch(threading.Thread):
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
-        """Take figures."""
         while not self._stop_asked.wait(self._interval):
             self.take()
 
     def take(self) -> Figure | None:
-        """Take a figure now."""
         figure = self._source.take(time.monotonic() - self._began)
         if figure is not None:
             self._keep(figure)
         return figure
 
     def finish(self) -> None:
-        """Stop."""
         self._stop_asked.set()
         if self.is_alive():
             self.join()

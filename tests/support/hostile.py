@@ -88,12 +88,10 @@ Change = Callable[[RawRecord], RawRecord]
 
 
 def later(ms: int) -> Change:
-    """Date a record later."""
     return lambda record: replace(record, timestamp_ms=(record.timestamp_ms or 0) + ms)
 
 
 def no_key(record: RawRecord) -> RawRecord:
-    """Take the key away."""
     return replace(record, key=None)
 
 
@@ -113,7 +111,6 @@ def many_headers(record: RawRecord) -> RawRecord:
 
 
 def with_header(name: bytes, value: bytes = b"value") -> Change:
-    """Add a header."""
     return lambda record: replace(record, headers=(*record.headers, (name, value)))
 
 
@@ -358,7 +355,6 @@ class HostileLoad(threading.Thread):
         self.sent: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Send."""
         asyncio.run(self._send(*self._arguments))
 
     def finish(self, timeout: float) -> None:

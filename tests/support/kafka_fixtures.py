@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import os
 import signal
@@ -17,10 +18,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -35,6 +35,7 @@ from worker.kafka.cluster import describe
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_node import free_ports
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE_S = 60.0  # one broker answer on a busy machine; it only decides when a broken test gives up
@@ -205,7 +206,6 @@ async def committed_async(bootstrap: str, group: str, topic: str) -> dict[int, i
 
 
 async def topic_id_async(bootstrap: str, topic: str) -> str:
-    """Return a topic's id."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -216,19 +216,16 @@ async def topic_id_async(bootstrap: str, topic: str) -> str:
     return found
 
 
-def topic_id(bootstrap: str, topic: str) -> str:
-    """As topic_id_async."""
-    return asyncio.run(topic_id_async(bootstrap, topic))
+def _sync(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Return a coroutine function as an ordinary one."""
+    return functools.wraps(function)(lambda *args, **kwargs: asyncio.run(function(*args, **kwargs)))
 
 
-def create_topics(bootstrap: str, topics: Mapping[str, TopicSpec]) -> None:
-    """As create_topics_async."""
-    asyncio.run(create_topics_async(bootstrap, topics))
-
-
-def produce(bootstrap: str, topic: str, records: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
-    """As produce_async."""
-    return asyncio.run(produce_async(bootstrap, topic, records))
+topic_id = _sync(topic_id_async)
+create_topics = _sync(create_topics_async)
+produce = _sync(produce_async)
+consume_all = _sync(consume_all_async)
+committed = _sync(committed_async)
 
 
 def recreate_topic(bootstrap: str, topic: str, partitions: int) -> None:
@@ -241,16 +238,6 @@ def recreate_topic(bootstrap: str, topic: str, partitions: int) -> None:
         except KafkaError:  # the deletion is not done yet
             assert time.monotonic() < deadline
             time.sleep(0.2)
-
-
-def consume_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Any]:
-    """As consume_all_async."""
-    return asyncio.run(consume_all_async(bootstrap, topic, isolation))
-
-
-def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
-    """As committed_async."""
-    return asyncio.run(committed_async(bootstrap, group, topic))
 
 
 class LoggedProcess:
@@ -290,7 +277,6 @@ class LoggedProcess:
 
     @property
     def pid(self) -> int:
-        """Return its process id."""
         return self.process.pid
 
     @property
@@ -342,9 +328,7 @@ class WorkerProcess(LoggedProcess):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get(self, path: str, timeout: float = 5) -> tuple[int, str]:
@@ -413,7 +397,6 @@ class WorkerProcess(LoggedProcess):
         self.close()
 
     def stop(self) -> None:
-        """Freeze by SIGSTOP."""
         self.process.send_signal(signal.SIGSTOP)
 
     def cont(self) -> None:

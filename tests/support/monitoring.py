@@ -47,7 +47,6 @@ def rules() -> list[dict[str, Any]]:
 
 
 def alerts() -> dict[str, dict[str, Any]]:
-    """Return the alerts by name."""
     found = [rule for rule in rules() if "alert" in rule]
     assert len({rule["alert"] for rule in found}) == len(found)
     return {rule["alert"]: rule for rule in found}

@@ -172,7 +172,6 @@ class TaskHarness:
         self.task.start()
 
     def fetch(self, offsets: Iterable[int]) -> None:
-        """Let records of the partition wait."""
         self.buffer.add(0, [record(offset) for offset in offsets])
 
     def take(self, *offsets: int, **fields: Any) -> None:

@@ -7,7 +7,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Literal, Self
 
 HOST = "127.0.0.1"
@@ -38,9 +37,7 @@ class Proxy:
         self._start(self._accept)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._server.shutdown(socket.SHUT_RDWR)  # ends accept
             self._server.close()

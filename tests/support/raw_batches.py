@@ -50,7 +50,6 @@ def _nullable(content: bytes | None) -> bytes:
 
 
 def encode_record(record: RawRecord, offset_delta: int, timestamp_delta: int) -> bytes:
-    """Encode one record with its length."""
     parts = [b"\0", varint(timestamp_delta), varint(offset_delta), _nullable(record.key), _nullable(record.value)]
     parts.append(varint(len(record.headers)))
     for name, value in record.headers:
@@ -85,7 +84,6 @@ def gzip_of_repeated(head: bytes, block: bytes, times: int, tail: bytes) -> byte
 
 
 def encode_batch(records: Sequence[RawRecord], codec: str = "none") -> bytes:
-    """Encode records as one batch."""
     now = int(time.time() * 1000)
     times = [now if record.timestamp_ms is None else record.timestamp_ms for record in records]
     payload = b"".join(

@@ -1,8 +1,8 @@
 """Benchmarks of the worker against itself and against what users would pick instead: `make bench`.
 
-Each part of the measurement is one module (`embedding`, `clients`, `scan`, `restore`, `processes`, `footprint`).
-Lives here beside them: the job that every peer does (`job`, `peers/`), what is read and checked (`workload`), how a
-process is watched (`watch`), how numbers become tables and goals (`results`, `page`).
+The parts are in `embedding` (a), `clients` (b, c), `costs` (d, f, g), `partitions` (e, j) and `handover` (h). Beside
+them: the job that every peer does (`job`, `peers/`), what is read and checked (`workload`), how a process is watched
+(`watch`, `latency`), and how numbers become tables and goals (`results`, `page`).
 
 To run all of it, install the peers (`pip install -e '.[bench]'`). `ARGS="--only a --seconds 5 --rounds 3"` runs a
 part.

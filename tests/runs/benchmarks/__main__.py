@@ -19,16 +19,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the worker and every pe
 
 from rich.console import Console
 
-from tests.runs.benchmarks import (
-    clients,
-    embedding,
-    footprint,
-    handover,
-    partitions,
-    processes,
-    restoring,
-    scan,
-)
+from tests.runs.benchmarks import clients, costs, embedding, handover, partitions
 from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.results import Results, describe, show_goals, show_part
 from tests.runs.benchmarks.watch import BenchmarkError
@@ -37,12 +28,12 @@ PARTS: Final = {
     "a": ("the embedder alone and the worker through Kafka", embedding.run),
     "b": ("the same job without a model, other clients", clients.run_without_model),
     "c": ("the same job with the model, as a user would write it", clients.run_with_model),
-    "d": ("one scan of the cache", scan.run),
-    "e": ("restore", restoring.run),
-    "f": ("several worker processes without a model", processes.run),
-    "g": ("memory and start", footprint.run),
+    "d": ("one scan of the cache", costs.scans),
+    "e": ("restore", partitions.restores),
+    "f": ("several worker processes without a model", costs.fleets),
+    "g": ("memory and start", costs.footprints),
     "h": ("hand-over of partitions", handover.run),
-    "j": ("many partitions on one worker", partitions.run),
+    "j": ("many partitions on one worker", partitions.many),
 }
 
 ORDER: Final = "bfjheacgd"
@@ -50,7 +41,6 @@ ORDER: Final = "bfjheacgd"
 
 
 def main() -> int:
-    """Measure what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.runs.benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(ORDER), help="parts, by letter, in the order in which they are run: "
         + "; ".join(f"{letter} {title}" for letter, (title, _) in PARTS.items()))  # fmt: skip

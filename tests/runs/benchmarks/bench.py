@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from rich.console import Console
 
+from tests.runs.benchmarks import latency
 from tests.runs.benchmarks.results import Results
 from tests.runs.benchmarks.watch import Outputs, Timeline, follow, read_outputs, wait_until
 from tests.runs.benchmarks.workload import PARTITIONS, Source, Topics, documents, fill, fresh_topics, produce
@@ -65,7 +66,6 @@ class Bench:
 
     @property
     def bootstrap(self) -> str:
-        """The broker's address."""
         return self.broker.bootstrap_servers
 
     @contextmanager
@@ -86,23 +86,19 @@ class Bench:
                 os.sched_setaffinity(int(thread.name), cores)
 
     def stop_broker(self) -> None:
-        """Throw the broker and all its data away."""
         if self._broker is not None:
             self._broker.stop()
             self._broker = None
 
     def say(self, text: str) -> None:
-        """Print a line of progress."""
         self.console.print(f"  [dim]{text}[/]", highlight=False)
 
     def each_round(self) -> Iterator[int]:
-        """Yield the rounds."""
         for number in range(self.rounds):
             self.say(f"round {number + 1} of {self.rounds}")
             yield number
 
     def log_path(self, name: str) -> Path:
-        """Return a new file for a process's output."""
         self._count += 1
         return self.directory / f"{self._count:03d}-{name.replace(' ', '-').replace('/', '-')}.log"
 
@@ -135,23 +131,21 @@ class Bench:
         with stopped(process):
             yield process
 
-    def follow(
-        self,
-        topics: Topics,
-        source: Source,
-        processes: Sequence[PeerProcess | WorkerProcess],
-    ) -> Timeline:
-        """Wait until a run has done all of a source."""
+    def follow(self, topics: Topics, source: Source, processes: Sequence[LoggedProcess]) -> Timeline:
+        total, broker = len(source.values), self.broker.pid(0)
+        waiting = follow(
+            self.bootstrap, topics.group, source.name, source.partitions, total, processes, broker, PATIENCE_SECONDS
+        )
+        return asyncio.run(waiting)
+
+    def latencies(
+        self, topics: Topics, source: str, values: Sequence[bytes], rate: float, patience: float,
+        in_flight: int | None = None,
+    ) -> latency.Latencies:  # fmt: skip
+        """Send values at a rate, and wait for the outputs: see `latency.measure`. The first tenth does not count."""
         return asyncio.run(
-            follow(
-                self.bootstrap,
-                topics.group,
-                source.name,
-                source.partitions,
-                len(source.values),
-                processes,
-                self.broker.pid(0),
-                PATIENCE_SECONDS,
+            latency.measure(
+                self.bootstrap, source, topics.outputs, PARTITIONS, values, rate, patience, len(values) // 10, in_flight
             )
         )
 
@@ -186,7 +180,7 @@ class Bench:
         self,
         topics: Topics,
         source: str,
-        process: PeerProcess | WorkerProcess,
+        process: LoggedProcess,
         warm_up: Sequence[bytes],
         values: Sequence[bytes],
         when_warm: Callable[[], None] = lambda: None,
@@ -221,7 +215,7 @@ class Bench:
 
 
 @contextmanager
-def stopped(process: PeerProcess | WorkerProcess) -> Iterator[None]:
+def stopped(process: LoggedProcess) -> Iterator[None]:
     """Ask a process to stop at the end, and kill it if it does not within 15 s."""
     try:
         yield

@@ -28,7 +28,6 @@ class TableEmbedder(Embedder):
     identity: EmbedderIdentity = TABLE
 
     def infer(self, reading: Reading) -> Embedding:
-        """Look a vector up."""
         return Embedding(table_vector(reading.content), False)
 
 
@@ -36,13 +35,11 @@ class InlinePool(EmbeddingPool):
     """The pool without its thread."""
 
     def embed(self, *texts: str) -> Embedding:
-        """Answer at once."""
         (text,) = texts
         return self._embedder.embed(text)
 
 
 def load(settings: config.Settings) -> Embedder | None:
-    """Give the stand-in, or none."""
     return None if settings.embedder == "none" else TableEmbedder()
 
 

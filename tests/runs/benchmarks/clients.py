@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.runs.benchmarks import latency
 from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench, PeerProcess
 from tests.runs.benchmarks.job import table_embed
 from tests.runs.benchmarks.results import installed
@@ -54,7 +53,6 @@ class Contender:
 
     @contextmanager
     def run(self, bench: Bench, topics: Topics, source: str, *more: str) -> Iterator[PeerProcess | WorkerProcess]:
-        """Run it, until the end of the block."""
         if self.peer is None:
             settings = {"KP_DELIVERY": self.mode.replace(" ", "_"), **self.settings}
             with bench.worker(topics, source, settings, self.module) as process:
@@ -132,21 +130,20 @@ def warm_throughput(bench: Bench, part: str, contender: Contender, values: Seque
 
 def _keep(bench: Bench, part: str, contender: Contender, found: Outputs, timeline: Timeline, count: int) -> None:
     end = timeline[-1].at if contender.mode == EXACTLY else found.last
-    (cpu0, broker0), (cpu1, broker1) = timeline.cpu_at(found.first), timeline.cpu_at(end)
+    cpu, broker = timeline.cpu_between(found.first, end)
     seconds = end - found.first
     bench.results.add(
         part,
         str(contender),
         messages_s=(count - 1) / seconds,  # the clock starts when the first one is out
-        CPU_us_a_message=(cpu1 - cpu0) / count * 1e6,
-        broker_us_a_message=(broker1 - broker0) / count * 1e6,
+        CPU_us_a_message=cpu / count * 1e6,
+        broker_us_a_message=broker / count * 1e6,
         seconds=seconds,
     )
-    bench.say(f"{contender}: {count / seconds:,.0f}/s, {(cpu1 - cpu0) / count * 1e6:,.0f} us CPU a message")
+    bench.say(f"{contender}: {count / seconds:,.0f}/s, {cpu / count * 1e6:,.0f} us CPU a message")
 
 
 def run_without_model(bench: Bench) -> None:
-    """Part b."""
     count = max(1, round(bench.seconds * 8000 / STEP)) * STEP
     slow = max(1, count // (5 * STEP)) * STEP
     sources = {n: asyncio.run(fill(bench.bootstrap, documents(n))) for n in {count, slow}}
@@ -199,18 +196,7 @@ def _latency_rows(bench: Bench) -> None:
         topics = asyncio.run(fresh_topics(bench.bootstrap, stamped=False))
         with contender.run(bench, topics, source.name) as process:
             bench.follow(topics, source, [process])
-            found = asyncio.run(
-                latency.measure(
-                    bench.bootstrap,
-                    source.name,
-                    topics.outputs,
-                    PARTITIONS,
-                    documents(count),
-                    LATENCY_RATE,
-                    30,
-                    count // 10,
-                )
-            )
+            found = bench.latencies(topics, source.name, documents(count), LATENCY_RATE, 30)
         bench.outputs(topics, PARTITIONS)
         row = f"{contender}, end to end at 200/s"
         bench.results.add("b", row, p50_ms=found.percentile(50), p99_ms=found.percentile(99))
@@ -274,7 +260,6 @@ def starts(bench: Bench, settings: dict[str, str]) -> str | None:
 
 
 def is_ready(process: WorkerProcess) -> bool:
-    """Tell whether /readyz says so."""
     try:
         return process.get("/readyz")[0] == 200
     except OSError:
@@ -282,7 +267,6 @@ def is_ready(process: WorkerProcess) -> bool:
 
 
 def run_with_model(bench: Bench) -> None:
-    """Part c."""
     count = max(40, round(bench.seconds * MODEL_RATE))
     values = documents(count + MODEL_WARM_UP, broken_every=0)
     random.Random(1).shuffle(values)  # as many lengths in the part that does not count as in the other

@@ -66,41 +66,7 @@ def alone(path: Path) -> dict[str, float]:
     }
 
 
-def remembered(path: Path) -> str:
-    """Return a row of a Markdown table: what it saves to embed equal inputs of a file once."""
-    from worker import config
-    from worker.core.trace import embedded_texts, parse_trace
-    from worker.embed.embedder import Embedder, Embedding
-    from worker.embed.load import load_for_worker
-    from worker.embed.pool import EmbeddingPool
-
-    settings = config.load()
-    traces = [parse_trace(line) for line in path.read_bytes().splitlines() if line]
-
-    async def embed_all(embedder: Embedder, size: int) -> tuple[float, int, list[bytes]]:
-        pool = EmbeddingPool(embedder, size)
-        began = time.process_time()
-        embeddings = []
-        for trace in traces:
-            await pool.admission()
-            embeddings.append(pool.embed(*embedded_texts(trace, settings.embed_text)))
-        vectors = [each if isinstance(each, Embedding) else await each for each in embeddings]
-        milliseconds = (time.process_time() - began) / len(traces) * 1000
-        pool.close()
-        return milliseconds, pool.hits, [each.vector.tobytes() for each in vectors]
-
-    embedder = load_for_worker(settings)
-    if embedder is None:
-        raise BenchmarkError("no embedder is configured")
-    without, _, expected = asyncio.run(embed_all(embedder, 0))
-    once, hits, vectors = asyncio.run(embed_all(embedder, settings.embed_remembered))
-    if vectors != expected:
-        raise BenchmarkError(f"{path}: the vectors are other ones")
-    return f"| {path.stem} | {len(traces)} | {hits / len(traces):.1%} | {without:.1f} | {once:.1f} |"
-
-
 def run(bench: Bench) -> None:
-    """Part a."""
     count = max(40, round(bench.seconds * RATE))
     texts = documents(count, broken_every=0)
     random.Random(1).shuffle(texts)  # an hour of one fleet is not like the next: every load gets the same mix
@@ -169,19 +135,8 @@ def _at_load(bench: Bench, texts: list[bytes], share: float, rate: float, where:
     with bench.worker(topics, source.name, MODEL_SETTINGS, PRODUCT) as process:
         process.wait_ready(120)
         before = process.metrics()
-        found = asyncio.run(
-            latency.measure(
-                bench.bootstrap,
-                source.name,
-                topics.outputs,
-                PARTITIONS,
-                values,
-                rate,
-                60,
-                len(values) // 10,
-                IN_FLIGHT if share == 1 else None,
-            )
-        )
+        in_flight = IN_FLIGHT if share == 1 else None
+        found = bench.latencies(topics, source.name, values, rate, 60, in_flight)
         after = process.metrics()
     bench.outputs(topics, PARTITIONS)
     row = f"worker at {share:.0%} load{where}"
@@ -237,7 +192,4 @@ def _goals(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--remembered":
-        print(*map(remembered, map(Path, sys.argv[2:])), sep="\n")
-    else:
-        print(json.dumps(alone(Path(sys.argv[1]))))
+    print(json.dumps(alone(Path(sys.argv[1]))))

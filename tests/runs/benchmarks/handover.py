@@ -1,7 +1,7 @@
 """h) Hand-over: how long partitions stand still when a worker is killed, stopped or restarted, or joins.
 
-All rows run without a model, under the load of steady.py: 200 records/s. A partition's stall is the longest wait of its
-records: from its sending until a reader of committed records has its output.
+All rows run without a model, under a steady load of 200 records/s over all partitions. A partition's stall is the
+longest wait of its records: from its sending until a reader of committed records has its output.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import asyncio
 import contextlib
 import re
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.results import installed
-from tests.runs.benchmarks.steady import PATIENCE_SECONDS, Load
 from tests.runs.benchmarks.watch import BenchmarkError, wait_until
-from tests.runs.benchmarks.workload import fill, fresh_topics
+from tests.runs.benchmarks.workload import Topics, fill, fresh_topics, traces
 from tests.support.kafka_fixtures import WorkerProcess
 
 SETTLE_SECONDS: Final = 3.0
@@ -39,7 +41,6 @@ QUIX: Final = f"quix-streams: {ROLLED}"
 
 
 def run(bench: Bench) -> None:
-    """Part h."""
     quix = installed("quixstreams")
     for _ in bench.each_round():
         for session in SESSIONS:
@@ -67,6 +68,124 @@ def _goals(bench: Bench) -> None:
             1.0, "max")  # fmt: skip
 
 
+# -- the load
+
+
+SENDS: Final = 100
+"""Sends a second, to one partition after the other: each of 16 partitions gets records every 0.16 s, each of 64 every
+0.64 s. A stall is measured from the first record that waits, so it may be longer by that."""
+
+RECORDS: Final = 2
+"""Records of one send."""
+
+PATIENCE_SECONDS: Final = 90.0
+
+
+class Load:
+    """Sends and reads while it is entered; `sent` and `arrived` are by the number of the record, which is its key."""
+
+    def __init__(self, bootstrap: str, source: str, topics: Topics, partitions: int) -> None:
+        self.sent: list[tuple[int, float]] = []
+        """Partition and time, s since 1970."""
+        self.arrived: dict[int, float] = {}
+        self._bootstrap = bootstrap
+        self._source = source
+        self._topics = topics
+        self._partitions = partitions
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="load")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def finish(self) -> None:
+        """Send no more, and wait for all outputs. Raises BenchmarkError if one is missing, or there twice."""
+        self.__exit__()
+        if self._failure is not None:
+            raise self._failure
+
+    def stalls(self, since: float, until: float = float("inf")) -> dict[int, float]:
+        """Return the longest wait (s) of each partition's records that were sent between two times; after `finish`."""
+        found = dict.fromkeys(range(self._partitions), 0.0)
+        for number, (partition, at) in enumerate(self.sent):
+            if since <= at < until:
+                found[partition] = max(found[partition], self.arrived[number] - at)
+        return found
+
+    def first_outputs(self, since: float) -> dict[int, float]:
+        """Return for each partition when (s after `since`) the first record that was sent later has its output."""
+        found: dict[int, float] = {}
+        for number, (partition, at) in enumerate(self.sent):
+            if at >= since:
+                found[partition] = min(found.get(partition, float("inf")), self.arrived[number] - since)
+        return found
+
+    def all_flow(self, since: float) -> bool:
+        """Whether each partition has the output of a record that was sent after a time."""
+        flowing = set()
+        for number in range(len(self.sent) - 1, -1, -1):
+            partition, at = self.sent[number]
+            if at < since:
+                break
+            if number in self.arrived:
+                flowing.add(partition)
+        return len(flowing) == self._partitions
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._send_and_read())
+        except BaseException as error:
+            self._failure = error
+
+    async def _send_and_read(self) -> None:
+        async with (
+            AIOKafkaConsumer(
+                bootstrap_servers=self._bootstrap,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
+                fetch_min_bytes=1 << 20,  # wait and answer 40 times a second, not after each transaction
+                fetch_max_wait_ms=25,
+            ) as consumer,
+            AIOKafkaProducer(bootstrap_servers=self._bootstrap, acks="all") as producer,
+        ):
+            names = self._topics.outputs.values()
+            consumer.assign([TopicPartition(name, p) for name in names for p in range(self._partitions)])
+            reading = asyncio.create_task(self._read(consumer))
+            await self._send(producer)
+            done, _ = await asyncio.wait({reading}, timeout=PATIENCE_SECONDS)
+            if not done:
+                reading.cancel()
+                raise BenchmarkError(f"{len(self.sent) - len(self.arrived)} of {len(self.sent)} outputs did not come")
+            reading.result()
+
+    async def _send(self, producer: AIOKafkaProducer) -> None:
+        values = traces()
+        began, sends = time.time(), 0
+        while not self._ended.is_set():
+            partition = sends % self._partitions
+            for _ in range(RECORDS):
+                number = len(self.sent)
+                self.sent.append((partition, time.time()))
+                await producer.send(self._source, values[number % len(values)], b"%d" % number, partition)
+            sends += 1
+            await asyncio.sleep(max(0.0, began + sends / SENDS - time.time()))
+        await producer.flush()
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        while not self._ended.is_set() or len(self.arrived) < len(self.sent):
+            for records in (await consumer.getmany(timeout_ms=100)).values():
+                now = time.time()
+                for record in records:
+                    if self.arrived.setdefault(int(record.key), now) != now:
+                        raise BenchmarkError(f"record {int(record.key)} has two outputs")
+
+
 # -- the group
 
 
@@ -87,7 +206,6 @@ class Group:
         self._stack = contextlib.ExitStack()
 
     def start(self, number: int) -> Any:
-        """Start a member; return its process."""
         return self._stack.enter_context(self._start(self, number))
 
     @contextmanager
@@ -100,12 +218,10 @@ class Group:
         self.bench.outputs(self.topics, self.partitions)  # deletes the topics
 
     def stop(self, number: int) -> None:
-        """Ask a member to stop, and wait for its end."""
         self.members[number].terminate()
         self.members[number].wait(PATIENCE_SECONDS)
 
     def restart(self, number: int) -> None:
-        """Start a stopped member again."""
         self.members[number] = self.start(number)
         if isinstance(self.members[number], WorkerProcess):
             self.members[number].wait_ready(PATIENCE_SECONDS)
@@ -153,7 +269,6 @@ STOPPED: Final = "SIGTERM to 1 of 3 workers, 16 partitions"
 
 
 def kill(bench: Bench, session: float) -> None:
-    """Kill one of three workers."""
     group = Group(bench, 16, worker(KP_SESSION_TIMEOUT_SECONDS=str(session)))
     with group.load(3) as load:
         group.settle(load)
@@ -175,7 +290,6 @@ def kill(bench: Bench, session: float) -> None:
 
 
 def stop(bench: Bench) -> None:
-    """Stop one of three workers."""
     group = Group(bench, 16, worker())
     with group.load(3) as load:
         group.settle(load)

@@ -84,7 +84,6 @@ class Job:
         self._scorers: dict[int, PartitionScorer] = {}
 
     def handle(self, record: SourceRecord) -> Result:
-        """Process the next record of its partition."""
         try:
             trace = parse_trace(record.value)
         except InvalidTrace as error:

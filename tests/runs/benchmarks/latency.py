@@ -21,7 +21,6 @@ class Latencies(NamedTuple):
     rate: float
 
     def percentile(self, percent: float) -> float:
-        """Return a percentile, ms."""
         return self.sorted_ms[min(len(self.sorted_ms) - 1, int(len(self.sorted_ms) * percent / 100))]
 
 

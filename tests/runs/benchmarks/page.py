@@ -1,7 +1,7 @@
 """A run into docs/benchmarks.md: `python -m tests.runs.benchmarks.page RESULTS.json`.
 
 The goals of the parts that were measured are replaced, and the tables of those that the page shows; the other parts and
-all sentences stay. `--run` prints what the run was measured on instead.
+all sentences stay.
 """
 
 from __future__ import annotations
@@ -18,16 +18,6 @@ from tests.runs.benchmarks.results import number, spread
 from tests.support.surroundings import DOCS
 
 PAGE = DOCS / "benchmarks.md"
-
-
-def run_table(found: dict[str, Any]) -> str:
-    """Return what the run was measured on, as a table."""
-    lines = ["| | |", "|---|---|"]
-    for name, value in found["machine"].items():
-        several = [f"{k} {v}" for k, v in value.items()] if isinstance(value, dict) else value
-        shown = ", ".join(map(str, several)) if isinstance(several, list) else several
-        lines.append(f"| {name} | {shown} |")
-    return "\n".join(lines) + "\n"
 
 
 def update(page: str, found: dict[str, Any]) -> str:
@@ -62,12 +52,9 @@ def _tables(rows: dict[str, dict[str, list[float]]]) -> str:
 def _goal(goal: dict[str, Any]) -> str:
     sign = "at most" if goal["best"] == "max" else "at least"
     verdict = "reached" if goal["reached"] else "**missed**"
-    return f"| {goal['part']} | {goal['goal']} | {sign} {goal['limit']} | {spread(goal['values'])} | {verdict} |"
+    return f"| {goal['part']} | {goal['text']} | {sign} {goal['limit']} | {spread(goal['values'])} | {verdict} |"
 
 
 if __name__ == "__main__":
     results = json.loads(Path(sys.argv[1]).read_bytes())
-    if "--run" in sys.argv:
-        sys.stdout.write(run_table(results))
-    else:
-        PAGE.write_text(update(PAGE.read_text("utf-8"), results), "utf-8")
+    PAGE.write_text(update(PAGE.read_text("utf-8"), results), "utf-8")

@@ -32,12 +32,10 @@ class Goal:
 
     @property
     def value(self) -> float:
-        """The median over the rounds."""
         return statistics.median(self.values)
 
     @property
     def reached(self) -> bool:
-        """Whether it is."""
         return self.value <= self.limit if self.best == "max" else self.value >= self.limit
 
 
@@ -51,7 +49,6 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
     def add(self, part: str, row: str, **metrics: float) -> None:
-        """Add one round's numbers of a row."""
         found = self.values.setdefault(part, {}).setdefault(row, {})
         for name, value in metrics.items():
             found.setdefault(name, []).append(value)
@@ -81,19 +78,8 @@ class Results:
             self.note(part, f"not measured: {text}")
 
     def save(self, path: Path) -> None:
-        """Write everything as JSON."""
-        goals = [
-            {
-                "part": g.part,
-                "goal": g.text,
-                "values": g.values,
-                "median": g.value,
-                "limit": g.limit,
-                "best": g.best,
-                "reached": g.reached,
-            }
-            for g in self.goals
-        ]
+        shown = ("part", "text", "values", "value", "limit", "best", "reached")
+        goals = [{name: getattr(goal, name) for name in shown} for goal in self.goals]
         document = {"machine": self.machine, "results": self.values, "goals": goals, "notes": self.notes}
         path.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -106,13 +92,11 @@ def number(value: float) -> str:
 
 
 def spread(values: list[float] | tuple[float, ...], form: Callable[[float], str] = number) -> str:
-    """Write median (min..max)."""
     middle = form(statistics.median(values))
     return middle if len(values) == 1 else f"{middle} ({form(min(values))}..{form(max(values))})"
 
 
 def show_part(console: Console, results: Results, part: str, title: str) -> None:
-    """Print one part's table."""
     rows = results.values.get(part, {})
     if rows:
         columns = list(dict.fromkeys(name for row in rows.values() for name in row))
@@ -129,7 +113,6 @@ def show_part(console: Console, results: Results, part: str, title: str) -> None
 
 
 def show_goals(console: Console, results: Results) -> None:
-    """Print every goal, also those missed."""
     if not results.goals:
         return
     table = Table(title="Goals (medians; ratios are taken within a round)", title_justify="left")
@@ -149,7 +132,6 @@ PACKAGES: Final = (
 
 
 def describe() -> dict[str, Any]:
-    """Describe the machine and what is installed."""
     return {
         "cpu": _field("/proc/cpuinfo", "model name"),
         "cpus": os.cpu_count(),

@@ -15,11 +15,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
+
+from tests.support.kafka_fixtures import LoggedProcess
 
 POLL_SECONDS: Final = 0.025
 """Shortest time between two looks. A look costs the cores some 5 ms (the broker's work and ours), which at 40 a second
@@ -31,24 +33,6 @@ class BenchmarkError(Exception):
     """A run did not do its work; the message says what is wrong. A wrong fast result is an error."""
 
 
-class Watched(Protocol):
-    """A process under measurement."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        ...
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit status; None while it runs."""
-        ...
-
-    def log(self) -> str:
-        """What it wrote."""
-        ...
-
-
 def cpu_seconds(pid: int) -> float:
     """Return user and system time of a process with its threads, s; 0.0 when it is gone."""
     try:
@@ -56,12 +40,6 @@ def cpu_seconds(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICK
-
-
-def memory_mib(pid: int) -> tuple[float, float]:
-    """Return resident memory now and at its peak, MiB."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(status["VmRSS"].split()[0]) / 1024, int(status["VmHWM"].split()[0]) / 1024
 
 
 class Moment(NamedTuple):
@@ -76,8 +54,12 @@ class Moment(NamedTuple):
 class Timeline(list[Moment]):
     """Moments in order."""
 
-    def cpu_at(self, at: float) -> tuple[float, float]:
-        """Return CPU seconds of the processes and of the broker at a time, interpolated."""
+    def cpu_between(self, begin: float, end: float) -> tuple[float, float]:
+        """Return CPU seconds of the processes and of the broker between two times."""
+        (cpu0, broker0), (cpu1, broker1) = self._cpu_at(begin), self._cpu_at(end)
+        return cpu1 - cpu0, broker1 - broker0
+
+    def _cpu_at(self, at: float) -> tuple[float, float]:
         index = bisect_left([m.at for m in self], at)
         if index in (0, len(self)):
             moment = self[min(index, len(self) - 1)]
@@ -102,7 +84,7 @@ async def follow(
     source: str,
     partitions: int,
     total: int,
-    processes: Sequence[Watched],
+    processes: Sequence[LoggedProcess],
     broker: int,
     patience: float,
 ) -> Timeline:

@@ -82,12 +82,10 @@ def _key(i: int) -> bytes:
 
 
 def unique(name: str) -> str:
-    """Return a name that nothing else has."""
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 async def fill(bootstrap: str, values: Sequence[bytes], partitions: int = PARTITIONS) -> Source:
-    """Create a source topic and fill it."""
     source = Source(unique("source"), partitions, values, time.time_ns() // 1_000_000)
     await create_topics_async(bootstrap, {source.name: partitions})
     await produce(bootstrap, source)
@@ -113,7 +111,6 @@ class Topics:
     partitions: int = PARTITIONS
 
     def settings(self, source: str) -> dict[str, str]:
-        """Return them as the worker's settings."""
         return {
             "KP_GROUP_ID": self.group,
             "KP_SOURCE_TOPIC": source,
@@ -124,15 +121,8 @@ class Topics:
         }
 
     def arguments(self, source: str) -> list[str]:
-        """Return them as a peer's arguments."""
-        return [
-            f"--group={self.group}",
-            f"--source={source}",
-            f"--accepted={self.outputs[ACCEPTED]}",
-            f"--rejected={self.outputs[REJECTED]}",
-            f"--dead-letter={self.outputs[DEAD_LETTER]}",
-            f"--changelog={self.changelog}",
-        ]
+        topics = {"group": self.group, "source": source, **self.outputs, "changelog": self.changelog}
+        return [f"--{name.replace('_', '-')}={topic}" for name, topic in topics.items()]
 
 
 async def fresh_topics(bootstrap: str, partitions: int = PARTITIONS, *, stamped: bool = True) -> Topics:

@@ -40,7 +40,6 @@ def run(name: str, work: Path, seed: int) -> Verdict | str:
 
 
 def main() -> int:
-    """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.runs.disasters", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DISASTERS)} [all]")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="[random]")

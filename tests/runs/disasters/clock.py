@@ -84,7 +84,6 @@ def jump(s: Scene, clock: Path, seconds: str) -> None:
 
 
 def run(work: Path, seed: int) -> Verdict:
-    """Run `clock`."""
     work.mkdir(parents=True, exist_ok=True)
     clock = work / "clock"
     clock.write_text("+0s\n")

@@ -44,7 +44,6 @@ def small_disk(directory: Path) -> Iterator[None]:
 
 
 def fill(directory: Path) -> None:
-    """Write a file until nothing is left."""
     with (directory / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -56,7 +55,6 @@ def enlarge(directory: Path) -> None:
 
 
 def free_kib(directory: Path) -> int:
-    """Return the free space in KiB."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize // 1024
 
@@ -77,7 +75,6 @@ def fill_and_wait(s: Scene, kafka: EmbeddedKafka, node: int, disk: Path) -> None
 
 
 def run_alone(work: Path, seed: int) -> Verdict:
-    """Run `disk`."""
     disk = work / "kafka" / "node-0" / "data"
     with small_disk(disk), EmbeddedKafka(data_dir=work / "kafka") as kafka:
         name = "the only broker's disk is full"
@@ -105,7 +102,6 @@ def run_alone(work: Path, seed: int) -> Verdict:
 
 
 def run_of_three(work: Path, seed: int) -> Verdict:
-    """Run `disk-of-three`."""
     disk = work / "kafka" / "node-1" / "data"
     with small_disk(disk), EmbeddedKafka(3, data_dir=work / "kafka") as kafka:
         name = "the disk of one of three brokers is full"

@@ -108,7 +108,6 @@ def source_identity(record: Any) -> list[str]:
 
 
 def run(work: Path, seed: int) -> Verdict:
-    """Run `mirror`."""
     with EmbeddedKafka() as first, EmbeddedKafka() as second:
         name = "a cluster is lost, its mirror takes over"
         with scene(first.bootstrap_servers, work / "logs", name, seed=seed) as s:

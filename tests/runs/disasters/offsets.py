@@ -54,7 +54,6 @@ def restore(s: Scene, tool: GroupTool, directory: Path, before: dict[int, int]) 
 
 
 def run(work: Path, seed: int) -> Verdict:
-    """Run `offsets`."""
     with EmbeddedKafka() as kafka:
         name = "the group's offsets are deleted"
         with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed) as s:

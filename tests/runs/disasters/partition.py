@@ -63,7 +63,6 @@ def cut_for_a_while(s: Scene, cluster: SplitCluster, node: int, what: str, *, cl
 
 
 def run(work: Path, seed: int) -> Verdict:
-    """Run `partition`."""
     with split_cluster(work / "kafka") as cluster:
         bootstrap = cluster.bootstrap_servers
         with scene(bootstrap, work / "logs", "one of three brokers is partitioned off", seed=seed) as s:
@@ -156,7 +155,6 @@ class SplitCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Return the addresses of all brokers."""
         return ",".join(f"{address}:{PORTS['PLAINTEXT']}" for address in self._addresses)
 
     def start(self) -> None:

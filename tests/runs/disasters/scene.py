@@ -43,7 +43,6 @@ class Timeline:
         self._began = time.monotonic()
 
     def say(self, text: str) -> float:
-        """Add a line; return the second."""
         now = time.monotonic() - self._began
         self.lines.append(f"{now:6.1f} s  {text}")
         print(self.lines[-1], flush=True)
@@ -87,7 +86,6 @@ class Eye(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Look."""
         while not self._over.wait(0.25):
             self._look()
 
@@ -96,7 +94,6 @@ class Eye(threading.Thread):
         self.longest_stall, self._moved_at = 0.0, time.monotonic()
 
     def finish(self) -> None:
-        """Stop looking."""
         self._over.set()
         if self.is_alive():
             self.join()
@@ -181,7 +178,6 @@ class Scene:
         self.verdict.expect(settled, "everything was committed in time")
 
     def stop_workers(self) -> None:
-        """Ask all workers to stop."""
         codes = self.fleet.stop_all()
         self.verdict.expect(codes == [0] * len(codes), f"workers stopped with {codes}")
 
@@ -236,7 +232,6 @@ class Scene:
         return v
 
     def close(self) -> None:
-        """Kill what still runs."""
         self.eye.finish()
         self.fleet.__exit__(None, None, None)
 

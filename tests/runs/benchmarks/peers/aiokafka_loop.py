@@ -11,7 +11,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from tests.runs.benchmarks.peers.options import Options, Stop, parse
+from tests.runs.benchmarks.peers.options import Options, Stop, job, parse
 from worker.core.records import SourceRecord
 
 MAX_RECORDS = 2000
@@ -20,7 +20,7 @@ MAX_RECORDS = 2000
 
 async def run(options: Options) -> None:
     """Consume, process, produce, commit until stopped."""
-    job, stop = options.job(), Stop()
+    work, stop = job(options), Stop()
     transaction = {"transactional_id": f"{options.group}-0"} if options.exactly_once else {}
     producer = AIOKafkaProducer(
         bootstrap_servers=options.bootstrap,
@@ -48,7 +48,7 @@ async def run(options: Options) -> None:
         for tp, records in fetched.items():
             for r in records:
                 record = SourceRecord(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value, r.headers)
-                output, entry = job.handle(record)
+                output, entry = work.handle(record)
                 if entry is not None:
                     futures.append(await producer.send(options.changelog, entry[1], entry[0], tp.partition))
                 topic = options.outputs[output.kind]

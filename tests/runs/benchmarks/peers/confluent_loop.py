@@ -9,7 +9,7 @@ from __future__ import annotations
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from tests.runs.benchmarks.job import Job
-from tests.runs.benchmarks.peers.options import Options, Stop, parse
+from tests.runs.benchmarks.peers.options import Options, Stop, job, parse
 from worker.core.records import SourceRecord
 
 MAX_RECORDS = 2000
@@ -17,7 +17,7 @@ MAX_RECORDS = 2000
 
 def main(options: Options) -> None:
     """Consume, process, produce, commit until stopped."""
-    job, stop = options.job(), Stop()
+    work, stop = job(options), Stop()
     producer_config = {
         "bootstrap.servers": options.bootstrap,
         "enable.idempotence": True,
@@ -45,7 +45,7 @@ def main(options: Options) -> None:
                 continue
             if options.exactly_once:
                 producer.begin_transaction()
-            offsets = [TopicPartition(options.source, p, o) for p, o in _process(job, options, producer, messages)]
+            offsets = [TopicPartition(options.source, p, o) for p, o in _process(work, options, producer, messages)]
             if options.exactly_once:
                 producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata())
                 producer.commit_transaction()
@@ -57,7 +57,7 @@ def main(options: Options) -> None:
         consumer.close()
 
 
-def _process(job: Job, options: Options, producer: Producer, messages: list[Message]) -> list[tuple[int, int]]:
+def _process(work: Job, options: Options, producer: Producer, messages: list[Message]) -> list[tuple[int, int]]:
     """Produce the outputs; return the next offset of each partition."""
     failures: list[object] = []
 
@@ -71,7 +71,7 @@ def _process(job: Job, options: Options, producer: Producer, messages: list[Mess
             raise KafkaException(m.error())
         partition = m.partition()
         record = SourceRecord(m.topic(), partition, m.offset(), m.timestamp()[1], m.key(), m.value(), m.headers() or ())
-        output, entry = job.handle(record)
+        output, entry = work.handle(record)
         if entry is not None:
             producer.produce(options.changelog, entry[1], entry[0], partition, delivered)
         producer.produce(

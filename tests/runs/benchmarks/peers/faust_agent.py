@@ -11,13 +11,13 @@ from typing import Any
 
 import faust
 
-from tests.runs.benchmarks.peers.options import Options, parse
+from tests.runs.benchmarks.peers.options import Options, job, parse
 from worker.core.records import SourceRecord
 
 
 def main(options: Options) -> None:
     """Run until SIGTERM (Faust handles it)."""
-    job = options.job()
+    work = job(options)
     directory = tempfile.mkdtemp(prefix="kp-bench-faust-")
     app = faust.App(
         options.group,
@@ -40,7 +40,7 @@ def main(options: Options) -> None:
         async for event in stream.events():
             m = event.message
             headers = list(m.headers.items()) if isinstance(m.headers, dict) else (m.headers or ())
-            output, entry = job.handle(
+            output, entry = work.handle(
                 SourceRecord(m.topic, m.partition, m.offset, round(m.timestamp * 1000), m.key, m.value, headers)
             )
             if entry is not None:

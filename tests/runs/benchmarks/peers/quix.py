@@ -15,7 +15,7 @@ from quixstreams import Application
 from quixstreams.context import message_context
 from quixstreams.models import Serializer
 
-from tests.runs.benchmarks.peers.options import Options, parse
+from tests.runs.benchmarks.peers.options import Options, job, parse
 from worker.core.records import SourceRecord
 
 COMMIT_EVERY = 5000
@@ -31,7 +31,7 @@ class RowValue(Serializer):  # type: ignore[misc,unused-ignore]
 
 def main(options: Options) -> None:
     """Run until SIGTERM (quix handles it)."""
-    job = options.job()
+    work = job(options)
     interval = options.commit_interval
     with tempfile.TemporaryDirectory(prefix="kp-bench-quix-") as state:
         app = Application(
@@ -54,7 +54,7 @@ def main(options: Options) -> None:
         def handle(value: bytes, key: bytes, timestamp: int, headers: Any) -> list[tuple[Any, ...]]:
             at = message_context()
             record = SourceRecord(at.topic, at.partition, at.offset, timestamp, key, value, headers or ())
-            output, entry = job.handle(record)
+            output, entry = work.handle(record)
             rows: list[tuple[Any, ...]] = [(topics[output.kind], output.key, output.value, output.headers)]
             if entry is not None:
                 rows.append((topics["entry"], *entry, []))

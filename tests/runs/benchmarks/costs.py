@@ -1,0 +1,202 @@
+"""d) One scan of the novelty cache, f) several worker processes, g) memory and start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench
+from tests.runs.benchmarks.clients import is_ready, offered_precisions, warm_up
+from tests.runs.benchmarks.watch import BenchmarkError, Outputs, wait_until
+from tests.runs.benchmarks.workload import (
+    PARTITIONS,
+    Source,
+    check,
+    check_count,
+    documents,
+    expected,
+    fill,
+    fresh_topics,
+    produce,
+)
+from tests.support.figures import memory_mib, peak_memory_mib
+from tests.support.surroundings import ROOT
+
+# -- d) one scan of the cache at 1k, 10k and 100k entries against a plain loop over numpy
+
+SIZES: Final = (1000, 10_000, 100_000)
+DIMENSIONS: Final = 384
+FAMILIES: Final = 200
+"""Vectors lie about so many centres, as texts on the same subject do."""
+
+
+def scans(bench: Bench) -> None:
+    """Part d. In a process of its own, with one thread for numpy, as in the worker."""
+    for _ in bench.each_round():
+        command = [sys.executable, "-m", "tests.runs.benchmarks.costs", str(bench.seconds)]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1800
+        )
+        if done.returncode:
+            raise BenchmarkError(f"the scan ended with {done.returncode}: {done.stderr[-2000:]}")
+        for row, metrics in json.loads(done.stdout.splitlines()[-1]).items():
+            bench.results.add("d", row, **metrics)
+    values = bench.results.values["d"]["VectorCache"]["ms_at_1000"]
+    bench.results.goal("d", "one scan of 1000 entries, ms", values, 0.03, "max")
+
+
+def measure(seconds: float) -> dict[str, dict[str, float]]:
+    """Return ms a query of each way and size."""
+    import numpy as np
+
+    rng = np.random.default_rng(7)
+    result: dict[str, dict[str, float]] = {}
+    for size in SIZES if seconds >= 1 else SIZES[:2]:
+        centres = rng.normal(size=(FAMILIES, DIMENSIONS))
+        mixed = centres[rng.integers(FAMILIES, size=size + 200)] + rng.normal(size=(size + 200, DIMENSIONS))
+        mixed = (mixed / np.linalg.norm(mixed, axis=1, keepdims=True)).astype(np.float32)
+        vectors, queries = mixed[:size], mixed[size:]
+        truth = [float((vectors @ query).max()) for query in queries]
+        for name, query_one in _ways(vectors).items():
+            ms, found = _time(query_one, queries, seconds)
+            row = result.setdefault(name, {})
+            row[f"ms_at_{size}"] = ms
+            right = sum(abs(f - t) < 1e-4 for f, t in zip(found, truth, strict=False)) / len(found)
+            if right < 1:
+                raise BenchmarkError(f"{name} at {size}: only {right:.0%} of its answers are right")
+    return result
+
+
+def _time(query_one: Callable[[Any], float], queries: Any, seconds: float) -> tuple[float, list[float]]:
+    """Return the median ms of a query, over at least 10 queries or `seconds` / 10, and the answers."""
+    found, times = [], []
+    ends = time.perf_counter() + seconds / 10
+    for _ in range(3):
+        query_one(queries[0])
+    for query in queries:
+        at = time.perf_counter()
+        found.append(query_one(query))
+        times.append(time.perf_counter() - at)
+        if len(times) >= 10 and time.perf_counter() > ends:
+            break
+    return sorted(times)[len(times) // 2] * 1000, found
+
+
+def _ways(vectors: Any) -> dict[str, Callable[[Any], float]]:
+    """Return each way to find the greatest similarity of one query."""
+    import numpy as np
+
+    from worker.core.novelty import VectorCache
+
+    size = len(vectors)
+    cache = VectorCache(size, DIMENSIONS)
+    for vector in vectors:
+        cache.add(vector)
+    listed = list(vectors)
+
+    def loop(query: Any) -> float:
+        return max(float(np.dot(vector, query)) for vector in listed)
+
+    return {"VectorCache": cache.max_cosine_similarity, "numpy loop": loop}
+
+
+# -- f) 1, 2 and 4 worker processes without a model: what they do together, and what the broker takes of the machine
+
+FLEET_PARTITIONS: Final = 8
+FLEETS: Final = (1, 2, 4)
+
+FLEET_SETTINGS: Final = {"KP_EMBEDDER": "none", "KP_SESSION_TIMEOUT_SECONDS": "120"}
+"""The session outlasts the pause in which the source is filled."""
+
+
+def fleets(bench: Bench) -> None:
+    count = max(1000, round(bench.seconds * 8000))
+    values = documents(count)
+    wanted: Outputs | None = None
+    warm_up(bench, asyncio.run(fill(bench.bootstrap, documents(min(count, 10_000)))))
+    for _ in bench.each_round():
+        for processes in FLEETS:
+            source = Source(
+                asyncio.run(fill(bench.bootstrap, [], FLEET_PARTITIONS)).name,
+                FLEET_PARTITIONS,
+                values,
+                time.time_ns() // 1_000_000,
+            )
+            if wanted is None:
+                wanted = expected(source, None)
+            _measure_fleet(bench, processes, source, wanted)
+    r = bench.results
+    r.goal("f", "two processes / one, messages/s", r.ratio("f", "messages_s", _fleet(2), _fleet(1)), 1.6, "min")
+    r.note("f", "shares of the whole machine: where workers and broker reach 100 %, no further process can be faster")
+
+
+def _fleet(processes: int) -> str:
+    return f"{processes} process{'es' if processes > 1 else ''}, exactly once"
+
+
+def _measure_fleet(bench: Bench, processes: int, source: Source, wanted: Outputs) -> None:
+    topics = asyncio.run(fresh_topics(bench.bootstrap, FLEET_PARTITIONS))
+    timeline = bench.follow_fleet(topics, source, FLEET_SETTINGS, processes, STAND_IN)
+    found = bench.outputs(topics, FLEET_PARTITIONS)
+    check(_fleet(processes), found, wanted, bytes_too=False)  # offsets and times are in the bytes, and differ by run
+    end = timeline[-1].at
+    cpu, broker = timeline.cpu_between(found.first, end)
+    seconds = end - found.first
+    machine = seconds * (os.cpu_count() or 1) / 100
+    bench.results.add(
+        "f",
+        _fleet(processes),
+        messages_s=len(source.values) / seconds,
+        workers_share_of_CPU_percent=cpu / machine,
+        broker_share_of_CPU_percent=broker / machine,
+    )
+    bench.say(f"{_fleet(processes)}: {len(source.values) / seconds:,.0f}/s")
+
+
+# -- g) memory, and time from start to ready, with and without the model, on a warm file cache
+
+
+def footprints(bench: Bench) -> None:
+    rows = {"with the model, fp32": {}, "without a model": {"KP_EMBEDDER": "none"}}
+    rows |= {f"with the model, {p}": {"KP_PRECISION": p} for p in offered_precisions(bench, "g")}
+    for _ in bench.each_round():
+        for row, settings in rows.items():
+            _measure_footprint(bench, row, settings)
+    for row, plan in (("with the model, fp32", 600), ("without a model", 140)):  # docs/capacity.md
+        values = bench.results.values["g"][row]
+        bench.results.goal("g", f"RSS {row}, after load, MiB", values["RSS_MiB_after_load"], plan, "max")
+        bench.results.goal("g", f"start to ready {row}, s", values["start_to_ready_s"], 5, "max")
+
+
+def _measure_footprint(bench: Bench, row: str, settings: dict[str, str]) -> None:
+    # The runtime keeps kernels for each length of text, so memory grows for the first thousands of texts.
+    count = max(20, round(bench.seconds * (400 if "with the" in row else 1000)))
+    source = Source(
+        asyncio.run(fill(bench.bootstrap, [])).name, PARTITIONS, documents(count), time.time_ns() // 1_000_000
+    )
+    topics = asyncio.run(fresh_topics(bench.bootstrap))
+    with bench.worker(topics, source.name, settings, PRODUCT) as process:
+        ready = wait_until(lambda: process.returncode is not None or is_ready(process), 120, "ready")
+        if process.returncode is not None:
+            raise BenchmarkError(f"{row}: the worker ended:\n{process.log()[-2000:]}")
+        idle = memory_mib(process.pid)
+        asyncio.run(produce(bench.bootstrap, source))
+        bench.follow(topics, source, [process])
+        loaded, peak = memory_mib(process.pid), peak_memory_mib(process.pid)
+    found = bench.outputs(topics, PARTITIONS)
+    check_count(row, found, count)
+    bench.results.add(
+        "g", row, start_to_ready_s=ready, RSS_MiB_when_ready=idle, RSS_MiB_after_load=loaded, RSS_MiB_peak=peak
+    )
+    bench.say(f"{row}: ready in {ready:.1f} s, {loaded:.0f} MiB")
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(float(sys.argv[1]))))
