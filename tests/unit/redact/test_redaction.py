@@ -158,6 +158,8 @@ def test_every_string_of_a_trace_is_cleaned_and_the_trace_stays_valid() -> None:
     assert [CLEAN if text == EVERYTHING else text for text in strings(document)] == strings(cleaned)
     trace = parse_trace(json.dumps(cleaned))
     assert trace.id == document["id"]
+    no_id = {"id": {"password=hunter2": ["password=hunter2"]}}
+    assert "hunter2" not in str(redact_document(no_id, "aggregated"))  # what is no id is no exception
     assert trace.steps[1].input == {CLEAN: [{"deep": [CLEAN, 1, None, True, 1.5]}]}
 
 
