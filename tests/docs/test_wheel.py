@@ -22,7 +22,7 @@ for module in pkgutil.walk_packages(worker.__path__, "worker."):
     if module.name != "worker.__main__":
         importlib.import_module(module.name)
 from worker.lab.broker.kafka_jars import LOCK_FILE
-from worker.commands.shared.samples import SAMPLES
+from worker.commands.shared.options import SAMPLES
 from worker.observe.status import PAGE
 assert LOCK_FILE.is_file() and SAMPLES.is_file() and PAGE.is_file()
 print(worker.__file__)

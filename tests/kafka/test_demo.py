@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.processes import WORKER
 from tests.support.surroundings import ROOT, environment
-from worker.commands.shared.samples import SAMPLES
+from worker.commands.shared.options import SAMPLES
 
 LINES = SAMPLES.read_bytes().splitlines()
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]

@@ -15,7 +15,7 @@ from tests.support.kafka_fixtures import create_topics, wait_until
 from tests.support.message_logs import message_log
 from tests.support.stage import Workers
 from worker.commands.publish.send import key_of
-from worker.commands.shared.samples import SAMPLES
+from worker.commands.shared.options import SAMPLES
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 

@@ -317,7 +317,7 @@ def test_colour_is_for_terminals_that_want_it(
     assert cli.callback is not None
     with click.Context(cli):
         cli.callback()
-        write_line("said", "ok ", "green")
+        write_line(click.style("ok ", "green"))
     assert ("\x1b[" in capsys.readouterr().out) == (value == "xterm")
 
 

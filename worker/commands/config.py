@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from worker.commands.shared.console import CommandGroup, SettingsError, say, write_line
-from worker.commands.shared.options import (
-    checked_settings,
-    json_option,
-    load_settings,
-    say_warnings,
-    settings_options,
-)
+from worker.commands.shared.options import json_option, load_settings, say_warnings, settings_options
 from worker.core.terminal import clean, clean_json, number_of
 
 if TYPE_CHECKING:
@@ -54,7 +48,12 @@ def check(file: Path | None, strict: bool) -> None:
 
     Exit codes: 0 no errors; 1 warnings, with --strict; 2 errors.
     """
-    loaded = checked_settings(file)
+    from worker.config import ConfigError
+
+    try:
+        loaded = load_settings(file)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
     given = loaded.given()
     for source in loaded.sources:
         if source.kind == "file":

@@ -14,13 +14,14 @@ import pytest
 from aiokafka.partitioner import DefaultPartitioner
 
 from worker import InvalidTrace, PartitionScorer, parse_trace
-from worker.commands.shared.samples import SAMPLES, samples
+from worker.commands.shared.options import SAMPLES
 from worker.commands.shared.scored_rows import TailRecord
 from worker.core.documents import scored_record
 from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
 from worker.lab.demo import show as demo_view
 from worker.lab.demo.process import PARTITIONS, DemoOutcome, _environment
+from worker.lab.demo.samples import samples
 from worker.observe.metrics import quantile
 
 LINES = SAMPLES.read_bytes().splitlines()

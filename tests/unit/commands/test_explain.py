@@ -26,7 +26,7 @@ from tests.support.builders import (
     trace_document,
 )
 from worker.cli import cli
-from worker.commands.explain.target import is_file, parse_target, read_document
+from worker.commands.explain import is_file, parse_target, read_document
 from worker.commands.shared.console import Command, CommandError
 from worker.commands.shared.explanation import explain_trace, explanation_text
 from worker.commands.shared.options import given_options, settings_options

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from shutil import get_terminal_size
 from typing import Final, Literal, NamedTuple
 
+import click
 from aiokafka.errors import KafkaError
 from msgspec import Struct
 
@@ -138,7 +139,7 @@ def write_finding(finding: Finding, *, as_json: bool) -> None:
         return
     colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
     first, *more = as_lines(finding, get_terminal_size().columns - MARGIN)
-    write_line(first, f"{finding.level:{MARGIN}}", colour)
+    write_line(click.style(f"{finding.level:{MARGIN}}", colour) + first)
     for line in more:
         write_line(" " * MARGIN + line)
 

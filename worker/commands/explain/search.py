@@ -19,10 +19,9 @@ from msgspec import Struct
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from worker.commands.explain.target import ID_PREFIX, Wanted, output_topics, parse_target
 from worker.commands.shared.console import CommandError, errors_for_the_user, text_console, write_line
 from worker.commands.shared.explanation import Explanation, explain_trace, named_rows
-from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
+from worker.commands.shared.session import Session, SessionError, read_to, run_session
 from worker.commands.shared.shown import Pasted
 from worker.config import Settings
 from worker.core.dead_letters import NO_VALUE, DeadLetter, read_dead_letter
@@ -32,19 +31,11 @@ from worker.core.records import SourceRecord
 from worker.core.terminal import clean, clean_json, number_of
 from worker.core.trace import InvalidTrace
 
-FIRST_STRIDE: Final = 1000
-"""Offsets of each partition that are read first: they include what `tail` and the status page show."""
-
-GROWTH: Final = 4
-"""How many times as long each portion is as the one before."""
-
-FETCH_BYTES: Final = 1 << 20
-"""Bytes of one fetch from one partition: a portion ends somewhere within its last fetch."""
-
 MOST_LISTED: Final = 10
 """Ids that are listed if one is ambiguous."""
 
-DAY_MS: Final = 86_400_000
+Wanted = str | RecordPlace
+"""A trace id or a prefix of one, always with kp:trace:, or the place of a record on the worker's topics."""
 
 
 class Hit(NamedTuple):
@@ -62,25 +53,28 @@ class Hit(NamedTuple):
         return RecordPlace(self.record.topic, self.record.partition, self.record.offset)
 
 
-def find(target: str, settings: Settings, options: str = "") -> list[Hit]:
+def output_topics(settings: Settings) -> tuple[str, str, str]:
+    """Return the topics to which a trace may be written."""
+    return settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic
+
+
+def find(target: str, wanted: Wanted, settings: Settings, options: str) -> list[Hit]:
     """Return the records of one trace, newest first. Raises CommandError if there is none, or the id is ambiguous.
 
-    `options`: those that give a printed command the same settings. Raises ArgumentError for an invalid target.
+    `options`: those that give a printed command the same settings.
     """
-    search = _Search(parse_target(target, settings), settings)
-    is_bare = isinstance(search.wanted, str) and not target.startswith(ID_PREFIX)
     try:
         with errors_for_the_user(), Console(stderr=True).status("searching; press Ctrl-C to stop"):
-            hits, note = run_session(search.run(Session(settings)))
+            hits = run_session(_search(Session(settings), target, wanted))
     except CommandError as error:
-        raise (
-            error.adding(f"; there is no file {target}, so it was taken for a trace id") if is_bare else error
-        ) from None
-    if not hits:
-        raise CommandError(search.nothing(target, note))
-    exact = [hit for hit in hits if hit.id == search.wanted] or hits
+        is_bare = isinstance(wanted, str) and wanted != target
+        taken = f"; there is no file {target}, so it was taken for a trace id"
+        raise (error.adding(taken) if is_bare else error) from None
+    if isinstance(hits, str):
+        raise CommandError(hits)
+    exact = [hit for hit in hits if hit.id == wanted] or hits
     ids = list(dict.fromkeys(hit.id for hit in exact if hit.id is not None))
-    if isinstance(search.wanted, str) and len(ids) > 1:
+    if isinstance(wanted, str) and len(ids) > 1:
         listed = "".join(f"\n  kp-worker explain{options} {shlex.quote(clean(one))}" for one in ids[:MOST_LISTED])
         more = f"\n  and {len(ids) - MOST_LISTED} more" if len(ids) > MOST_LISTED else ""
         raise CommandError(f"{target} is the beginning of {len(ids)} trace ids; name one (newest first):{listed}{more}")
@@ -114,100 +108,85 @@ class _Head(Struct):
 _head: Final = msgspec.json.Decoder(_Head)
 
 
-class _Search:
-    """One search; it counts what it has read of each topic, for the message if it finds nothing."""
+async def _search(session: Session, target: str, wanted: Wanted) -> list[Hit] | str:
+    """Return the matching records, newest first; if there is none, an error that says where was looked.
 
-    def __init__(self, wanted: Wanted, settings: Settings) -> None:
-        self.wanted, self._settings = wanted, settings
-        self._in_source = isinstance(wanted, RecordPlace) and wanted.topic == settings.source_topic
-        self._topics: dict[str, Topic | None] = {}
-        self._read: Counter[str] = Counter()
-        self._oldest_ms: dict[str, int] = {}
+    Portions of all partitions are read backwards from their ends, each four times as long as the one before, until one
+    has a match; the first includes what `tail` and the status page show. Raises ConfigError, SessionError, KafkaError.
+    """
+    settings = session.settings
+    source = wanted if isinstance(wanted, RecordPlace) and wanted.topic == settings.source_topic else None
+    one = wanted if isinstance(wanted, RecordPlace) and source is None else None
+    names = output_topics(settings) if one is None else (one.topic,)
+    async with session.admin() as admin:
+        topics = await session.topics(admin, *names)
+    tps = [tp for topic in topics.values() for tp in topic.tps]
+    read, oldest_ms = Counter[str](), dict[str, int]()
+    hits: list[Hit] = []
+    # A portion ends somewhere within its last fetch: so a fetch is small.
+    async with session.connected(session.reader(max_partition_fetch_bytes=1 << 20)) as reader:
+        starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
+        if one is not None and tps:
+            starts, ends = _bounds(one, starts, ends)
+        stride = 1000
+        while not hits and any(starts[tp] < end for tp, end in ends.items()):
+            lower = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
+            async for record in read_to(reader, lower, ends):
+                read[record.topic] += 1
+                oldest_ms[record.topic] = min(record.time_ms, oldest_ms.get(record.topic, record.time_ms))
+                hit = _hit(record, settings)
+                if hit is not None and _is_meant(hit, wanted, source):
+                    hits.append(hit)
+            ends, stride = lower, 4 * stride
+    if hits:
+        return sorted(hits, key=lambda hit: (hit.record.time_ms, hit.record.offset), reverse=True)
+    if one is not None and topics:
+        return f"the record {target} was not written by the worker: it is a transaction marker, or of another producer"
+    lines = [f"no record of {target} is on these topics:"]
+    for name in names:
+        if (topic := topics.get(name)) is None:
+            lines.append(f"  {name}: there is no such topic")
+            continue
+        count = f"{number_of(read[name], 'record')}, back to {rfc3339(oldest_ms[name])}" if read[name] else "no records"
+        days = topic.retention_ms and topic.retention_ms / 86_400_000
+        lines.append(f"  {name}: {count}" + ("" if days is None else f", kept for {days:g} days"))
+    note = "" if source is None else await _about_source(session, source)
+    lines.append(
+        note
+        or "It may not be scored yet (kp-worker doctor shows the lag), it may be older than the topics' retention, "
+        "or it is on other topics (KP_ACCEPTED_TOPIC, KP_REJECTED_TOPIC, KP_DEAD_LETTER_TOPIC)."
+    )
+    return "\n".join(lines)
 
-    async def run(self, session: Session) -> tuple[list[Hit], str]:
-        """Return the matching records, newest first; if there is none, also a note on the place, or "".
 
-        Portions of all partitions are read backwards from their ends, each GROWTH times as long as the one before,
-        until one has a match. Raises ConfigError, SessionError and KafkaError.
-        """
-        one = self.wanted if isinstance(self.wanted, RecordPlace) and not self._in_source else None
-        names = output_topics(self._settings) if one is None else (one.topic,)
-        async with session.admin() as admin:
-            topics = await session.topics(admin, *names)
-        self._topics = {name: topics.get(name) for name in names}
-        tps = [tp for topic in topics.values() for tp in topic.tps]
-        hits: list[Hit] = []
-        async with session.connected(session.reader(max_partition_fetch_bytes=FETCH_BYTES)) as reader:
-            starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
-            if one is not None and tps:
-                starts, ends = _bounds(one, starts, ends)
-            stride = FIRST_STRIDE
-            while not hits and any(starts[tp] < end for tp, end in ends.items()):
-                lower = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
-                async for record in read_to(reader, lower, ends):
-                    self._count(record)
-                    hit = self._hit(record)
-                    if hit is not None and self._is_meant(hit):
-                        hits.append(hit)
-                ends, stride = lower, stride * GROWTH
-        hits.sort(key=lambda hit: (hit.record.time_ms, hit.record.offset), reverse=True)
-        if hits or one is not None or isinstance(self.wanted, str):
-            return hits, ""
-        return [], await _about_source(session, self.wanted)
-
-    def _count(self, record: SourceRecord) -> None:
-        self._read[record.topic] += 1
-        self._oldest_ms[record.topic] = min(record.time_ms, self._oldest_ms.get(record.topic, record.time_ms))
-
-    def _hit(self, record: SourceRecord) -> Hit | None:
-        """Return a scored document or dead letter; None if the worker did not write it."""
-        try:
-            head = _head.decode(record.value or b"")
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            head = None
-        if record.topic != self._settings.dead_letter_topic:
-            if head is None or head.scoring is None:
-                return None
-            return Hit(record, head.id, head.scoring.source, head.scoring.source.offset)
-        letter = read_dead_letter(record)
-        if letter is None:
+def _hit(record: SourceRecord, settings: Settings) -> Hit | None:
+    """Return a scored document or dead letter; None if the worker did not write it."""
+    try:
+        head = _head.decode(record.value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        head = None
+    if record.topic != settings.dead_letter_topic:
+        if head is None or head.scoring is None:
             return None
-        source = RecordPlace(letter.source_topic, letter.source_partition, letter.source_offset)
-        first = source.offset if letter.first_offset is None else letter.first_offset
-        return Hit(record, None if head is None else head.id, source, first, letter)
+        return Hit(record, head.id, head.scoring.source, head.scoring.source.offset)
+    letter = read_dead_letter(record)
+    if letter is None:
+        return None
+    source = RecordPlace(letter.source_topic, letter.source_partition, letter.source_offset)
+    first = source.offset if letter.first_offset is None else letter.first_offset
+    return Hit(record, None if head is None else head.id, source, first, letter)
 
-    def _is_meant(self, hit: Hit) -> bool:
-        wanted = self.wanted
-        if isinstance(wanted, str):
-            if hit.id is None:  # not JSON, or truncated: it may contain the id all the same
-                return wanted.encode() in (hit.record.value or b"")
-            # As on the topic, or as shown by `tail` and the status page.
-            return hit.id.startswith(wanted) or clean(hit.id).startswith(wanted)
-        if not self._in_source:
-            return True
-        same_partition = (hit.source.topic, hit.source.partition) == (wanted.topic, wanted.partition)
-        return same_partition and hit.first_offset <= wanted.offset <= hit.source.offset
 
-    def nothing(self, target: str, note: str) -> str:
-        """Return the error for a trace that is not on the topics; `note`: more about the place, or ""."""
-        if isinstance(self.wanted, RecordPlace) and not self._in_source and any(self._topics.values()):
-            return (
-                f"the record {target} was not written by the worker: it is a transaction marker, or of another producer"
-            )
-        lines = [f"no record of {target} is on these topics:"]
-        for name, topic in self._topics.items():
-            if topic is None:
-                lines.append(f"  {name}: there is no such topic")
-                continue
-            count, days = self._read[name], topic.retention_ms and topic.retention_ms / DAY_MS
-            read = f"{number_of(count, 'record')}, back to {rfc3339(self._oldest_ms[name])}" if count else "no records"
-            lines.append(f"  {name}: {read}" + ("" if days is None else f", kept for {days:g} days"))
-        lines.append(
-            note
-            or "It may not be scored yet (kp-worker doctor shows the lag), it may be older than the topics' retention, "
-            "or it is on other topics (KP_ACCEPTED_TOPIC, KP_REJECTED_TOPIC, KP_DEAD_LETTER_TOPIC)."
-        )
-        return "\n".join(lines)
+def _is_meant(hit: Hit, wanted: Wanted, source: RecordPlace | None) -> bool:
+    if isinstance(wanted, str):
+        if hit.id is None:  # not JSON, or truncated: it may contain the id all the same
+            return wanted.encode() in (hit.record.value or b"")
+        # As on the topic, or as shown by `tail` and the status page.
+        return hit.id.startswith(wanted) or clean(hit.id).startswith(wanted)
+    if source is None:
+        return True
+    same_partition = (hit.source.topic, hit.source.partition) == (source.topic, source.partition)
+    return same_partition and hit.first_offset <= source.offset <= hit.source.offset
 
 
 def _bounds(
@@ -259,11 +238,10 @@ def show_letter(hit: Hit, letter: DeadLetter, others: Sequence[Hit], options: st
     table.add_row("message", Text(clean(letter.message)))
     table.add_row("dead letter", Text(clean(str(hit.place))))
     source = f"{letter.source_topic}:{letter.source_partition}"
-    several = f"{source}, offsets {hit.first_offset} to {letter.source_offset}"
-    table.add_row(
-        "source",
-        Text(clean(f"{source}:{letter.source_offset}" if hit.first_offset == letter.source_offset else several)),
-    )
+    offsets = f":{letter.source_offset}"
+    if hit.first_offset != letter.source_offset:
+        offsets = f", offsets {hit.first_offset} to {letter.source_offset}"
+    table.add_row("source", Text(clean(source + offsets)))
     if letter.timestamp_ms is not None:
         table.add_row("record time", rfc3339(letter.timestamp_ms))
     if letter.redriven:

@@ -27,7 +27,7 @@ from worker.commands.shared.console import (
     size_of,
 )
 from worker.commands.shared.json_lines import lines_as_they_come, not_traces
-from worker.commands.shared.samples import SAMPLES
+from worker.commands.shared.options import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import Settings
 from worker.core.records import Clean, exact_size

@@ -172,13 +172,10 @@ def ending_in_order() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # here, where an error can still be reported
             sys.stderr.flush()
-    except BrokenPipeError:
-        discard_what_is_said()
-        raise click.exceptions.Exit(PIPE_CLOSED) from None
-    except SystemExit as ended:
-        if not isinstance(ended.__context__, BrokenPipeError):  # rich exits with 1 at a closed pipe
-            raise
-        discard_what_is_said()
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # rich exits with 1 at a closed pipe
+        discard_buffered(sys.stdout.buffer, sys.stderr.buffer)
         raise click.exceptions.Exit(PIPE_CLOSED) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) or error.filename is not None:
@@ -226,7 +223,7 @@ def say_last(text: str) -> None:
     try:
         say(text)
     except BrokenPipeError:
-        discard_what_is_said()
+        discard_buffered(sys.stdout.buffer, sys.stderr.buffer)
 
 
 def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -234,9 +231,9 @@ def say_traceback(kind: type[BaseException], error: BaseException, trace: Traceb
     say_last("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
-def write_line(text: str, label: str = "", colour: str | None = None) -> None:
-    """Write a line to standard output, after a label that is coloured on a terminal."""
-    click.echo((click.style(label, colour) if label else "") + text)
+def write_line(text: str) -> None:
+    """Write a line to standard output; its colours only to a terminal."""
+    click.echo(text)
 
 
 def write_json(*values: object) -> None:
@@ -350,11 +347,6 @@ def size_of(file: BinaryIO) -> int | None:
         return os.fstat(file.fileno()).st_size if file.seekable() else None
     except OSError:  # no file behind it
         return None
-
-
-def discard_what_is_said() -> None:
-    """Discard everything still to be written to standard output and standard error."""
-    discard_buffered(sys.stdout.buffer, sys.stderr.buffer)
 
 
 def discard_buffered(*files: BinaryIO | None) -> None:

@@ -9,10 +9,10 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +20,10 @@ from worker.commands.shared.console import A_DEVICE, SettingsError, is_device, s
 
 if TYPE_CHECKING:
     from worker.config import Loaded, Settings
+
+
+SAMPLES: Final = Path(__file__).parents[2] / "data" / "demo_traces.jsonl"
+"""The file that the word samples names."""
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -71,37 +75,28 @@ def given_options() -> str:
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
-def load_settings(
-    file: Path | None = None, *, assignments: Sequence[str] = (), checked: bool = True, **fields: Any
-) -> Loaded:
+def load_settings(file: Path | None = None, *, checked: bool = True, **fields: Any) -> Loaded:
     """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
 
-    `file`: a config file that overrides --config and KP_CONFIG; `assignments`: NAME=VALUE, applied after --set;
-    `checked`: see `config.read`.
+    `file`: a config file that overrides --config and KP_CONFIG; `checked`: see `config.read`.
     """
     from worker import config
     from worker.config.loading import OPTIONS, parse_assignments
 
     meta = click.get_current_context().meta
     given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
-    options = parse_assignments([*(given["set"] or ()), *assignments])
-    options |= {name: given[name] for name in OPTIONS if given[name]}
+    options = parse_assignments(given["set"] or ()) | {name: given[name] for name in OPTIONS if given[name]}
     return config.read(file or given["config"], options, checked=checked, **fields)
-
-
-def checked_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
-    """Read the settings as `load_settings` does. Raises SettingsError."""
-    from worker.config import ConfigError
-
-    try:
-        return load_settings(file, assignments=assignments, **fields)
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
 
 
 def read_settings(**fields: Any) -> Settings:
     """Read the settings as `load_settings` does, and print warnings. Raises SettingsError."""
-    loaded = checked_settings(**fields)
+    from worker.config import ConfigError
+
+    try:
+        loaded = load_settings(**fields)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
     say_warnings(loaded)
     return loaded.settings
 
@@ -131,7 +126,7 @@ class InputFile(click.File):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Open the file. Raises BadParameter."""
         if self._samples and value == "samples" and not Path(value).exists():
-            value = str(Path(__file__).parents[2] / "data" / "demo_traces.jsonl")
+            value = str(SAMPLES)
         file = super().convert(value, param, ctx)
         if is_device(file):
             if value != "-":
@@ -140,21 +135,8 @@ class InputFile(click.File):
         return file
 
 
-def parse_time(text: str, now_ms: int) -> int:
-    """Return an ISO 8601 time (UTC by default), or an age such as 90m, as ms since 1970. Raises ValueError."""
-    if age := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
-        return now_ms - int(age[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[age[2]] * 1000
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is not a time; give one such as 2026-04-14T08:00Z, or an age such as 90m, 2h, 3d"
-        ) from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
 class Moment(click.ParamType):
-    """A time in the formats of `parse_time`, never before 1970; the value is a datetime in UTC."""
+    """An ISO 8601 time (UTC by default), or an age such as 90m; the value is a datetime in UTC, never before 1970."""
 
     name = "time"
 
@@ -163,7 +145,14 @@ class Moment(click.ParamType):
         if isinstance(value, datetime):  # a default
             return value
         try:
-            moment_ms = parse_time(value, round(time.time() * 1000))
-        except (ValueError, OverflowError) as error:
+            if age := re.fullmatch(r"([0-9]{1,9})([smhd])", value):
+                seconds = time.time() - int(age[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[age[2]]
+            else:
+                moment = datetime.fromisoformat(value)
+                seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+            return datetime.fromtimestamp(max(0, round(seconds, 3)), UTC)
+        except ValueError:
+            example = "give one such as 2026-04-14T08:00Z, or an age such as 90m, 2h, 3d"
+            self.fail(f"{value!r} is not a time; {example}", param, ctx)
+        except OverflowError as error:
             self.fail(str(error), param, ctx)
-        return datetime.fromtimestamp(max(0, moment_ms) / 1000, UTC)

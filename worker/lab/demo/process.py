@@ -23,13 +23,13 @@ from aiokafka.structs import TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from worker.commands.shared.samples import Sample
 from worker.commands.shared.scored_rows import TailFilter, TailRecord
 from worker.config import PREFIX, Settings
 from worker.core.records import SourceRecord
 from worker.kafka.reading.fetches import Consumer, Reading
 from worker.lab.broker.kafka_node import HOST, free_ports
 from worker.lab.console import step
+from worker.lab.demo.samples import Sample
 from worker.observe.metrics import quantile
 
 PARTITIONS = 2

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from worker.commands.shared.console import program
 from worker.commands.shared.explanation import explain_trace, explanation_text
-from worker.commands.shared.samples import SAMPLES, samples
+from worker.commands.shared.options import SAMPLES
 from worker.commands.shared.scored_rows import COLOURS, TailRecord, rows
 from worker.commands.shared.shown import PlainTable, shown_score
 from worker.config import Settings
@@ -51,6 +51,7 @@ from worker.lab.demo.process import (
     scored,
     worker_variables,
 )
+from worker.lab.demo.samples import samples
 
 STORY = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
 """Beginnings of the ids of one incident reported three times: first, 39 minutes later, 69 minutes after that."""

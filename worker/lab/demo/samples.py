@@ -1,15 +1,13 @@
-"""The sample traces for `kp-worker publish samples` and the demo, which mixes in invalid ones."""
+"""The records of the demo: the sample traces, and invalid ones among them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from worker.commands.shared.options import SAMPLES
 from worker.core.trace import CONTEXT
-
-SAMPLES: Final = Path(__file__).parents[2] / "data" / "demo_traces.jsonl"
 
 
 class Sample(NamedTuple):
