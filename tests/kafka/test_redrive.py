@@ -17,7 +17,6 @@ from tests.support.commands import Desk, header
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
 from tests.support.stage import Workers
 from worker.commands.redrive.steps import parse_offsets
-from worker.commands.shared.options import Moment
 from worker.core.dead_letters import dead_letter, fit_dead_letter, last_resort, readdressed
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import InvalidTrace, Reason
@@ -381,10 +380,7 @@ def test_wrong_options_are_named(kafka: EmbeddedKafka) -> None:
         assert text in done.stderr
 
 
-def test_times_and_offsets() -> None:
-    assert time.time() - Moment().convert("90m", None, None).timestamp() == pytest.approx(90 * 60, abs=5)
-    for text in ("2026-04-14T10:00:00+02:00", "2026-04-14 08:00"):
-        assert Moment().convert(text, None, None).timestamp() * 1000 == T0
+def test_offsets() -> None:
     assert [parse_offsets(text) for text in ("3", "3:", ":4", "3:4")] == [(3, 4), (3, None), (0, 4), (3, 4)]
     for wrong in ("", ":", "a", "1:2:3", "4:4", "-1"):
         with pytest.raises(ValueError, match=r"offset|is empty"):

@@ -9,6 +9,7 @@ import random
 import shlex
 import threading
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -69,24 +70,31 @@ def test_what_the_worker_wrote_is_explained_with_its_own_figures(seed: int) -> N
         assert explanation.nearest is None or scored.nearest is not None
 
 
+def scored_twice(**fields: Any) -> dict[str, Any]:
+    """Return the document of a trace that was scored a second time: its nearest is itself."""
+    raw, scorer = trace_bytes(**fields), PartitionScorer(dimensions=2, threshold=0.6)
+    for offset in range(2):
+        scored = scorer.score(parse_trace(raw), [1.0, 0.0], offset)
+    document: dict[str, Any] = json.loads(scored_record(make_record(raw), scored, None).value or b"")
+    return document
+
+
 def test_a_scored_document_keeps_its_profile_when_the_settings_have_changed() -> None:
-    raw = trace_bytes(domain="legal")
-    scored = PartitionScorer(threshold=0.6).score(parse_trace(raw), None, 0)
-    document = scored_record(make_record(raw), scored, None).value
-    assert document is not None
+    document = scored_twice(domain="legal")
     weights = {"complexity": 1, "novelty": 0, "tool_diversity": 0, "outcome_confidence": 0}
-    result = run(document, KP_PROFILES=json.dumps({"legal": {"weights": weights}, "default": {"weights": weights}}))
+    result = run(
+        json.dumps(document).encode(),
+        KP_PROFILES=json.dumps({"legal": {"weights": weights}, "default": {"weights": weights}}),
+    )
     explained = json.loads(result.output)
     assert result.exit_code == 0
-    assert (explained["profile"], explained["score"], explained["threshold"]) == ("default", scored.score, 0.6)
+    score = document["scoring"]["score"]
+    assert (explained["profile"], explained["score"], explained["threshold"]) == ("default", score, 0.6)
     assert "other weights" in explained["notes"][0]
 
 
 def test_a_document_that_was_changed_is_found_out() -> None:
-    raw = trace_bytes()
-    document = scored_record(make_record(raw), PartitionScorer().score(parse_trace(raw), None, 0), None).value
-    assert document is not None
-    changed = json.loads(document)
+    changed = scored_twice()
     changed["outcome"]["confidence"] = 0.95
     result = run(json.dumps(changed).encode())
     assert result.exit_code == 1
@@ -150,13 +158,7 @@ def test_a_problem_is_told_with_its_place(change: tuple[str, str], words: str) -
     assert result.exit_code == 1
     assert "<stdin>: " in result.output
     assert words in result.output
-
-
-def test_json_lines_are_told_apart_from_a_broken_document() -> None:
-    lines = run(trace_bytes() + b"\n" + trace_bytes())
-    assert lines.exit_code == 1
-    assert "holds JSON Lines: name the line of one trace, as in kp-worker explain - --line 1" in lines.output
-    assert "JSON Lines" not in run(b"{}x").output
+    assert "JSON Lines" not in result.output
 
 
 @pytest.mark.parametrize("line", [None, 700])
@@ -174,7 +176,9 @@ def test_a_file_of_many_lines_is_not_read_whole(line: int | None, tmp_path: Path
     writer = threading.Thread(target=write_for_ever)
     writer.start()
     if line is None:
-        with pytest.raises(CommandError, match="JSON Lines"):
+        with pytest.raises(
+            CommandError, match=r"JSON Lines: name the line of one trace, as in kp-worker explain .* --line 1"
+        ):
             read_document(str(path), line, 1 << 20)
     else:
         assert json.loads(read_document(str(path), line, 1 << 20))["id"] == f"kp:trace:{line}"
@@ -183,7 +187,9 @@ def test_a_file_of_many_lines_is_not_read_whole(line: int | None, tmp_path: Path
 
 
 def test_one_line_of_a_file_is_explained(tmp_path: Path) -> None:
-    path = tmp_path / "traces.jsonl"
+    path = tmp_path / "0:3"  # a file wins over a place
+    path.write_bytes(trace_bytes() + b"\n\n")
+    assert CliRunner().invoke(cli, ["explain", str(path)]).exit_code == 0
     bad = trace_bytes(confidence=7)
     path.write_bytes(b"\n".join([trace_bytes("kp:trace:1"), trace_bytes("kp:trace:2"), bad, b""]) + b"\n" + b"[" * 99)
 
@@ -207,12 +213,6 @@ def test_one_line_of_a_file_is_explained(tmp_path: Path) -> None:
     assert "line 1: more than 1024 bytes, the limit of one trace (KP_MAX_MESSAGE_BYTES)" in large.output
 
 
-def test_a_bare_trace_with_line_breaks_at_its_end_is_one_trace(tmp_path: Path) -> None:
-    path = tmp_path / "0:3"  # a file wins over a place
-    path.write_bytes(trace_bytes() + b"\n\n")
-    assert CliRunner().invoke(cli, ["explain", str(path)]).exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("target", "wanted"),
     [
@@ -232,24 +232,23 @@ def test_what_is_no_file_is_an_id_or_a_place(target: str, wanted: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("target", "words"),
+    ("words", "told"),
     [
-        ("no/such/file", "no such file"),
-        ("trace.json", "no such file"),
-        ("kp:trace:", "is not an id"),
-        ("elsewhere:0:7", "is not one of the topics traces, traces.accepted, traces.rejected, traces.dead-letter"),
-        (".", "Is a directory"),
+        (["no/such/file"], "no such file"),
+        (["no/such/file"], "PARTITION:OFFSET"),
+        (["trace.json"], "no such file"),
+        (["kp:trace:"], "is not an id"),
+        (["kp:trace:"], "PARTITION:OFFSET"),
+        (["elsewhere:0:7"], "not one of the topics traces, traces.accepted, traces.rejected, traces.dead-letter"),
+        (["."], "Is a directory"),
+        (["7c3a6bc1", "--line", "2"], "there is no file 7c3a6bc1"),
+        *((["-", "--novelty", novelty], "--novelty") for novelty in ("nan", "-1", "2.5", "much")),
     ],
+    ids=str,
 )
-def test_what_can_be_neither_is_a_wrong_argument(target: str, words: str) -> None:
-    result = CliRunner().invoke(cli, ["explain", target])
-    assert (result.exit_code, words in result.output) == (2, True), result.output
-    assert words in ("Is a directory",) or "topics" in words or "PARTITION:OFFSET" in result.output
-
-
-def test_a_line_goes_with_a_file() -> None:
-    result = CliRunner().invoke(cli, ["explain", "7c3a6bc1", "--line", "2"])
-    assert (result.exit_code, "there is no file 7c3a6bc1" in result.output) == (2, True)
+def test_wrong_arguments(words: list[str], told: str) -> None:
+    result = CliRunner().invoke(cli, ["explain", *words], input=trace_bytes())
+    assert (result.exit_code, told in result.output) == (2, True), result.output
 
 
 def test_a_near_miss_of_the_domain_is_named() -> None:
@@ -263,17 +262,8 @@ def test_text_into_a_pipe_is_not_wrapped() -> None:
     assert "+ (0.3 if any error_recovery) + steps / 20 * 0.2)\n" in text.replace(" \n", "\n").replace("  ", " ")
 
 
-@pytest.mark.parametrize("novelty", ["nan", "-1", "2.5", "much"])
-def test_a_novelty_out_of_range_is_refused(novelty: str) -> None:
-    assert run(trace_bytes(), "--novelty", novelty).exit_code == 2
-
-
 def test_a_novelty_that_is_nearly_0_is_written_as_0() -> None:
-    raw = trace_bytes()
-    scorer = PartitionScorer(dimensions=2)
-    for offset in range(2):
-        scored = scorer.score(parse_trace(raw), [1.0, 0.0], offset)
-    document = json.loads(scored_record(make_record(raw), scored, None).value or b"")
+    document = scored_twice()
     document["scoring"]["nearest"]["similarity"], document["scoring"]["components"]["novelty"] = 1.0000004, -3.57628e-07
     text = run(json.dumps(document).encode(), "--text").output
     assert "= 1 - 1 = 0.000\n" in text
@@ -281,11 +271,7 @@ def test_a_novelty_that_is_nearly_0_is_written_as_0() -> None:
 
 
 def test_a_printed_command_has_the_settings_that_were_given_and_no_secret(tmp_path: Path) -> None:
-    raw = trace_bytes()
-    scorer = PartitionScorer(dimensions=2)
-    for offset in range(2):
-        scored = scorer.score(parse_trace(raw), [1.0, 0.0], offset)
-    document = json.loads(scored_record(make_record(raw), scored, None).value or b"")
+    document = scored_twice()
     config = tmp_path / "a b.toml"
     config.write_text("threshold = 0.8\n")
     given = ["--text", "--config", str(config), "-b", "kafka:9092", "-g", "mine", "--set", "profiles.x.threshold=0.5"]
