@@ -183,7 +183,13 @@ class Conversation:
         turn.reasons += new
 
     def _add_said(self, message: Message, turn: _Turn | None, time_ns: int) -> _Turn:
-        """Add a message of the agent whose own call is missing: to `turn`, if the turn arrives in parts."""
+        """Add a message of the agent whose own call is missing: to `turn`, if the turn arrives in parts.
+
+        If the last answer had the same text and no call, the message has its calls, which some libraries leave out.
+        """
+        last = self.turns[-1] if turn is None and self.turns else None
+        if last is not None and last.texts and not last.calls and message.calls() and last.texts == _texts(message):
+            turn, message = last, replace(message, parts=tuple(message.calls()))
         if turn is None or (turn.calls and _says(message)):
             turn = _Turn(time_ns)
             self.turns.append(turn)

@@ -272,6 +272,8 @@ def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
 
 def _answer_fields(message: Message) -> Message:
     text = message.texts()
+    if text.startswith('["'):  # MLflow has a list of answers
+        text = as_text(next(iter(loaded(text)), None))
     given = dict(_FIELD.findall(text)) or (json_object(text) if text.startswith("{") else {})
     given.pop("completed", None)
     if not given:
@@ -440,10 +442,13 @@ def _is_message(value: dict[str, Any]) -> bool:
         return True
     if "type" not in value:
         return not value.keys().isdisjoint(("parts", "content", "tool_calls"))
-    return str(value["type"]).endswith(_ITEMS) or _langchain_role(value) is not None
+    return str(value["type"]).endswith(_ITEMS) or _own_role(value) is not None
 
 
-def _langchain_role(value: dict[str, Any]) -> Role | None:
+def _own_role(value: dict[str, Any]) -> Role | None:
+    """Return the role of a message of LangChain or pydantic-ai."""
+    if value.get("kind") == "response" and "parts" in value:
+        return "assistant"
     kind = value.get("type")
     if kind == "constructor" and isinstance(value.get("id"), list) and value["id"]:
         kind = value["id"][-1]
@@ -469,7 +474,7 @@ def _message(value: dict[str, Any], role: Role) -> Message:
     if isinstance(value.get("message"), dict):
         value = {**value, **value["message"]}
     is_plain = value.keys().isdisjoint(_RARE)
-    own = None if is_plain or "role" in value else _langchain_role(value)
+    own = None if is_plain or "role" in value else _own_role(value)
     for name in () if is_plain else ("kwargs", "data"):
         if isinstance(value.get(name), dict):
             value = {**value, **value[name]}
@@ -612,7 +617,7 @@ def _part(part: Any) -> Sequence[Part]:
         return _call(part)
     if kind.startswith(("reasoning", "thinking")):
         return [Reasoning(text) for text in _texts(part)]
-    if kind in ("", "text", "input_text", "output_text", "refusal", "user-prompt", "system-prompt"):
+    if kind in ("", "text", "input_text", "output_text", "refusal", "user-prompt"):
         made = Reasoning if part.get("thought") is True else Text
         return [made(text) for text in _texts(part) if text != REDACTED]
     return ()

@@ -299,6 +299,13 @@ DIALECTS: Final = (
     Dialect(name="langfuse", kind="langfuse.observation.type",
         kinds=_of(model="generation", tool="tool", agent="agent", chain="chain", other="*"),
         input="langfuse.observation.input", output="langfuse.observation.output"),
+    Dialect(name="agentops", scopes=("agentops",), kind="agentops.span.kind",
+        kinds=_of(tool="tool", agent="agent", other="*"), input=first("agentops.task.input", "agentops.entity.input"),
+        output=first("agentops.task.output", "agentops.entity.output"), agent="operation.name", tool="operation.name",
+        arguments="agentops.tool.input", result="agentops.tool.output"),
+    Dialect(name="mlflow", scopes=("mlflow.",),
+        spans=_of(other=("AgentRunner.run*", "Agent workflow")),  # the OpenAI Agents SDK
+        agent=in_json("name"), tool=in_json("name")),  # pydantic-ai and DSPy
     Dialect(name="mlflow", kind="mlflow.spanType",
         kinds=_of(model=("chat_model", "llm"), tool="tool", agent="agent", chain="chain", other="*"),
         input="mlflow.spanInputs", output="mlflow.spanOutputs"),
@@ -312,9 +319,11 @@ DIALECTS: Final = (
         result="haystack.agent.step.tool.output", failed="haystack.tool.error", repeats=("haystack.pipeline.",)),
     Dialect(name="haystack", scopes=("openinference.instrumentation.haystack",),
         spans=_of(agent="Agent.run", other="Pipeline.run")),
-    Dialect(name="litellm", scopes=("litellm",), spans=_of(other="raw_gen_ai_request"),
-        input="gen_ai.input.messages", output=each("gen_ai.output.messages", below("gen_ai.completion.")),
-        error="error.message", repeats=("llm.",)),
+    Dialect(name="litellm", scopes=("litellm",),
+        spans=_of(model="raw_gen_ai_request"),  # says what each call was if they all have one span, which has the last
+        input=first("gen_ai.input.messages", "llm.openai.messages"),
+        output=each("gen_ai.output.messages", "llm.openai.choices", below("gen_ai.completion.")),
+        error="error.message", form="whole", repeats=("llm.",)),
     Dialect(name="langsmith", scopes=("langsmith",),
         spans=_of(other=("Agent workflow", "Span")),  # the OpenAI Agents SDK
         kind="langsmith.span.kind", kinds=_of(model="llm", tool="tool", chain="chain", other="*"),
