@@ -145,12 +145,12 @@ def assemble_problems(settings: Settings, observed: Observed) -> list[str]:
             + (state if settings.spans_keyed else f"both {state} and {between}")
             + "; they are created anew (docs/opentelemetry.md)"
         )
-    policy = observed.config(state, "cleanup.policy", "compact")
-    if state in observed.topics and policy != "compact":
-        problems.append(f"topic {state} has cleanup.policy={policy}; set cleanup.policy=compact, or open runs are lost")
-    policy = observed.config(between, "cleanup.policy", "delete")
-    if between in observed.topics and policy != "delete":
-        problems.append(f"topic {between} has cleanup.policy={policy}; set cleanup.policy=delete, or spans are lost")
+    for name, wanted, lost in ((state, "compact", "open runs"), (between, "delete", "spans")):
+        policy = observed.config(name, "cleanup.policy", wanted)
+        if name in observed.topics and policy != wanted:
+            problems.append(
+                f"topic {name} has cleanup.policy={policy}; set cleanup.policy={wanted}, or {lost} are lost"
+            )
     return problems
 
 

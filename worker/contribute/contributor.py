@@ -138,10 +138,9 @@ def _checked(settings: Settings, observed: Observed) -> dict[str, OutputTopic]:
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}; create them (kp-worker topics --create "
             "with KP_REGISTRY_URL set), or let contribute do it with KP_CREATE_TOPICS=true"
         )
-    for name, compacted in ((settings.contributed, True), (settings.refused, False)):
-        policy = observed.config(name, "cleanup.policy", "compact" if compacted else "delete")
-        if compacted != ("compact" in policy):
-            wanted = "compact" if compacted else "delete"
+    for name, wanted in ((settings.contributed, "compact"), (settings.refused, "delete")):
+        policy = observed.config(name, "cleanup.policy", wanted)
+        if ("compact" in policy) != (wanted == "compact"):
             log.warning("topic %s has cleanup.policy=%s; set cleanup.policy=%s", name, policy, wanted)
     for problem in deleted_early(observed, settings.accepted_topic, "posted"):
         log.warning("%s", problem)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import click
 
 from worker.commands.shared.console import ArgumentError, Command, errors_for_the_user, say
 from worker.commands.shared.options import Moment, read_settings, settings_options
 from worker.core.terminal import number_of
-
-if TYPE_CHECKING:
-    from worker.commands.redrive.steps import Selection
 
 
 def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -37,11 +33,8 @@ def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.option("--to-source", is_flag=True, help="Publish to the topics of their source records [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE",
               help="Write them to this new file instead, as JSON Lines; - is standard output.")  # fmt: skip
-@click.option(
-    "--refused",
-    is_flag=True,
-    help="Send traces that the registry refused: from <accepted>.refused to the accepted topic.",
-)
+@click.option("--refused", is_flag=True,
+              help="Send traces that the registry refused: from <accepted>.refused to the accepted topic.")  # fmt: skip
 @click.option("--execute", is_flag=True, help="Do it; otherwise only show what would be done.")
 @settings_options
 def redrive(
@@ -57,10 +50,23 @@ def redrive(
     if to_source and to_file is not None:
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
-    selection = _selection(reasons, since, until, partition, offset, refused=refused)
-    from worker.commands.redrive.steps import Redrive, print_counts, watching
+    from worker.commands.redrive.steps import OF_CLOSED_RUNS, Redrive, Selection, parse_offsets, print_counts, watching
     from worker.commands.shared.session import Session, run_session
+    from worker.core.trace import Reason
+    from worker.observe.metrics import REFUSAL_REASONS
 
+    allowed = REFUSAL_REASONS if refused else tuple(each for each in Reason if each not in OF_CLOSED_RUNS)
+    for reason in reasons:
+        if reason not in allowed:
+            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")
+    if offset is not None and partition is None:
+        raise click.UsageError("--offset needs --partition: offsets are per partition")
+    try:
+        first, end = (0, None) if offset is None else parse_offsets(offset)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    since_ms, until_ms = (None if time is None else round(time.timestamp() * 1000) for time in (since, until))
+    selection = Selection(frozenset(reasons), since_ms, until_ms, partition, first, end)
     if refused:  # back to the accepted topic; the marks of refused traces are on their own topic
         settings = settings.model_copy(
             update={
@@ -79,25 +85,3 @@ def redrive(
             sys.exit(130)
     print_counts(counts, to_file, execute)
     sys.exit(1 if execute and counts.refused else 0)
-
-
-def _selection(
-    reasons: tuple[str, ...], since: datetime | None, until: datetime | None, partition: int | None, offset: str | None,
-    *, refused: bool,
-) -> Selection:  # fmt: skip
-    from worker.commands.redrive.steps import OF_CLOSED_RUNS, Selection, parse_offsets
-    from worker.core.trace import Reason
-    from worker.observe.metrics import REFUSAL_REASONS
-
-    allowed = REFUSAL_REASONS if refused else tuple(each for each in Reason if each not in OF_CLOSED_RUNS)
-    for reason in reasons:
-        if reason not in allowed:
-            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")
-    if offset is not None and partition is None:
-        raise click.UsageError("--offset needs --partition: offsets are per partition")
-    try:
-        first, end = (0, None) if offset is None else parse_offsets(offset)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    since_ms, until_ms = (None if time is None else round(time.timestamp() * 1000) for time in (since, until))
-    return Selection(frozenset(reasons), since_ms, until_ms, partition, first, end)
