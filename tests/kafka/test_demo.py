@@ -75,7 +75,9 @@ def test_demo_with_verdicts_shows_an_agent_that_loses_its_confidence(tmp_path: P
     process = start(tmp_path, "demo", "--verdicts")
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
-    rows = re.findall(r"(boaster|steady) +(0\.\d\d) +(\d+) of (\d+) +(0\.\d\d) +(0\.\d\d) +(accepted|rejected)", text)
+    rows = re.findall(
+        r"(boaster|steady) +(0\.\d\d) +(\d+) of (\d+) +(0\.\d\d) +(0\.\d\d) +(accepted|rejected) +(0\.\d\d)", text
+    )
     assert len(rows) == 10
     boaster, steady = ([row for row in rows if row[0] == name] for name in ("boaster", "steady"))
     assert [row[1] for row in boaster] == ["0.99"] * 5
@@ -84,6 +86,8 @@ def test_demo_with_verdicts_shows_an_agent_that_loses_its_confidence(tmp_path: P
     assert used == sorted(used, reverse=True)
     assert used[-1] < 0.3 < 0.7 < float(steady[-1][4])
     assert boaster[-1][6] == "rejected"
+    score, weighted = ([float(row[column]) for row in (boaster[-1], steady[-1])] for column in (5, 7))
+    assert weighted[1] - weighted[0] > 2 * (score[1] - score[0])
     assert steady[-1][6] == "accepted"
     assert "Traceback" not in text
     assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import re
 import secrets
@@ -29,6 +30,7 @@ from worker.commands.shared.options import SAMPLES
 from worker.commands.shared.scored_rows import COLOURS, TailRecord, rows
 from worker.commands.shared.shown import PlainTable, shown_score
 from worker.config import Settings
+from worker.core.scoring import PROFILES, weights_by_verdicts
 from worker.core.terminal import clean
 from worker.core.trace import CONTEXT
 from worker.core.verdicts import make_verdict, sign_verdict
@@ -273,6 +275,7 @@ def show_verdicts(stage: Stage, worker: DemoProcess, key: bytes) -> None:
         Text("\nVerdicts: what agents say, and what becomes of it", "bold"),
         Text("says: the stated confidence; judged: successes so far; used: the outcome confidence.", "dim"),
         Text(f"Each row is an agent's last run in a round; a score of {THRESHOLD} is accepted.", "dim"),
+        Text("at 0.6: the score with weights where the outcome has 0.6 (docs/verdicts.md).", "dim"),
         _verdict_table(rounds),
         "",
         sep="\n",
@@ -281,7 +284,8 @@ def show_verdicts(stage: Stage, worker: DemoProcess, key: bytes) -> None:
 
 def _verdict_table(rounds: list[dict[str, Document]]) -> PlainTable:
     """Tabulate the last scored run of each agent in each round."""
-    columns = ("round", "agent", "says", "judged", "used", "score", "decision")
+    columns = ("round", "agent", "says", "judged", "used", "score", "decision", "at 0.6")
+    weights = dataclasses.asdict(weights_by_verdicts(PROFILES["code"].weights))
     table = PlainTable(*columns, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for number, last in enumerate(rounds, 1):
         for place, (agent, document) in enumerate(last.items()):
@@ -291,6 +295,7 @@ def _verdict_table(rounds: list[dict[str, Document]]) -> PlainTable:
                 "" if place else str(number), agent, f"{said['stated']:.2f}",
                 f"{said['succeeded']:.0f} of {said['judged']}", Text(f"{said['used']:.2f}", "bold"),
                 f"{scoring['score']:.2f}", Text(scoring["decision"], COLOURS[scoring["decision"]]),
+                f"{sum(weights[name] * value for name, value in scoring['components'].items()):.2f}",
                 end_section=bool(place) and number < len(rounds),
             )  # fmt: skip
     return table
