@@ -1,4 +1,4 @@
-"""What the code writes into the pages: the tables of settings, options and metrics, and the config file's JSON Schema.
+"""What the code writes into the pages: the tables of settings and metrics, and the config file's JSON Schema.
 
 `make docs` runs this module, which writes it between the markers of the pages; tests/docs/test_generated.py compares.
 """
@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import click
 from prometheus_client import CollectorRegistry
 
 from tests.support.config_schema import config_schema
 from tests.support.monitoring import SUFFIXES
 from tests.support.surroundings import DOCS, SCHEMAS
-from worker.cli import cli
 from worker.config import describe
 from worker.config.settings import SECTIONS
 from worker.observe.metrics import AssembleMetrics, ContributeMetrics, Histogram, Metrics
 
-PAGES = [DOCS / "settings.md", DOCS / "commands.md", DOCS / "metrics.md"]
+PAGES = [DOCS / "settings.md", DOCS / "metrics.md"]
 SCHEMA = SCHEMAS / "config.schema.json"
 
 # -- settings
@@ -38,39 +35,6 @@ def settings() -> str:
         ]
         tables.append("\n".join([f"### {title}\n\n| variable | default | meaning |\n|---|---|---|", *rows]))
     return "\n\n".join(tables)
-
-
-# -- options
-
-MANY = 10
-"""Commands with the same option, from which on the page does not name them."""
-
-
-def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Yield each command with its words, those of groups too."""
-    top = click.Context(cli)
-    for name in sorted(cli.commands):
-        _, command, _ = cli.resolve_command(top, [name])
-        assert command is not None
-        inner = click.Context(command, top, name)
-        if isinstance(command, click.Group):
-            yield from ((f"{name} {each}", command.commands[each], inner) for each in sorted(command.commands))
-        else:
-            yield name, command, inner
-
-
-def options() -> str:
-    """Return the options of all commands as --help describes them; those that several commands have, once."""
-    having = defaultdict[str, list[str]](list)
-    for name, command, context in commands():
-        for option in command.params:
-            if record := option.get_help_record(context):
-                written, meaning = (" ".join(part.split()) for part in record)
-                having[f"- `{written}`: {meaning}"].append(name)
-    groups = defaultdict[str, list[str]](list)
-    for line, names in having.items():
-        groups["Most commands" if len(names) > MANY else ", ".join(f"`{name}`" for name in names)].append(line)
-    return "\n\n".join(f"{names}:\n\n" + "\n".join(groups[names]) for names in sorted(groups))
 
 
 # -- metrics
@@ -104,7 +68,6 @@ def metrics(kind: type[Metrics | ContributeMetrics | AssembleMetrics]) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings,
-    "options": options,
     "metrics": lambda: metrics(Metrics),
     "metrics of contribute": lambda: metrics(ContributeMetrics),
     "metrics of assemble": lambda: metrics(AssembleMetrics),
