@@ -65,7 +65,7 @@ HOMES = (
             "embed.http_embedder",
         },
         "yarl": {"contribute.registry", "embed.http_embedder"},
-        "prometheus_client": {"observe", "commands.run", "lab.demo.process", "commands.doctor.processes"},
+        "prometheus_client": {"observe", "commands.run", "lab.demo.process", "commands.doctor.examine"},
         "pydantic": {"config"},
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},

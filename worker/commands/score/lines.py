@@ -206,10 +206,8 @@ def score_lines(
             continue
         summary.scores.append(scored.score)
         summary.thresholds.add(scored.threshold)
-        if scored.accepted:
-            summary.accepted += 1
-        else:
-            summary.rejected += 1
+        summary.accepted += scored.accepted
+        summary.rejected += not scored.accepted
         if document.redactions and config.clean is not None:
             if document.redactions.keys() - summary.redactions.keys():
                 for kind, example in redaction_examples(line, config.clean(line)[0]).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
@@ -97,15 +98,15 @@ def explain_trace(
                 f"the document was scored with other weights for {recorded.profile} than the current settings have"
             )
         profiles = {DEFAULT_PROFILE: default, recorded.profile: Profile(recorded.weights)}
-        notes += _about_time(trace, recorded, settings)
+        notes += _about_time(trace, recorded, settings.stream_time_max_step_seconds)
     if novelty is None and recorded is not None:
         novelty, novelty_from, nearest = recorded.components.novelty, "the document", recorded.nearest
         recorded_score = recorded.score
     elif novelty is None:
         novelty, novelty_from = NEUTRAL_NOVELTY, "nothing to compare with"
         notes.append("novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty")
-    confidence = None if recorded is None else recorded.confidence
-    used = None if confidence is None else confidence.used
+    confidence = recorded and recorded.confidence
+    used = confidence and confidence.used
     score = score_trace(trace, novelty, profiles, used)
     if recorded_score not in (None, score.score):
         notes.append(f"the document says {recorded_score!r}: it was changed after scoring, or scored differently")
@@ -185,17 +186,14 @@ def _recorded(raw: bytes) -> tuple[ReadScoring | None, list[str]]:
         return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
 
 
-def _about_time(trace: ReasoningTrace, recorded: ReadScoring, settings: Settings) -> list[str]:
-    """Return a note if stream time is behind the trace's own time, and a setting may be the cause."""
-    step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
-    compared = rfc3339(recorded.stream_time_ms)
-    if step is None or compared >= created:
-        return []
-    note = (
-        f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp was "
-        f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
-    )
-    return [note]
+def _about_time(trace: ReasoningTrace, recorded: ReadScoring, step: float | None) -> Iterator[str]:
+    """Yield a note if stream time is behind the trace's own time, and the setting `step` may be the cause."""
+    compared, created = rfc3339(recorded.stream_time_ms), rfc3339(created_at_ms(trace))
+    if step is not None and compared < created:
+        yield (
+            f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp was "
+            f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
+        )
 
 
 # -- as tables
@@ -205,18 +203,14 @@ def explanation_text(it: Explanation, options: str = "") -> RenderableType:
     """Return the explanation for a terminal; `options`: those that give a printed command the same settings."""
     head = Text(clean(it.id), "bold")
     objective = Text(clean(it.objective), "dim", no_wrap=True, overflow="ellipsis")
-    parts: list[RenderableType] = [head, objective, "", _formulas(it), "", _weighting(it), "", _steps(it)]
-    return Group(*parts, "", _places(it, options)) if it.source or it.record or it.nearest else Group(*parts)
-
-
-def _weighting(it: Explanation) -> PlainTable:
     numbers = ("value", "* weight", "= part")
-    table = columns("component", *numbers, right=numbers)
+    weighting = columns("component", *numbers, right=numbers)
     for name, formula in it.components.items():
         cells = (fixed(formula.value, 4), f"{formula.weight:.2f}", fixed(formula.weighted, 4))
-        table.add_row(name.replace("_", " "), *cells)
-    table.add_row("sum", "", "", Text(_score(it, it.weighted_sum), "bold"))
-    return table
+        weighting.add_row(name.replace("_", " "), *cells)
+    weighting.add_row("sum", "", "", Text(_score(it, it.weighted_sum), "bold"))
+    parts: list[RenderableType] = [head, objective, "", _formulas(it), "", weighting, "", _steps(it)]
+    return Group(*parts, "", _places(it, options)) if it.source or it.record or it.nearest else Group(*parts)
 
 
 def named_rows() -> PlainTable:
