@@ -6,12 +6,11 @@ import json
 import re
 import signal
 import subprocess
-import sys
+from typing import Any
 
 from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
-from tests.support.surroundings import ROOT
 from tests.support.terminal import command_on_terminal
 from worker.core.dead_letters import dead_letter
 from worker.core.documents import scored_record
@@ -36,6 +35,18 @@ def fill(desk: Desk, first: int, count: int) -> list[dict[str, object]]:
         produce(desk.bootstrap, desk.topics[output.kind], [row])
         documents.append(json.loads(output.value or b""))
     return documents
+
+
+def put(desk: Desk, **fields: Any) -> bytes:
+    """Put one scored trace on the accepted topic, whatever its decision; return its document."""
+    raw = trace_bytes(**fields)
+    output = scored_record(source(desk, raw), PartitionScorer().score(parse_trace(raw), None, T0), None)
+    produce(desk.bootstrap, desk.topics["accepted"], [(output.key, output.value, output.headers, 0, T0)])
+    return output.value or b""
+
+
+def source(desk: Desk, raw: bytes) -> Any:
+    return make_record(raw, 0, timestamp_ms=T0, topic=desk.name)
 
 
 def lines(text: str) -> list[dict[str, object]]:
@@ -91,17 +102,6 @@ def test_it_follows_and_ends_with_ctrl_c(kafka: EmbeddedKafka) -> None:
             command.kill()
 
 
-def test_a_reader_that_leaves_is_no_error(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    fill(desk, 0, 3)
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", f"'{sys.executable}' -m worker tail --from-beginning --no-follow | head -1"],
-        env=desk.env, cwd=ROOT, capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert len(lines(done.stdout.decode())) == 1
-
-
 def on_terminal(desk: Desk, columns: int, *args: str) -> list[str]:
     """Run a command on a terminal of that width; return the lines it leaves there, without colours."""
     code, output = command_on_terminal(desk.env, columns, *args)
@@ -144,15 +144,11 @@ def test_objectives_stand_below_their_rows(kafka: EmbeddedKafka) -> None:
 
 def test_two_overrides_are_shown_in_full(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
-    raw = trace_bytes(steps=["error_recovery:a", "error_recovery", "error_recovery"])
-    record = make_record(raw, 0, timestamp_ms=T0, topic=desk.name)
-    output = scored_record(record, PartitionScorer().score(parse_trace(raw), None, T0), None)
-    produce(desk.bootstrap, desk.topics["accepted"], [(output.key, output.value, output.headers, 0, T0)])
+    document = put(desk, steps=["error_recovery:a", "error_recovery", "error_recovery"])
     done = desk.run("tail", "--no-follow", "--text")
     assert "error_recovery_bonus, low_tool_diversity_penalty\n" in done.stdout
-    produce(
-        desk.bootstrap, desk.topics["accepted"], [(None, output.value.replace(b"rejected", b"accepted"), (), 0, T0)]
-    )
+    accepted = document.replace(b"rejected", b"accepted")
+    produce(desk.bootstrap, desk.topics["accepted"], [(None, accepted, (), 0, T0)])
     for columns in (107, 120):
         lines = on_terminal(desk, columns, "tail", "--no-follow")
         assert max(map(len, lines)) <= columns
@@ -162,12 +158,9 @@ def test_two_overrides_are_shown_in_full(kafka: EmbeddedKafka) -> None:
 
 def test_the_table_in_a_pipe_is_neither_cut_nor_wrapped(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
-    raw = trace_bytes(domain="a domain of more than sixteen letters", objective="long " * 60)
-    record = make_record(raw, 0, timestamp_ms=T0, topic=desk.name)
-    output = scored_record(record, PartitionScorer().score(parse_trace(raw), None, T0), None)
-    produce(desk.bootstrap, desk.topics["accepted"], [(output.key, output.value, output.headers, 0, T0)])
+    put(desk, domain="a domain of more than sixteen letters", objective="long " * 60)
     reason = "x" * 40 + " " + "y" * 200
-    letter = dead_letter(record, InvalidTrace(Reason.NOT_JSON, "", reason))
+    letter = dead_letter(source(desk, b"{"), InvalidTrace(Reason.NOT_JSON, "", reason))
     produce(desk.bootstrap, desk.topics["dead-letter"], [(letter.key, letter.value, letter.headers, 0, T0)])
     shown = desk.run("tail", "--no-follow", "--text", "--objective").stdout.splitlines()
     assert shown[1] == "2026-04-14"

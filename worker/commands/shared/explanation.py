@@ -105,8 +105,8 @@ def explain_trace(
     elif novelty is None:
         novelty, novelty_from = NEUTRAL_NOVELTY, "nothing to compare with"
         notes.append("novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty")
-    confidence = recorded and recorded.confidence
-    used = confidence and confidence.used
+    confidence = None if recorded is None else recorded.confidence
+    used = None if confidence is None else confidence.used
     score = score_trace(trace, novelty, profiles, used)
     if recorded_score not in (None, score.score):
         notes.append(f"the document says {recorded_score!r}: it was changed after scoring, or scored differently")
