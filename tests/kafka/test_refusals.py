@@ -18,7 +18,7 @@ from worker.kafka.cluster.describe import current_limit
 from worker.kafka.writing import producer as producers
 from worker.kafka.writing.producer import DoubtfulRefusalError, Producer
 from worker.kafka.writing.protocol import ProduceV1, ProduceV2
-from worker.kafka.writing.publisher import AtLeastOncePublisher, Commit, ExactlyOncePublisher
+from worker.kafka.writing.publisher import Commit, Publisher
 from worker.kafka.writing.rows import OutputTopic
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -48,9 +48,9 @@ class Stage:
             self.bootstrap, {self.name: 1, **dict.fromkeys(names, (1, CONFIG)), self.changelog.name: 1}
         )
 
-    def exactly_once(self, brokers: Brokers | None = None) -> ExactlyOncePublisher:
+    def exactly_once(self, brokers: Brokers | None = None) -> Publisher:
         client = {"bootstrap_servers": self.bootstrap}
-        return ExactlyOncePublisher(
+        return Publisher(
             Producer(client, f"{self.name}-0", 60, cluster=brokers),
             self.name,
             TopicPartition(self.name, 0),
@@ -59,13 +59,13 @@ class Stage:
             partial(current_limit, client),
         )
 
-    def at_least_once(self, brokers: Brokers | None = None) -> AtLeastOncePublisher:
+    def at_least_once(self, brokers: Brokers | None = None) -> Publisher:
         async def commit(tp: TopicPartition, offset: int, metadata: str) -> None:
             self.commits.append(offset)
 
         source = TopicPartition(self.name, 0)
         producer = Producer({"bootstrap_servers": self.bootstrap}, None, 60, cluster=brokers)
-        return AtLeastOncePublisher(producer, source, self.topics, self.changelog, commit, 60)
+        return Publisher(producer, self.name, source, self.topics, self.changelog, commit_offset=commit)
 
     def batch(self, count: int, refused: Callable[[int], bool], size: int = 100) -> Commit:
         """Return a batch of accepted outputs, some of them with a time that the topic refuses."""
@@ -156,7 +156,7 @@ async def test_a_broker_that_restarts_anywhere_around_a_refusal() -> None:
         await stage.check()
 
 
-async def _publish_many(publisher: ExactlyOncePublisher, stage: Stage) -> None:
+async def _publish_many(publisher: Publisher, stage: Stage) -> None:
     for _ in range(10):
         await publisher.publish(stage.batch(30, lambda n: n % 9 == 4))
 

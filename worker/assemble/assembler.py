@@ -40,7 +40,7 @@ from worker.kafka.cluster.connections import prepare_clients
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member
-from worker.kafka.writing.publisher import Commit, ExactlyOncePublisher
+from worker.kafka.writing.publisher import Commit, Publisher
 from worker.observe.http_server import Page
 from worker.observe.metrics import AssembleMetrics, process_registry, set_or_drop
 from worker.runs.otlp.dialects import CONVENTIONS
@@ -107,7 +107,7 @@ class Partition:
     """The work on one partition."""
 
     claim: Claim
-    publisher: ExactlyOncePublisher
+    publisher: Publisher
     step: Spreading | Assembling
     shared: Shared
     mark_seconds: float
@@ -244,7 +244,7 @@ class Assembler:
             )  # fmt: skip
         return Partition(
             claim,
-            ExactlyOncePublisher(
+            Publisher(
                 claim.producer, self._settings.assemble_group, tp, topics.outputs, topics.state,
                 partial(current_limit, self._client),
             ),

@@ -73,7 +73,7 @@ from worker.kafka.cluster.topics import (
     look_at,
 )
 from worker.kafka.member import Claim, Member, StoppedError
-from worker.kafka.writing.publisher import Commit, ExactlyOncePublisher, Publisher
+from worker.kafka.writing.publisher import Commit, Publisher
 from worker.kafka.writing.rows import OutputTopic
 from worker.observe.http_server import Page
 from worker.observe.metrics import ContributeMetrics, process_registry, set_or_drop
@@ -471,7 +471,7 @@ class Contributor:
         settings, group = self._settings, self._settings.contribute_group
         return Partition(
             claim=claim,
-            publisher=ExactlyOncePublisher(
+            publisher=Publisher(
                 claim.producer, group, claim.tp, self._outputs, None, partial(current_limit, self._client)
             ),
             delivery=Delivery(self.gateway, self._metrics, self.late, group),

@@ -66,6 +66,11 @@ class SourcePosition:
     topic_id: str | None = None  # the current topic's
     recreated: bool = False  # whether the offset was committed for another topic of this name
 
+    @property
+    def stream_time_ms(self) -> int | None:
+        """The stream time that was committed with the offset; None if it is not known."""
+        return None if self.committed is None else self.committed.stream_time_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Resolved:

@@ -30,7 +30,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.config import Settings
-from worker.core.changelog import Committed, committed_from
+from worker.core.changelog import committed_from
 from worker.core.records import Fault, SourceRecord
 from worker.core.restore import Log, Report, SourcePosition
 from worker.core.terminal import number_of
@@ -174,23 +174,11 @@ class OffsetsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """Where a partition continues: the next source offset, and the stream time that was committed with it."""
+class Position(SourcePosition):
+    """Where a partition continues."""
 
-    offset: int
-    stream_time_ms: int | None
     lost: int = 0  # records between the committed offset and the oldest one on the topic
-    committed_offset: int | None = None
-    committed: Committed | None = None  # the metadata with the offset, if it is ours
-    topic_id: str | None = None  # of the source topic as it is now
-    recreated: bool = False  # the offset was committed for another topic of this name
     metadata: str = ""  # as it was committed, whoever wrote it
-
-    def on_source(self) -> SourcePosition:
-        """Return the facts that decide which epoch continues."""
-        return SourcePosition(
-            self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated
-        )
 
 
 async def read_positions(
@@ -240,14 +228,16 @@ def _recreated(stored: OffsetAndMetadata, now: str) -> bool:
 
 def _position(stored: OffsetAndMetadata | None, oldest: int, now: str) -> Position:
     if stored is None:
-        return Position(oldest, None, topic_id=now)
+        return Position(oldest, has_offset=False, topic_id=now)
     if _recreated(stored, now):
-        return Position(oldest, None, committed_offset=stored.offset, topic_id=now, recreated=True)
-    committed = committed_from(stored.metadata)
+        return Position(oldest, topic_id=now, recreated=True)
     lost = max(0, oldest - stored.offset)
-    stream_time_ms = None if committed is None else committed.stream_time_ms
     return Position(
-        stored.offset + lost, stream_time_ms, lost, stored.offset, committed, topic_id=now, metadata=stored.metadata
+        stored.offset + lost,
+        committed=committed_from(stored.metadata),
+        topic_id=now,
+        lost=lost,
+        metadata=stored.metadata,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -39,12 +38,9 @@ class CacheReach:
         for partition, cache in caches.items():
             reach_ms = cache.reach_ms
             self._metrics.cache_ttl.set((cache.ttl_ms or 0) / 1000)
-            if reach_ms is None:
-                with contextlib.suppress(KeyError):  # not set
-                    self._metrics.cache_reach.remove(str(partition))
-                continue
-            self._metrics.cache_reach.labels(str(partition)).set(reach_ms / 1000)
-            if is_short(reach_ms, cache.ttl_ms):
+            seconds = None if reach_ms is None else reach_ms / 1000
+            set_or_drop(self._metrics.cache_reach, seconds, str(partition))
+            if reach_ms is not None and is_short(reach_ms, cache.ttl_ms):
                 short.append((reach_ms, partition))
         if short and (self._warned is None or time.monotonic() - self._warned >= WARNING_SECONDS):
             self._warned = time.monotonic()

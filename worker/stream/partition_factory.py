@@ -27,7 +27,7 @@ from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.cluster.topics import Layout, prepare_topics
 from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.publisher import TRANSACTIONS, AtLeastOncePublisher, ExactlyOncePublisher, Publisher
+from worker.kafka.writing.publisher import TRANSACTIONS, Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
 from worker.observe.tracing import Tracing
@@ -93,10 +93,9 @@ class PartitionFactory:
         """Restore the caches from the changelog, and return the partitions."""
         if not positions:
             return {}
-        sender = next(iter(senders.values()))
-        protocol = "without transactions"
-        if isinstance(sender, ExactlyOncePublisher):
-            protocol = TRANSACTIONS[sender.producer.transactions]
+        producer = next(iter(senders.values())).producer
+        transactions = producer.transactional_id is not None
+        protocol = TRANSACTIONS[producer.transactions] if transactions else "without transactions"
         log.info("delivery: %s, %s", self._settings.delivery, protocol)
         self._report_lost(positions)
         states = await self._states({tp.partition: position for tp, position in positions.items()})
@@ -125,21 +124,21 @@ class PartitionFactory:
 
     def _publisher(self, source: TopicPartition) -> Publisher:
         settings, layout = self._settings, self._layout
-        timeout = settings.transaction_timeout_seconds
-        limit_of = partial(current_limit, self._client)
-        if settings.delivery == "exactly_once":
-            transactional_id = f"{settings.group_id}-{source.partition}"
-            producer = Producer(self._client, transactional_id, timeout, owns=partial(self._membership.owns, source))
-            return ExactlyOncePublisher(producer, settings.group_id, source, layout.outputs, layout.changelog, limit_of)
-        producer = Producer(self._client, None, timeout)
-        return AtLeastOncePublisher(
+        exactly_once = settings.delivery == "exactly_once"
+        producer = Producer(
+            self._client,
+            f"{settings.group_id}-{source.partition}" if exactly_once else None,
+            settings.transaction_timeout_seconds,
+            owns=partial(self._membership.owns, source),
+        )
+        return Publisher(
             producer,
+            settings.group_id,
             source,
             layout.outputs,
             layout.changelog,
-            self._membership.consumer.commit_offset,
-            timeout,
-            limit_of,
+            partial(current_limit, self._client),
+            None if exactly_once else self._membership.consumer.commit_offset,
         )
 
     def _report_lost(self, positions: Mapping[TopicPartition, Position]) -> None:
@@ -184,7 +183,7 @@ class PartitionFactory:
     ) -> tuple[PartitionState, Report]:
         """Restore one partition. Called in a thread: 100,000 entries take a second, and heartbeats must go out."""
         position = positions[number]
-        restored = restore(log, position.on_source(), cache)
+        restored = restore(log, position, cache)
         log.clear()
         scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
         scorer.record = restored.track_record

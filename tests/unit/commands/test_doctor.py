@@ -58,7 +58,7 @@ class Written:
     def entries(self, committed: int | None = None) -> int:
         offset = self.offset if committed is None else committed
         metadata = Committed(self.scorer.stream_time_ms, TOPIC_ID, 1, 0)
-        position = Position(offset, metadata.stream_time_ms, 0, offset, metadata, TOPIC_ID)
+        position = Position(offset, True, metadata, TOPIC_ID)
         return restored(self.settings, self.log, position)[0]
 
 

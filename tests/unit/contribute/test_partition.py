@@ -111,7 +111,7 @@ class Process:
     def partition(self, log: Log, limits: Limits | None = None) -> Partition:
         late = LateWatch(self.turns, self.metrics, 60)
         return Partition(
-            Claim(TP, cast("Any", Reader(log, log.committed)), cast("Any", None), Position(log.committed, None)),
+            Claim(TP, cast("Any", Reader(log, log.committed)), cast("Any", None), Position(log.committed)),
             publisher=cast("Any", Writer(log)), delivery=Delivery(self.turns, self.metrics, late, "group"),
             gate=GATE, limits=limits or Limits(),
         )  # fmt: skip

@@ -90,7 +90,7 @@ async def test_a_failed_restore_ends_the_member() -> None:
 
 
 async def test_a_stop_ends_a_wait() -> None:
-    claim = Claim(TopicPartition("topic", 0), None, None, Position(0, None))  # type: ignore[arg-type]
+    claim = Claim(TopicPartition("topic", 0), None, None, Position(0))  # type: ignore[arg-type]
     waiting = asyncio.create_task(claim.stop.unless_set(asyncio.sleep(600)))
     sleeping = asyncio.create_task(claim.stop.sleep(600))
     await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from worker.kafka.writing import producer as producer_module
 from worker.kafka.writing import publisher as publisher_module
 from worker.kafka.writing import transaction as transaction_module
 from worker.kafka.writing.producer import INVALID_TXN_STATE, Producer, PublishError
-from worker.kafka.writing.publisher import AtLeastOncePublisher, Commit, ExactlyOncePublisher
+from worker.kafka.writing.publisher import Commit, Publisher
 from worker.kafka.writing.rows import OutputTopic
 
 SOURCE = TopicPartition("traces", 5)
@@ -51,13 +51,13 @@ SENT = {
 TOPIC_AUTHORIZATION_FAILED = 29
 
 
-Pair = tuple[ExactlyOncePublisher, FailingCluster]
+Pair = tuple[Publisher, FailingCluster]
 
 
 @pytest.fixture(params=[0, 2], ids=["V1", "V2"])
 async def exactly_once(request: pytest.FixtureRequest) -> Pair:
     cluster = FailingCluster(request.param)
-    publisher = ExactlyOncePublisher(Producer({}, "group-5", 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE)
+    publisher = Publisher(Producer({}, "group-5", 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE)
     await publisher.start()
     cluster.asked.clear()
     return publisher, cluster
@@ -148,7 +148,7 @@ async def test_an_end_that_may_be_committed_is_not_aborted(exactly_once: Pair) -
 
 async def test_a_transaction_that_a_successor_has_ended_means_fenced() -> None:
     cluster = FailingCluster(2)
-    publisher = ExactlyOncePublisher(Producer({}, "group-5", 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE)
+    publisher = Publisher(Producer({}, "group-5", 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE)
     await publisher.start()
     cluster.errors["EndTxn(commit)"] = INVALID_TXN_STATE
     with pytest.raises(ProducerFenced, match=r"group-5: EndTxn\(commit\)"):
@@ -213,6 +213,10 @@ async def test_a_publish_that_is_cancelled_commits_nothing(exactly_once: Pair) -
 # -- at least once
 
 
+def at_least_once(cluster: FailingCluster, commit: Any) -> Publisher:
+    return Publisher(Producer({}, None, 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE, commit_offset=commit)
+
+
 async def test_at_least_once_commits_the_offset_after_every_acknowledgement() -> None:
     cluster = FailingCluster()
     cluster.gate.clear()
@@ -222,7 +226,9 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
         assert cluster.visible() == SENT
         commits.append(arguments)
 
-    publisher = AtLeastOncePublisher(Producer({}, None, 30.0, cluster=cluster), SOURCE, TOPICS, CACHE, commit, 30.0)
+    publisher = Publisher(
+        Producer({}, None, 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE, commit_offset=commit
+    )
     await publisher.start()
     publishing = asyncio.create_task(publisher.publish(BATCH))
     await settle()
@@ -242,7 +248,9 @@ async def test_at_least_once_commits_nothing_after_a_failure() -> None:
     async def commit(*arguments: Any) -> None:
         raise AssertionError("committed")
 
-    publisher = AtLeastOncePublisher(Producer({}, None, 30.0, cluster=cluster), SOURCE, TOPICS, CACHE, commit, 30.0)
+    publisher = Publisher(
+        Producer({}, None, 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE, commit_offset=commit
+    )
     await publisher.start()
     with pytest.raises(PublishError, match=r"topic cache, partition 5: .*TopicAuthorizationFailed"):
         await publisher.publish(BATCH)
@@ -313,12 +321,9 @@ async def test_a_raised_limit_is_found_before_an_output_is_replaced(way: str, mo
     async def publish(*headers: tuple[str, bytes]) -> tuple[list[str], list[int]]:
         """Return why outputs were replaced, and the lengths of all dead letters. `headers`: of the records."""
         cluster = FailingCluster(2)
-        if way == "exactly_once":
-            producer = Producer({}, "group-5", 30.0, cluster=cluster)
-            publisher: Any = ExactlyOncePublisher(producer, "group", SOURCE, topics, CACHE, limit_of)
-        else:
-            producer = Producer({}, None, 30.0, cluster=cluster)
-            publisher = AtLeastOncePublisher(producer, SOURCE, topics, CACHE, commit, 30.0, limit_of)
+        once = way == "exactly_once"
+        producer = Producer({}, "group-5" if once else None, 30.0, cluster=cluster)
+        publisher = Publisher(producer, "group", SOURCE, topics, CACHE, limit_of, None if once else commit)
         await publisher.start()
         outputs = [output("accepted", b"x" * 5000), output("dead_letter", b"x" * 5000), output("accepted")]
         records = [record._replace(headers=headers) for record in records_of(outputs)]

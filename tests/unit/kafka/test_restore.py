@@ -24,16 +24,18 @@ COMMITTED = Committed(99, OURS, 2, 10)
 @pytest.mark.parametrize(
     ("found", "now", "expected"),
     [
-        (None, OURS, Position(30, None, topic_id=OURS)),
-        (OffsetAndMetadata(40, METADATA), OURS, Position(40, 99, 0, 40, COMMITTED, OURS, metadata=METADATA)),
-        (OffsetAndMetadata(30, METADATA), OURS, Position(30, 99, 0, 30, COMMITTED, OURS, metadata=METADATA)),
-        (OffsetAndMetadata(25, METADATA), OURS, Position(30, 99, 5, 25, COMMITTED, OURS, metadata=METADATA)),
-        (OffsetAndMetadata(25, "a tool"), OURS, Position(30, None, 5, 25, None, OURS, metadata="a tool")),
-        (OffsetAndMetadata(40, METADATA), OTHER, Position(30, None, 0, 40, None, OTHER, recreated=True)),
+        (None, OURS, Position(30, False, topic_id=OURS)),
+        (OffsetAndMetadata(40, METADATA), OURS, Position(40, True, COMMITTED, OURS, metadata=METADATA)),
+        (OffsetAndMetadata(30, METADATA), OURS, Position(30, True, COMMITTED, OURS, metadata=METADATA)),
+        (OffsetAndMetadata(25, METADATA), OURS, Position(30, True, COMMITTED, OURS, lost=5, metadata=METADATA)),
+        (OffsetAndMetadata(25, "a tool"), OURS, Position(30, True, None, OURS, lost=5, metadata="a tool")),
+        (OffsetAndMetadata(40, METADATA), OTHER, Position(30, True, None, OTHER, recreated=True)),
     ],
 )  # fmt: skip
 def test_a_partition_whose_oldest_record_is_30(found: OffsetAndMetadata | None, now: str, expected: Position) -> None:
-    assert _position(found, 30, now) == expected
+    position = _position(found, 30, now)
+    assert position == expected
+    assert position.stream_time_ms == (99 if expected.committed == COMMITTED else None)
 
 
 @pytest.mark.parametrize("loading", [0, 5])

@@ -115,7 +115,7 @@ async def _restored(session: Session) -> dict[int, tuple[int, list[Record]]]:
         positions = await read_positions(session.client, settings.group_id, settings.source_topic, numbers, seconds)
     except OffsetsError:  # reported by the check of the lag
         return {}
-    committed = {number: each for number, each in positions.items() if each.committed_offset is not None}
+    committed = {number: each for number, each in positions.items() if each.has_offset}
     return await read_logs(
         session.client, settings.changelog, list(committed), seconds, settings.max_batch_bytes,
         lambda number, log: restored(settings, log, committed[number]),
@@ -126,7 +126,7 @@ def restored(settings: Settings, log: Log, position: Position) -> tuple[int, lis
     """Return the number of live entries of the model that wrote the last one, and the track records."""
     size, latest = settings.cache_max_elements, log.latest(position.offset)
     model = None if latest is None else ModelCache(latest.model, len(latest.vector) // 4, size)
-    state = restore(log, position.on_source(), model)
+    state = restore(log, position, model)
     cache = VectorCache(size, 1 if model is None else model.dimensions, settings.cache_ttl_ms)
     cache.restore(state.cache(), position.stream_time_ms)
     return len(cache), list(state.track_record.listed())

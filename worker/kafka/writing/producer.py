@@ -171,6 +171,7 @@ class Producer:
     ) -> None:
         self.transactions = 1  # the version of the transaction protocol, known after `start`
         self.waits_for = "nothing"  # what the producer waits for, or waited for last, in words
+        self.timeout_seconds = timeout_seconds
         self._id = transactional_id
         self._timeout_ms = round(timeout_seconds * 1000)
         self._owns = owns

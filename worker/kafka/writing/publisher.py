@@ -15,7 +15,8 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
@@ -44,15 +45,7 @@ from worker.kafka.writing.rows import (
     TopicRefusedError,
     by_partition,
 )
-from worker.kafka.writing.transaction import (
-    MAX_ROUNDS,
-    LimitOf,
-    look_again,
-    replace_refused,
-    run_transaction,
-    still_refused,
-    unknown_limit,
-)
+from worker.kafka.writing.transaction import LimitOf, look_again, run_transaction, send_then_commit, unknown_limit
 
 log = logging.getLogger(__name__)
 
@@ -214,27 +207,11 @@ def _too_large(output: OutputRecord, topic: OutputTopic) -> InvalidTrace:
     )
 
 
-class Publisher(Protocol):
-    """Publishes the commits of one source partition, one after the other."""
-
-    async def start(self) -> None:
-        """Connect; with exactly once, this fences the partition's former owner."""
-        ...
-
-    async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
-        """Publish and commit; return why outputs were replaced by dead letters, by position.
-
-        After any exception it is unknown whether it was committed, and the partition must be restored.
-        """
-        ...
-
-    async def stop(self) -> None:
-        """Disconnect; an open transaction is aborted."""
-        ...
-
-
 async def fence(producer: Producer, place: str) -> None:
-    """Start a producer; its former owner's transaction ends first, which may take long. `place` begins the warning."""
+    """Start a producer. Its former owner's transaction ends first, which may take long; `place` begins the warning."""
+    if producer.transactional_id is None:
+        await producer.start()
+        return
     explanation = asyncio.get_running_loop().call_later(START_PATIENCE_SECONDS, _explain_wait, producer, place)
     try:
         await producer.start()
@@ -252,8 +229,11 @@ def _explain_wait(producer: Producer, place: str) -> None:
 
 
 @dataclass(eq=False, repr=False)
-class ExactlyOncePublisher:
-    """One transactional producer for one source partition: a commit is a transaction (transaction.run_transaction)."""
+class Publisher:
+    """Publishes the commits of one source partition, one after the other, with its producer.
+
+    `commit_offset`: at least once, commits an offset as a member of the group; None: exactly once, in transactions.
+    """
 
     producer: Producer
     group: str
@@ -261,23 +241,26 @@ class ExactlyOncePublisher:
     topics: Mapping[str, OutputTopic]
     changelog: OutputTopic | None
     limit_of: LimitOf = unknown_limit
+    commit_offset: Callable[[TopicPartition, int, str], Awaitable[None]] | None = None
 
     async def start(self) -> None:
-        """Connect and fence the former owner."""
+        """Connect; with transactions, this fences the partition's former owner."""
         await fence(self.producer, f"partition {self.source.partition}")
 
     async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
-        """Publish one transaction; after a refusal, another one instead."""
+        """Publish and commit; return why outputs were replaced by dead letters, by position.
+
+        After any exception it is unknown whether it was committed, and the partition must be restored.
+        """
         contents = CommitContents(commit, self.source.partition, self.topics, self.changelog)
         await look_again(contents.small_topics(), self.limit_of)
-        offset = {self.source: OffsetAndMetadata(commit.next_offset, commit.metadata)}
-        await run_transaction(
-            self.producer,
-            contents,
-            self.limit_of,
-            offsets=(self.group, offset),
-            where=f"partition {self.source.partition}: ",
-        )
+        where = f"partition {self.source.partition}: "
+        if self.commit_offset is None:
+            offset = {self.source: OffsetAndMetadata(commit.next_offset, commit.metadata)}
+            await run_transaction(self.producer, contents, self.limit_of, offsets=(self.group, offset), where=where)
+        else:
+            offset_commit = partial(self.commit_offset, self.source, commit.next_offset, commit.metadata)
+            await send_then_commit(self.producer, contents, self.limit_of, offset_commit, where=where)
         return contents.replaced
 
     async def look_again(self, topic: OutputTopic) -> None:
@@ -285,46 +268,5 @@ class ExactlyOncePublisher:
         await look_again([topic], self.limit_of)
 
     async def stop(self) -> None:
-        """Disconnect."""
-        await self.producer.stop()
-
-
-@dataclass(eq=False, repr=False)
-class AtLeastOncePublisher:
-    """An idempotent producer for one source partition, for clusters without transactions.
-
-    The guarantee depends on the order of steps in `publish`:
-     0. look up the limits of topics that seem too small;
-     1. send cache entries and outputs, and await every acknowledgement. If a topic refuses records for good, replace
-        them by dead letters and send all again: records accepted the first time are then duplicated;
-     2. commit the source offset through the consumer (which may not do so after a rebalance).
-    """
-
-    producer: Producer
-    source: TopicPartition
-    topics: Mapping[str, OutputTopic]
-    changelog: OutputTopic
-    commit_offset: Callable[[TopicPartition, int, str], Awaitable[None]]
-    timeout_seconds: float
-    limit_of: LimitOf = unknown_limit
-
-    async def start(self) -> None:
-        """Connect."""
-        await self.producer.start()
-
-    async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
-        """Publish (again after a refusal), then commit."""
-        contents = CommitContents(commit, self.source.partition, self.topics, self.changelog)
-        await look_again(contents.small_topics(), self.limit_of)  # 0
-        for _ in range(MAX_ROUNDS):
-            async with asyncio.timeout(self.timeout_seconds):
-                refused = await self.producer.send(contents.partition_rows())  # 1
-                if not refused:
-                    await self.commit_offset(self.source, commit.next_offset, commit.metadata)  # 2
-                    return contents.replaced
-                await replace_refused(self.producer, contents, refused, self.limit_of)
-        raise still_refused(f"partition {self.source.partition}: ")
-
-    async def stop(self) -> None:
-        """Disconnect."""
+        """Disconnect; an open transaction is aborted."""
         await self.producer.stop()

@@ -1,4 +1,7 @@
-"""A transaction: records, and with them a group's offsets, are committed together or not at all."""
+"""A transaction: records, and with them a group's offsets, are committed together or not at all.
+
+`send_then_commit` is for clusters without transactions.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,31 @@ async def run_transaction(
             log.info("%sthe transaction is run again: %s", where, error)
         else:
             return
-    raise still_refused(where)
+    raise _still_refused(where)
+
+
+async def send_then_commit(
+    producer: Producer, contents: Contents, limit_of: LimitOf, commit: Callable[[], Awaitable[None]], *, where: str = ""
+) -> None:
+    """Commit the contents at least once. Raises as `run_transaction` does, and TimeoutError.
+
+    The guarantee depends on the order of the steps:
+     1. send the records, and await every acknowledgement. If a topic refuses some for good, let the contents replace
+        them, and send all again: those accepted the first time are then duplicated;
+     2. commit the offset.
+    """
+    for _ in range(MAX_ROUNDS):
+        async with asyncio.timeout(producer.timeout_seconds):
+            refused = await producer.send(contents.partition_rows())  # 1
+            if not refused:
+                await commit()  # 2
+                return
+            await replace_refused(producer, contents, refused, limit_of)
+    raise _still_refused(where)
+
+
+def _still_refused(where: str) -> PublishError:
+    return PublishError(f"{where}still refused after {MAX_ROUNDS} attempts")
 
 
 async def look_again(topics: Iterable[OutputTopic], limit_of: LimitOf) -> None:
@@ -97,11 +124,6 @@ async def look_again(topics: Iterable[OutputTopic], limit_of: LimitOf) -> None:
             limit = await limit_of(topic.name)
             if limit is not None:
                 topic.learn(limit)
-
-
-def still_refused(where: str) -> PublishError:
-    """Return the error after the last round."""
-    return PublishError(f"{where}still refused after {MAX_ROUNDS} attempts")
 
 
 async def replace_refused(
