@@ -125,6 +125,15 @@ def test_the_best_threshold_tells_successes_from_failures(seed: int) -> None:
     assert best_threshold(scores, np.ones(30)) is None
 
 
+def test_runs_of_a_single_task_have_figures_and_no_better_threshold() -> None:
+    """No other task could choose one."""
+    runs = [run._replace(task="the one") for run in made_runs(random.Random(1), 40)[1]]
+    measurement = Measurement(runs)
+    basis = measurement.basis("stated", [(np.arange(40), measurement.score())])
+    assert basis.better is None
+    assert basis.accepted is not None
+
+
 def test_a_good_threshold_is_measured_on_tasks_that_did_not_choose_it() -> None:
     rng = random.Random(1)
     _, runs = made_runs(rng, 200)

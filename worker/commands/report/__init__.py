@@ -20,7 +20,7 @@ from worker.commands.shared.options import InputFile, Moment, json_option, read_
 from worker.core.terminal import number_of
 
 if TYPE_CHECKING:
-    from worker.commands.report.numbers import Report, Traces
+    from worker.commands.report.numbers import Traces
     from worker.commands.shared.placed_verdicts import Standings
     from worker.config import Settings
 
@@ -117,7 +117,7 @@ def report(
 
     from worker.commands.report.numbers import Traces
     from worker.commands.report.outcomes import Asked, Judging
-    from worker.commands.report.view import left_out, print_report
+    from worker.commands.report.view import left_out, print_report, render
 
     judging = None if verdicts is None else Judging(float(verdicts), late or 50)
     asked = None if outcome is None else Asked(outcome, claimed, judging)
@@ -140,7 +140,12 @@ def report(
     else:
         print_report(result)
     if page is not None:
-        _write_page(result, page)
+        content = render(result).encode()
+        try:
+            page.write_bytes(content)
+        except OSError as error:
+            raise CommandError(f"{page} cannot be written: {error.strerror}; choose another file (--page)") from None
+        say(f"{len(content) // 1000} kB to {page}")
 
 
 def _read_files(files: tuple[BinaryIO, ...], settings: Settings, traces: Traces) -> str:
@@ -196,15 +201,3 @@ def _standings(settings: Settings) -> Standings:
     missing = "" if standings.verdicts else "; without verdicts, a trace that claims success gets 0.5"
     say(f"{number_of(standings.verdicts, 'verdict')} read{missing}")
     return standings
-
-
-def _write_page(result: Report, path: Path) -> None:
-    """Write the page. Raises CommandError."""
-    from worker.commands.report.view import render
-
-    page = render(result).encode()
-    try:
-        path.write_bytes(page)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}; choose another file (--page)") from None
-    say(f"{len(page) // 1000} kB to {path}")

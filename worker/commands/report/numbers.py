@@ -354,6 +354,17 @@ class Traces:
         if share is not None:
             proposal = _propose(by_domain, share)
             comments = self._proposed(proposal, profiles)
+        changes, outcome = None, None
+        if self._rescore:
+            accepted = sum(it.before.decision == ACCEPTED for it in traces)
+            kept = same_share([it.after.score for it in traces], accepted)
+            changed = [it for it in traces if it.after.decision != it.before.decision]
+            changes = Changes(None if kept is None else kept.threshold, changed[:CHANGES])
+        if self._asked is not None:
+            # In the order of the files, so that the same files give the same figures.
+            runs = [row.run for row in rows if row.run is not None]
+            runs.sort(key=lambda run: self.files.index(run.file))
+            outcome = measure_outcomes(runs, self._asked, judged=self._standings is not None)
         return Report(
             source=source,
             first=rfc3339(rows[0].time_ms),
@@ -372,9 +383,9 @@ class Traces:
             border=list(_border(traces)),
             near_duplicates=_near_duplicates(rows),
             hidden_text=dict(Counter(rule for row in rows for rule in row.rules).most_common()),
-            changes=_changes(traces) if self._rescore else None,
+            changes=changes,
             share=proposal,
-            outcome=None if self._asked is None else self._outcomes(rows, self._asked),
+            outcome=outcome,
             config=config_to_paste(profiles, self._settings.threshold, comments) if self._rescore else None,
         )
 
@@ -407,12 +418,6 @@ class Traces:
                 profiles[it.domain] = proposed
                 comments[it.domain] = f"as before: {too_few(it.traces)}"
         return comments
-
-    def _outcomes(self, rows: Sequence[Row], asked: Asked) -> Outcomes:
-        # In the order of the files, so that the same files give the same figures.
-        number = {name: place for place, name in enumerate(self.files)}
-        runs = sorted((row.run for row in rows if row.run is not None), key=lambda run: number[run.file])
-        return measure_outcomes(runs, asked, judged=self._standings is not None)
 
 
 T = TypeVar("T")
@@ -472,33 +477,20 @@ def _near_duplicates(rows: Sequence[Row]) -> NearDuplicates:
     return NearDuplicates(len(near), len(accepted), examples)
 
 
-def _changes(traces: Sequence[Trace]) -> Changes:
-    kept = same_share([it.after.score for it in traces], sum(it.before.decision == ACCEPTED for it in traces))
-    changed = [it for it in traces if it.after.decision != it.before.decision]
-    return Changes(None if kept is None else kept.threshold, changed[:CHANGES])
-
-
 def _propose(by_domain: Mapping[str, Sequence[Trace]], share: Fraction) -> Proposal:
-    proposals = [
-        _proposal(name, [it.after for it in traces], share)
-        for rank, (name, traces) in enumerate(by_domain.items())
-        if rank < DOMAINS or len(traces) >= FEW_TRACES
-    ]
-    before = sum(it.after.decision == ACCEPTED for traces in by_domain.values() for it in traces)
+    before, proposals = 0, []
+    for rank, (name, traces) in enumerate(by_domain.items()):
+        scores, last = np.array([it.after.score for it in traces]), traces[-1].after
+        count, now = len(traces), sum(it.after.decision == ACCEPTED for it in traces)
+        before += now
+        if count >= LEAST_TRACES and (rank < DOMAINS or count >= FEW_TRACES):
+            new, interval = share_threshold(scores, share), share_interval(scores, share)
+            figures = last.threshold, new.threshold, now, new.accepted, new.wanted, new.above, interval
+            proposals.append(ProposedThreshold(name, last.profile, count, *figures))
+        elif rank < DOMAINS:
+            proposals.append(ProposedThreshold(name, last.profile, count, last.threshold, last.threshold, now, now))
     accepted = before + sum(it.accepted - it.accepted_before for it in proposals)
     return Proposal(float(share), before, accepted, proposals, len(by_domain) - len(proposals))
-
-
-def _proposal(name: str, verdicts: Sequence[Verdict], share: Fraction) -> ProposedThreshold:
-    last, count, before = verdicts[-1], len(verdicts), sum(it.decision == ACCEPTED for it in verdicts)
-    if count < LEAST_TRACES:
-        return ProposedThreshold(name, last.profile, count, last.threshold, last.threshold, before, before)
-    scores = np.array([it.score for it in verdicts])
-    new = share_threshold(scores, share)
-    return ProposedThreshold(
-        name, last.profile, count, last.threshold, new.threshold, before, new.accepted, new.wanted, new.above,
-        share_interval(scores, share),
-    )  # fmt: skip
 
 
 # -- documents that cannot be counted

@@ -7,7 +7,7 @@ success. Intervals are 95 % bootstrap intervals over the tasks: they say nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -338,21 +338,20 @@ class Measurement:
 
     def _better(self, orders: Sequence[Order]) -> BetterThreshold | None:
         """Choose a threshold on the tasks of all folds but one, and measure it on that one."""
-        outcome, everywhere, decided = self._outcome, [], []
+        outcome, whole, decided = self._outcome, [], []
         for at, it in orders:
-            everywhere.append(best_threshold(it.score[at], outcome[at]))
             accepted = np.zeros(len(outcome))
             for fold in range(FOLDS):
-                others = at[self._fold[at] != fold]
-                everywhere.append(chosen := best_threshold(it.score[others], outcome[others]))
-                accepted[self._fold == fold] = it.score[self._fold == fold] >= (chosen or 0.0)
+                others, mine = at[self._fold[at] != fold], self._fold == fold
+                chosen = best_threshold(it.score[others], outcome[others])
+                if chosen is None:
+                    return None
+                accepted[mine] = it.score[mine] >= chosen
             decided.append((at, accepted))
-        known = [threshold for threshold in everywhere if threshold is not None]
-        if len(known) < len(everywhere):
-            return None
+            whole.append(best_threshold(it.score[at], outcome[at]) or 0.0)
         gains = [(self.mean(at, it, outcome), self.mean(at, it, 1 - outcome)) for at, it in decided]
         return BetterThreshold(
-            round(float(np.median(known[:: FOLDS + 1])), 4),
+            round(float(np.median(whole)), 4),
             interval([self.mean(at, it) for at, it in decided]),
             interval([self.mean(at, outcome, it) for at, it in decided]),
             interval([good - bad for good, bad in gains if good is not None and bad is not None]),
@@ -378,9 +377,9 @@ def calibration_error(outcome: Floats, confidence: Floats) -> float:
 
 def best_threshold(scores: Floats, outcome: Floats) -> float | None:
     """Return the score threshold that accepts the most successes minus failures, by share; None without both."""
-    good, bad = by_value(scores, np.ones((1, len(scores))), outcome)
-    if not good.sum() or not bad.sum():
+    if not 0 < outcome.sum() < len(outcome):
         return None
+    good, bad = by_value(scores, np.ones((1, len(scores))), outcome)
     above = [np.cumsum(it[0, ::-1])[::-1] / it.sum() for it in (good, bad)]
     return float(np.unique(scores)[int(np.argmax(above[0] - above[1]))])
 
@@ -452,10 +451,8 @@ def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False)
         runs=len(runs),
         tasks=int(it.tasks.max()) + 1,
         succeeded=round(float(np.mean([run.outcome for run in runs])), 4),
-        files=[_part(name, [run for run in runs if run.file == name]) for name in dict.fromkeys(r.file for r in runs)],
-        domains=[
-            _part(name, [run for run in runs if run.domain == name]) for name in dict.fromkeys(r.domain for r in runs)
-        ],
+        files=_parts((run.file for run in runs), runs),
+        domains=_parts((run.domain for run in runs), runs),
         judging=asked.judging,
         orders=len(by_stated),
         measured=len(by_stated[0][0]),
@@ -467,7 +464,14 @@ def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False)
     )
 
 
-def _part(name: str, runs: Sequence[Run]) -> Part:
-    true = [run.outcome for run in runs if run.claim is not False]
-    succeeded = round(float(np.mean([run.outcome for run in runs])), 4)
-    return Part(name, len(runs), succeeded, len(true), round(float(np.mean(true)), 4) if true else None)
+def _parts(names: Iterable[str], runs: Sequence[Run]) -> list[Part]:
+    """Return the runs of each file or domain, in order of first appearance. `names`: that of each run."""
+    groups: dict[str, list[Run]] = {}
+    for name, run in zip(names, runs, strict=True):
+        groups.setdefault(name, []).append(run)
+    parts = []
+    for name, own in groups.items():
+        true = [run.outcome for run in own if run.claim is not False]
+        [succeeded] = _rounded(np.mean([run.outcome for run in own]))
+        parts.append(Part(name, len(own), succeeded, len(true), _rounded(np.mean(true))[0] if true else None))
+    return parts

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from worker.commands.report.numbers import NEAR, THRESHOLDS, Domain, LeftOut, ProposedThreshold, Report, Scores, Trace
+from worker.commands.report.numbers import NEAR, THRESHOLDS, Domain, LeftOut, Report, Scores, Trace
 from worker.commands.report.outcomes import CHANCE, Basis, Interval, Outcomes, Part
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import (
@@ -244,7 +244,16 @@ def share_notes(it: Report) -> Iterator[str]:
     if it.share is None:
         return
     for row in it.share.domains:
-        yield from _about_domain(row)
+        name = shown_name(row.domain)
+        if row.traces < LEAST_TRACES:
+            yield f"{name}: {too_few(row.traces)}; it keeps its threshold"
+        elif row.traces < FEW_TRACES:
+            yield f"{name}: {row.traces} traces are few; the threshold may accept another share of the next ones"
+        if row.wanted is not None and row.above is not None and row.accepted > row.wanted:
+            yield (
+                f"{name}: {row.accepted - row.above:,} traces tie, so {row.accepted:,} are accepted, not "
+                f"{row.wanted:,}; a threshold above the tie accepts {row.above:,}"
+            )
     proposed = [row for row in it.share.domains if row.interval is not None]
     named = [shown_name(row.domain) for row in proposed if row.profile == DEFAULT_PROFILE != row.domain]
     if named:
@@ -258,19 +267,6 @@ def share_notes(it: Report) -> Iterator[str]:
     if it.share.other_domains:
         smaller = number_of(it.share.other_domains, "smaller domain keeps its", "smaller domains keep their")
         yield f"{smaller} threshold: fewer than {FEW_TRACES} traces"
-
-
-def _about_domain(row: ProposedThreshold) -> Iterator[str]:
-    name = shown_name(row.domain)
-    if row.traces < LEAST_TRACES:
-        yield f"{name}: {too_few(row.traces)}; it keeps its threshold"
-    elif row.traces < FEW_TRACES:
-        yield f"{name}: {row.traces} traces are few; the threshold may accept another share of the next ones"
-    if row.wanted is not None and row.above is not None and row.accepted > row.wanted:
-        yield (
-            f"{name}: {row.accepted - row.above:,} traces tie, so {row.accepted:,} are accepted, not {row.wanted:,}; "
-            f"a threshold above the tie accepts {row.above:,}"
-        )
 
 
 # -- recorded outcomes
