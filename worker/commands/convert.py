@@ -37,7 +37,7 @@ from worker.core.terminal import number_of
 from worker.runs.fields import Counts, RunRefused, fault, parse_json
 from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import FORMATS as SESSIONS
-from worker.runs.sessions.session import Request, Session, format_of, line_values
+from worker.runs.sessions.session import AgentSession, Request, format_of, line_values
 
 if TYPE_CHECKING:
     from worker.runs.otlp.mapping import Assembled
@@ -251,7 +251,7 @@ class _Conversion:
             self._write(trace, counts)
 
     def _convert_session(self, runs: Iterable[_Line], form: Format) -> None:
-        session = Session(form)
+        session = AgentSession(form)
         for line, raw, problem in runs:
             values, error = ([], RunRefused("too_large", problem)) if problem is not None else line_values(raw)
             for value in values:

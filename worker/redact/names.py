@@ -21,17 +21,8 @@ def pattern(text: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
     return re.compile(re.sub(r"\(\?&(\w+)\)", lambda call: f"(?:{DATA['parts'][call[1]]})", text), re.VERBOSE | flags)
 
 
-_PASSWORD_WORDS: Final = WORDS["passwords"]
-_TOKEN_WORDS: Final = WORDS["tokens"]
-_WEAK_WORDS: Final = WORDS["weak"]
 _PASSWORD_STEMS: Final = ("password", "passwd", "passphrase", "pass", "userpwd")
-_NO_PASSWORDS: Final = WORDS["no_passwords"]
 _TOKEN_STEMS: Final = ("secret", "token", "apikey", "secretkey", "accesskey", "credentials")
-_KEYS_OF: Final = WORDS["keys_of"]
-_NO_SECRET_KEYS: Final = WORDS["no_secret_keys"]
-_PROPERTIES: Final = WORDS["properties"]
-_ENDINGS: Final = WORDS["endings"]
-_OTHER_THINGS: Final = WORDS["other_things"]
 _WORDS: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 NO, IF_RANDOM, IF_MIXED, TOKEN, PASSWORD = range(5)
@@ -48,14 +39,14 @@ def has_digit(value: str) -> bool:
 def strength_of(name: str) -> int:
     """Return how strongly a name says that its value is a secret. In GITHUB_TOKEN_RO, what is before RO says it."""
     words = [word.lower() for word in _WORDS.findall(name)]
-    while len(words) > 1 and (words[-1] in _ENDINGS or words[-1].isdigit()):
+    while len(words) > 1 and (words[-1] in WORDS["endings"] or words[-1].isdigit()):
         words.pop()
     if len(words) > 1 and words[-1] == "v":  # of TOKEN_V2
         words.pop()
     if not words:
         return NO
     strength = _strength_of_last(words)
-    if strength == NO and words[-1] not in _PROPERTIES:
+    if strength == NO and words[-1] not in WORDS["properties"]:
         while words.pop() and words:
             if _strength_of_last(words) >= IF_MIXED:
                 return IF_MIXED
@@ -67,24 +58,26 @@ def _strength_of_last(words: list[str]) -> int:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if last in ("authorization", "cookie"):
         return TOKEN
-    if before and words[0] in _OTHER_THINGS:
+    if before and words[0] in WORDS["other_things"]:
         return NO
     if (
-        last in _PASSWORD_WORDS
-        or (last.endswith(_PASSWORD_STEMS) and last not in _NO_PASSWORDS)
+        last in WORDS["passwords"]
+        or (last.endswith(_PASSWORD_STEMS) and last not in WORDS["no_passwords"])
         or (last == "phrase" and before in ("pass", "seed", "recovery", "secret"))
         or (last == "word" and before == "pass")
     ):
         return PASSWORD
-    if last in _TOKEN_WORDS or last.endswith(_TOKEN_STEMS) or (last == "data" and before == "key"):  # client-key-data
+    if (
+        last in WORDS["tokens"] or last.endswith(_TOKEN_STEMS) or (last == "data" and before == "key")
+    ):  # client-key-data
         return TOKEN
     if last == "pat":  # a personal access token
         return IF_MIXED
-    if last in ("key", "keys") and before in _NO_SECRET_KEYS:
+    if last in ("key", "keys") and before in WORDS["no_secret_keys"]:
         return NO
-    if last in ("key", "keys") and before in _KEYS_OF:
+    if last in ("key", "keys") and before in WORDS["keys_of"]:
         return TOKEN
-    if last in _WEAK_WORDS or (last == "id" and before in ("session", "sess")):
+    if last in WORDS["weak"] or (last == "id" and before in ("session", "sess")):
         return IF_RANDOM
     return NO
 
@@ -96,7 +89,6 @@ PLACEHOLDER: Final = re.compile(
     r"|(?i:your|my|the|some|insert|enter|example|sample|dummy|placeholder|redacted|hidden|masked|removed|omitted"
     r"|\(redacted\)|n/a|todo|tbd)(?:[-_ ].{0,40})?"
 )
-_WORD_VALUES: Final = WORDS["no_values"]
 _CODE: Final = re.compile(
     r"(?:self|this|cls|config|conf|cfg|settings|options|opts|args|kwargs|params|props|state|process|os|env|environ|req"
     r"|request|res|response|ctx|context|event|data|body|form|user|account|session|secrets?|creds?|credentials?|auth"
@@ -120,7 +112,7 @@ _PATH: Final = re.compile(
 def harmless(value: str) -> bool:
     """Return whether a value assigned to a secret's name is only a placeholder, code or prose."""
     lowered = value.lower().strip(".:;!?")
-    if len(value) < 3 or lowered in _WORD_VALUES or PLACEHOLDER.fullmatch(value) or _CODE.fullmatch(value):
+    if len(value) < 3 or lowered in WORDS["no_values"] or PLACEHOLDER.fullmatch(value) or _CODE.fullmatch(value):
         return True
     if _PATH.fullmatch(value):
         return not any(is_random(part) for part in value.split("/") if "/" in value)

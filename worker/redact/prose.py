@@ -32,7 +32,6 @@ _WORDS: Final = DATA["phrases"]["other_languages"]
 _UNSPACED: Final = DATA["phrases"]["unspaced"]
 _TOKENS: Final = DATA["phrases"]["tokens"]
 
-_VERBS: Final = WORDS["verbs"]
 _CASED: Final = {
     form for word in (*_ENGLISH, *_WORDS, *_UNSPACED, *_TOKENS) for form in (word, word.upper(), word.capitalize())
 }
@@ -119,10 +118,10 @@ def _value_after(text: str, place: int, *, verb: bool, english: bool, word: str)
             return start, end
         if must_be(value) and not (number and _NAME_AND_YEAR.fullmatch(value)):
             return start, end
-        if english and number == 0 and value.lower() in _OTHER_THINGS:
+        if english and number == 0 and value.lower() in WORDS["follow_ups"]:
             return None
         passed = text[start:end].lower()
-        verb = passed in _VERBS or (verb and passed in _FILLERS)
+        verb = passed in WORDS["verbs"] or (verb and passed in WORDS["fillers"])
         script = script and not text[start].isascii()
         if _NO_WORD.search(value):
             return None
@@ -132,9 +131,7 @@ def _value_after(text: str, place: int, *, verb: bool, english: bool, word: str)
 
 
 _NAME_AND_YEAR: Final = re.compile("[A-Z][a-z]+[0-9]{1,4}")
-_OTHER_THINGS: Final = WORDS["follow_ups"]
 _NO_WORD: Final = re.compile(r"\d|[!-&*+./@\[-`{-~]")
-_FILLERS: Final = WORDS["fillers"]
 
 
 _REVERSED: Final = re.compile(

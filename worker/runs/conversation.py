@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 from worker.runs.fields import json_value, plain
@@ -45,17 +45,17 @@ class _Call:
     """A call of a tool."""
 
     call: ToolCall
-    told: ToolResult | None = None  # the result as the model received it
+    received: ToolResult | None = None  # the result as the model received it
     run: ToolRun | None = None  # the tool's own record
 
     def result(self) -> ToolResult | None:
         """Return the result that the model received, or the tool's record of it if only that is JSON."""
-        run, told = self.run, self.told
+        run, received = self.run, self.received
         text = None if run is None else run.result
-        is_weak = text is None or (run is not None and run.no_result)
-        if told is not None and (is_weak or (told.call_id and (_is_json(told.text) or not _is_json(text or "")))):
-            text = told.text
-        is_error = (run is not None and run.is_error) or (told is not None and told.is_error)
+        is_error = (run is not None and run.is_error) or (received is not None and received.is_error)
+        if received is not None:
+            is_better = received.call_id and (_is_json(received.text) or not _is_json(text or ""))
+            text = received.text if is_better or run is None or run.result is None or run.no_result else text
         return None if text is None else ToolResult(text, is_error=is_error)
 
 
@@ -80,8 +80,8 @@ class Conversation:
     turns: list[_Turn] = field(default_factory=list)
     objective: str | None = None  # the first text of the user; None: no call has it
     _known: dict[str, list[int]] = field(default_factory=dict)  # turns by `_keys`
-    _said: dict[str, list[int]] = field(default_factory=dict)  # turns by calls without ids, and by texts next to calls
-    _unsaid: list[tuple[Message, int]] = field(default_factory=list)  # messages with calls that are not in _said yet
+    _contents: dict[str, list[int]] = field(default_factory=dict)  # turns by calls without ids, and texts next to calls
+    _new: list[tuple[Message, int]] = field(default_factory=list)  # messages with calls that are not in _contents yet
     _calls: dict[str, list[_Call]] = field(default_factory=dict)  # by call id
     _reasons: set[str] = field(default_factory=set)
     _users: set[str] = field(default_factory=set)
@@ -94,17 +94,25 @@ class Conversation:
         """
         places = self._places(inputs)
         matched = [index for index, place in enumerate(places) if place is not None]
-        if self.turns and not any(message.parts for message in outputs) and not matched and not _has_result(inputs):
+        has_result = any(isinstance(part, ToolResult) for message in inputs for part in message.parts)
+        if self.turns and not any(message.parts for message in outputs) and not matched and not has_result:
             return  # a failed call outside the run, such as one for a summary of it
         known = matched[-1] + 1 if matched else 0  # number of messages that are history
         count = len(self.turns)
         turn: _Turn | None = None
         reasons: list[str] = []  # of messages of the history, for the turn that comes after them
-        for said, told in _exchanges(inputs):
-            for index in said:
+        for is_agent, group in groupby(range(len(inputs)), key=lambda index: inputs[index].role == "assistant"):
+            indexes = list(group)
+            if not is_agent:
+                results: Counter[str] = Counter()  # by tool name: those without an id
+                others = _with_ids(turn, [inputs[index] for index in indexes])
+                for index, message in zip(indexes, others, strict=True):
+                    self._add_answers(message, turn, results, start_ns, known=index < known, goes_on=bool(matched))
+                continue
+            for index in indexes:
                 message, place = inputs[index], places[index]
                 if index >= known:
-                    turn = self._add_said(message, turn if index > max(known, said.start) else None, start_ns)
+                    turn = self._add_missed(message, turn if index > max(known, indexes[0]) else None, start_ns)
                 else:
                     reasons += [part.text for part in message.parts if isinstance(part, Reasoning)]
                     if place is None:
@@ -113,9 +121,6 @@ class Conversation:
                     self._add_ids(turn, message)
                 self._add_reasons(turn, reasons)
                 reasons = []
-            results: Counter[str] = Counter()  # by tool name: those without an id
-            for index, message in zip(told, _with_ids(turn, said, [inputs[index] for index in told]), strict=True):
-                self._add_told(message, turn, results, start_ns, known=index < known, goes_on=bool(matched))
         last = max((place for place in places if place is not None), default=-1)
         if len(self.turns) > count or not self._is_repeated(outputs, last):
             self._add_turn(outputs, end_ns)
@@ -130,29 +135,31 @@ class Conversation:
                 for key in _keys(message):
                     if turns := self._known.get(key):
                         found = turns[min(bisect_left(turns, after), len(turns) - 1)]
-                        after = max(after, found + 1) if _is_last_of(key, message) else max(after, found)
+                        # a turn may come in parts, with its text before its calls
+                        is_last = bool(message.calls()) or not key.startswith("text:")
+                        after = max(after, found + is_last)
                         break
                 else:
                     same = places[-1] if before == "assistant" and places else None
-                    found = self._said_otherwise(message, after, same)
+                    found = self._repeated_turn(message, after, same)
                     after = after if found is None else found + 1
             places.append(found)
             before = message.role
         return places
 
-    def _said_otherwise(self, message: Message, after: int, same: int | None) -> int | None:
+    def _repeated_turn(self, message: Message, after: int, same: int | None) -> int | None:
         """Return the turn that a message repeats with other call ids, or without them, as some frameworks do.
 
         `same`: the turn of the message just before it, of which it may be another part.
         """
-        for earlier, number in self._unsaid:
+        for earlier, number in self._new:
             calls = [_name_and_arguments(call.name, call.arguments) for call in earlier.calls()]
             for key in (*calls, *(text.strip() for text in _texts(earlier))):
-                _append(self._said.setdefault(key, []), number)
-        self._unsaid.clear()
+                _append(self._contents.setdefault(key, []), number)
+        self._new.clear()
         keys = [_name_and_arguments(call.name, call.arguments) for call in message.calls()] or _texts(message)
         for key in keys:
-            turns = self._said.get(key.strip(), [])
+            turns = self._contents.get(key.strip(), [])
             if same in turns:
                 return same
             if (index := bisect_left(turns, after)) < len(turns):
@@ -177,12 +184,14 @@ class Conversation:
                         break
 
     def _add_reasons(self, turn: _Turn, reasons: Iterable[str]) -> None:
-        known = self._reasons.union(turn.texts) if reasons else ()
-        new = [text for text in dict.fromkeys(reasons) if text.strip() and text not in known]
+        texts = set(turn.texts)
+        new = [
+            text for text in dict.fromkeys(reasons) if text.strip() and text not in texts and text not in self._reasons
+        ]
         self._reasons.update(new)
         turn.reasons += new
 
-    def _add_said(self, message: Message, turn: _Turn | None, time_ns: int) -> _Turn:
+    def _add_missed(self, message: Message, turn: _Turn | None, time_ns: int) -> _Turn:
         """Add a message of the agent whose own call is missing: to `turn`, if the turn arrives in parts.
 
         If the last answer had the same text and no call, the message has its calls, which some libraries leave out.
@@ -190,13 +199,13 @@ class Conversation:
         last = self.turns[-1] if turn is None and self.turns else None
         if last is not None and last.texts and not last.calls and message.calls() and last.texts == _texts(message):
             turn, message = last, replace(message, parts=tuple(message.calls()))
-        if turn is None or (turn.calls and _says(message)):
+        if turn is None or (turn.calls and not all(isinstance(part, ToolCall) for part in message.parts)):
             turn = _Turn(time_ns)
             self.turns.append(turn)
         self._fill(turn, message, len(self.turns) - 1)
         return turn
 
-    def _add_told(
+    def _add_answers(
         self, message: Message, turn: _Turn | None, results: Counter[str], time_ns: int, *, known: bool, goes_on: bool
     ) -> None:
         """Add results, which belong to `turn` if they have no id, and a text of the user if it is new."""
@@ -210,8 +219,8 @@ class Conversation:
                     else:
                         texts.append(part.text)  # the result of code, not of a call
                 results[part.name] += not part.call_id
-                if call is not None and call.told is None:
-                    call.told = part
+                if call is not None and call.received is None:
+                    call.received = part
         text = "\n".join([*texts, *_texts(message)])
         if message.role == "user" and text and not known:
             self._add_user(text, time_ns, goes_on=goes_on)
@@ -258,7 +267,7 @@ class Conversation:
                 turn.names.setdefault(call.name, []).append(added)
                 self._calls.setdefault(call.call_id, []).append(added)
         if message.calls():
-            self._unsaid.append((message, number))
+            self._new.append((message, number))
         for key in _keys(message):
             _append(self._known.setdefault(key, []), number)
 
@@ -269,7 +278,7 @@ class Conversation:
         """
         calls = [call for turn in self.turns for call in turn.calls]
         rest = [run for run in runs if not self._match_id(run)]
-        for key in (_name_and_arguments, _name_only):
+        for key in (_name_and_arguments, lambda name, _: name):
             waiting: dict[str, list[_Call]] = {}
             for call in reversed(calls):
                 if call.run is None:
@@ -324,7 +333,7 @@ class Conversation:
     def has_text(self) -> bool:
         """Return whether anything was recorded besides the names of tools."""
         return any(
-            turn.user or turn.reasons or turn.texts or any(call.told for call in turn.calls) for turn in self.turns
+            turn.user or turn.reasons or turn.texts or any(call.received for call in turn.calls) for turn in self.turns
         )
 
     def has_calls(self) -> bool:
@@ -349,42 +358,25 @@ class Conversation:
                     transcript.add_result(result.text, call.call.call_id, call.call.name, is_error=result.is_error)
 
 
-def _exchanges(messages: Sequence[Message]) -> Iterator[tuple[range, range]]:
-    """Yield the positions of messages of the agent in a row, and of the other messages that follow them."""
-    at = 0
-    while at < len(messages):
-        said = told = at
-        while told < len(messages) and messages[told].role == "assistant":
-            told += 1
-        at = told
-        while at < len(messages) and messages[at].role != "assistant":
-            at += 1
-        yield range(said, told), range(told, at)
-
-
-def _with_ids(turn: _Turn | None, said: range, told: list[Message]) -> list[Message]:
-    """Return what an agent was told after a turn of several calls. Results get the ids of the calls, in order.
+def _with_ids(turn: _Turn | None, others: list[Message]) -> list[Message]:
+    """Return the messages after a turn of several calls; their results get the ids of the calls, in order.
 
     This requires that each message has one result, without id or name, and that there is one for each call.
     """
-    if turn is None or not said or len(turn.calls) < 2:
-        return told
-    results = list(takewhile(lambda each: each.role == "tool", told))
+    if turn is None or len(turn.calls) < 2:
+        return others
+    results = list(takewhile(lambda each: each.role == "tool", others))
     parts = [message.parts[0] for message in results if len(message.parts) == 1]
     bare = [part for part in parts if isinstance(part, ToolResult) and not part.call_id and not part.name]
     if not len(bare) == len(results) == len(turn.calls):
-        return told
+        return others
     named = (replace(part, call_id=call.call.call_id) for part, call in zip(bare, turn.calls, strict=True))
-    return [*(Message("tool", (part,)) for part in named), *told[len(results) :]]
+    return [*(Message("tool", (part,)) for part in named), *others[len(results) :]]
 
 
 def _append(numbers: list[int], number: int) -> None:
     if number not in numbers[-1:]:
         numbers.append(number)
-
-
-def _has_result(messages: Sequence[Message]) -> bool:
-    return any(isinstance(part, ToolResult) for message in messages for part in message.parts)
 
 
 def _keys(message: Message) -> list[str]:
@@ -394,15 +386,6 @@ def _keys(message: Message) -> list[str]:
             f"id:{call.call_id}" if call.call_id else _name_and_arguments(call.name, call.arguments) for call in calls
         ]
     return [f"text:{text.strip()}" for text in _texts(message)]
-
-
-def _is_last_of(key: str, message: Message) -> bool:
-    """Return whether this message ends its turn: a turn may come in parts, with its text before its calls."""
-    return not key.startswith("text:") or bool(message.calls())
-
-
-def _says(message: Message) -> bool:
-    return any(not isinstance(part, ToolCall) for part in message.parts)
 
 
 def _is_json(text: str) -> bool:
@@ -415,10 +398,6 @@ def _texts(message: Message) -> list[str]:
 
 def _name_and_arguments(name: str, arguments: Any) -> str:
     return json.dumps([name, json_value(arguments) or {}], sort_keys=True, default=repr)
-
-
-def _name_only(name: str, _: Any) -> str:
-    return name
 
 
 def _answer(arguments: Any) -> str:

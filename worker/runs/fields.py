@@ -19,10 +19,6 @@ from worker.core.trace import CREATED_AT_PATTERN, Metadata
 
 FieldPath = tuple[str, ...]
 
-VISIBILITIES: Final[tuple[str, ...]] = get_args(Metadata.__annotations__["visibility"])
-
-PRIVACY_LEVELS: Final[tuple[str, ...]] = get_args(Metadata.__annotations__["privacy_level"])
-
 _NAME: Final = re.compile(r"[a-z]{1,20}(?:[_.-](?:[a-z]{1,20}|\d{1,8})){0,5}")
 """A name as formats have them, such as a role or a type; most secrets have another form."""
 
@@ -198,19 +194,22 @@ def count_unread(value: Mapping[str, Any], read: Set[str], place: str, counts: C
             counts.drop(place + name)
 
 
-def says_error(result: Mapping[str, Any]) -> bool:
-    """Return whether a result says that it is an error: `is_error` is true, `status` is "error", or it has an error."""
-    said = any(result.get(name) is True for name in ("is_error", "isError", "error"))
-    return said or result.get("status") == "error" or (isinstance(found := result.get("error"), str) and found != "")
+def says_error(result: Any, *, of_log: bool = False) -> bool:
+    """Return whether a tool's result says that it is an error, as MCP's do: by `isError`, also in its JSON or repr.
 
-
-def is_mcp_error(result: Any) -> bool:
-    """Return whether a result of the Model Context Protocol, or its JSON or repr, says that it is an error."""
+    `of_log`: it is the log's own record of a result, which may say so by `is_error`, `status` or `error`, too.
+    """
     if isinstance(result, str):
         if result.endswith(("isError=True", "isError=True)", "is_error=True)")):
             return True
         result = json_value(result) if '"isError"' in result else None
-    return isinstance(result, dict) and result.get("isError") is True
+    if not isinstance(result, dict):
+        return False
+    fields = ("isError", "is_error", "error") if of_log else ("isError",)
+    if any(result.get(name) is True for name in fields):
+        return True
+    error = result.get("error")
+    return of_log and (result.get("status") == "error" or (isinstance(error, str) and error != ""))
 
 
 def find_field(value: Any, path: FieldPath) -> tuple[FieldPath, Any] | None:
@@ -275,14 +274,15 @@ def as_text(value: Any) -> str:
     return text.lower() if isinstance(value, bool) else text
 
 
-def _one_of(allowed: tuple[str, ...], value: Any) -> str:
+def _one_of(field: str, value: Any) -> str:
+    allowed = get_args(Metadata.__annotations__[field])
     if value not in allowed:
         raise ValueError(f"is not one of {', '.join(allowed)}")
     return str(value)
 
 
-as_visibility: Final = partial(_one_of, VISIBILITIES)
-as_privacy: Final = partial(_one_of, PRIVACY_LEVELS)
+as_visibility: Final = partial(_one_of, "visibility")
+as_privacy: Final = partial(_one_of, "privacy_level")
 
 
 def as_time(value: Any) -> str:
@@ -299,8 +299,3 @@ def as_time(value: Any) -> str:
     if moment.tzinfo is None:
         raise ValueError("has no time zone; end it with Z if it is UTC")
     return utc.replace(tzinfo=None).isoformat() + "Z"
-
-
-def as_anything(value: Any) -> Any:
-    """Return the value unchanged."""
-    return value

@@ -62,12 +62,8 @@ def leave_out(value: Any, kind: Any, place: str, what: str, counts: Counts) -> N
 
 def text_of(content: Any, place: str, kind: str, counts: Counts) -> str:
     """Return the text of a content, its parts joined by line breaks; other parts are counted."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of parts")
     texts = []
-    for number, part in enumerate(content):
+    for number, part in enumerate(_parts(content, place)):
         part_type = part_type_of(part)
         if isinstance(part, str):
             texts.append(part)
@@ -80,6 +76,15 @@ def text_of(content: Any, place: str, kind: str, counts: Counts) -> str:
         elif part_type != "thinking":
             leave_out(part, part_type, f"{place}.{number}", "part type", counts)
     return "\n".join(texts)
+
+
+def _parts(content: Any, place: str, what: str = "parts") -> list[Any]:
+    """Return the parts of a content; a text is the only one."""
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    if not isinstance(content, list):
+        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of {what}")
+    return content
 
 
 def part_type_of(part: Any) -> str | None:
@@ -166,7 +171,7 @@ def _chat_message(message: Any, place: str, counts: Counts) -> Message:
         call_id = text_field(message, "tool_call_id", place) or first or text_field(message, "id", place)
         name = text_field(message, "name", place)
         text = text or (message["error"] if isinstance(message.get("error"), str) else "")
-        read = Message("tool", (ToolResult(text, call_id, name, is_error=says_error(message)),))
+        read = Message("tool", (ToolResult(text, call_id, name, is_error=says_error(message, of_log=True)),))
     count_unread(message, _CHAT[role], "messages[].", counts)
     return read
 
@@ -330,12 +335,9 @@ def anthropic_messages(messages: list[Any], counts: Counts, place: str) -> Itera
 
 def parts_of(content: Any, place: str, role: str, counts: Counts) -> Iterator[Part]:
     """Yield the parts of a message's content: a string, or a list of blocks."""
-    if content is None or isinstance(content, str):
-        yield Text(content or "")
-        return
-    if not isinstance(content, list):
-        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of blocks")
-    blocks = [_block(block, f"{place}.{number}", counts) for number, block in enumerate(content)]
+    blocks = [
+        _block(block, f"{place}.{number}", counts) for number, block in enumerate(_parts(content, place, "blocks"))
+    ]
     if role == "user":  # results first: the user's words after them are one text
         yield from (block for block in blocks if isinstance(block, ToolResult))
         yield Text(_joined_texts(blocks))
@@ -437,9 +439,9 @@ def _langchain_message(kind: str, body: dict[str, Any], place: str, counts: Coun
         calls = list(_langchain_calls(body, extra, place))
         # The content has them, too, and calls of the service's own tools.
         own = {part.call_id for part in calls}
-        said = [part for part in parts if not isinstance(part, ToolCall) or part.call_id not in own]
+        others = [part for part in parts if not isinstance(part, ToolCall) or part.call_id not in own]
         parts = [Reasoning(text_field(extra, "reasoning_content", where)), Text(text_field(extra, "refusal", where))]
-        parts += [*said, *calls]
+        parts += [*others, *calls]
     else:
         parts = [Text(_joined_texts(parts))]
         if role == "system":
@@ -450,12 +452,7 @@ def _langchain_message(kind: str, body: dict[str, Any], place: str, counts: Coun
 
 
 def _langchain_parts(content: Any, place: str, counts: Counts) -> Iterator[Part]:
-    if content is None or isinstance(content, str):
-        yield Text(content or "")
-        return
-    if not isinstance(content, list):
-        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of parts")
-    for number, part in enumerate(content):
+    for number, part in enumerate(_parts(content, place)):
         kind = part_type_of(part)
         if isinstance(part, str):
             yield Text(part)
@@ -468,7 +465,8 @@ def _langchain_parts(content: Any, place: str, counts: Counts) -> Iterator[Part]
         elif kind is not None and kind.endswith("tool_result"):
             name = "tool_call_id" if "tool_call_id" in part else "tool_use_id"
             found = part.get("output") if "output" in part else part.get("content")
-            yield ToolResult(as_text(found), text_field(part, name, f"{place}.{number}"), is_error=says_error(part))
+            failed = says_error(part, of_log=True)
+            yield ToolResult(as_text(found), text_field(part, name, f"{place}.{number}"), is_error=failed)
         elif kind in ("thinking", "reasoning"):
             summary = objects_of(part, "summary", f"{place}.{number}.summary")
             texts = [part.get(kind), part.get("text"), *(each.get("text") for each in summary)]
@@ -745,4 +743,4 @@ def _atif_result(result: dict[str, Any], place: str, counts: Counts) -> ToolResu
     if references := result.get("subagent_trajectory_ref"):
         counts.drop("references to subagents", len(references) if isinstance(references, list) else 1)
     count_unread(result, _RESULT, kind, counts)
-    return ToolResult(text, call_id, is_error=isinstance(extra, dict) and says_error(extra))
+    return ToolResult(text, call_id, is_error=says_error(extra, of_log=True))

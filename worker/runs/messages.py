@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from worker.runs.fields import Counts, FieldPath, is_mcp_error, parse_json
+from worker.runs.fields import Counts, FieldPath, parse_json, says_error
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -148,7 +148,7 @@ class Transcript:
         elif call_id or name:
             self.counts.change("results without a call, kept as observations")
             self.counts.drop("names of results without a call", 0 if call_id else 1)
-        if is_error or text.startswith(self.error_prefixes) or is_mcp_error(text):
+        if is_error or text.startswith(self.error_prefixes) or says_error(text):
             self._errors.append(len(self.steps))
         self._add("observation", text, call_id)
 

@@ -22,7 +22,7 @@ from worker.runs.messages import Message, Reasoning, ToolCall, ToolResult, as_te
 from worker.runs.otlp.mapping import assembled
 from worker.runs.otlp.rules import parse_rules
 from worker.runs.otlp.spans import LogEvent, Span, decoded
-from worker.runs.sessions.session import FORMATS, Request, Session, format_of
+from worker.runs.sessions.session import FORMATS, AgentSession, Request, format_of
 
 DATA = Path(__file__).parents[2] / "data" / "runs"
 
@@ -60,7 +60,7 @@ def of_session(case: Case) -> Any:
         form = format_of(lines[0])
         assert form is not None
         lines = list(form.lines(lines[0]) or ())
-    session = Session(form)
+    session = AgentSession(form)
     closed = [request for at, line in enumerate(lines) for request in session.feed(json.dumps(line).encode(), at)]
     return [_request(request) for request in closed + session.close()]
 

@@ -16,7 +16,7 @@ import pytest
 from worker.commands.shared.session_files import Closed, Position, SessionFiles, read_position
 from worker.runs.fields import RunRefused
 from worker.runs.messages import Reasoning, ToolCall, ToolResult
-from worker.runs.sessions.session import FORMATS, Request, Session, format_of
+from worker.runs.sessions.session import FORMATS, AgentSession, Request, format_of
 
 Line = dict[str, Any]
 
@@ -59,7 +59,7 @@ def use(call: str, name: str = "Bash", **given: Any) -> Line:
 
 def read(lines: Iterable[Any], form: str | None = None) -> list[Request]:
     """Return the requests of a whole session; its lines are values, or bytes as they are."""
-    session = Session(None if form is None else FORMATS[form])
+    session = AgentSession(None if form is None else FORMATS[form])
     closed = []
     for at, line in enumerate(lines):
         closed += session.feed(line if isinstance(line, bytes) else json.dumps(line).encode(), at)
@@ -83,7 +83,7 @@ def shown(request: Request) -> list[Any]:
 
 
 def test_a_closed_request_never_changes() -> None:
-    of, session = Claude(), Session()
+    of, session = Claude(), AgentSession()
     for at, line in enumerate([of.user("Fix it"), of.said(use("c1"))]):
         assert session.add(line, at) == []
     (run,) = session.close()
@@ -178,7 +178,7 @@ def random_lines(chance: random.Random) -> list[Line]:
 
 def as_far_as_readable(lines: Sequence[bytes]) -> list[Request]:
     """Read a session without its unreadable lines."""
-    session, closed = Session(format_of(json.loads(lines[-1]))), list[Request]()
+    session, closed = AgentSession(format_of(json.loads(lines[-1]))), list[Request]()
     for at, line in enumerate(lines):
         with suppress(RunRefused):
             closed += session.feed(line, at)
@@ -230,7 +230,7 @@ def test_a_restart_goes_on_behind_any_position(tmp_path: Path, seed: int) -> Non
 @pytest.mark.parametrize("line", HOSTILE)
 def test_a_line_that_cannot_be_read_is_named_and_changes_nothing(line: bytes) -> None:
     of = Claude()
-    session = Session(FORMATS["claude-code"])
+    session = AgentSession(FORMATS["claude-code"])
     session.add(of.user("Fix it"), 0)
     with pytest.raises(RunRefused):
         session.feed(line, 1)
@@ -307,7 +307,7 @@ def changed(value: Any, chance: random.Random) -> Any:
 def test_values_of_any_shape_are_read_or_refused_with_words(form: str, seed: int) -> None:
     chance = random.Random(f"{seed} {form}")
     for _ in range(1500):
-        session, faults = Session(chance.choice([None, FORMATS[form]])), list[Any]()
+        session, faults = AgentSession(chance.choice([None, FORMATS[form]])), list[Any]()
         closed = []
         for at in range(chance.randrange(1, 8)):
             line = changed(chance.choice(SAMPLES[form]), chance)

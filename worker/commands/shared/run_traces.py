@@ -20,7 +20,6 @@ from worker.runs.fields import (
     Counts,
     FieldPath,
     RunRefused,
-    as_anything,
     as_confidence,
     as_privacy,
     as_success,
@@ -160,7 +159,7 @@ def _parse_keep(text: str) -> tuple[str, RunField]:
         raise ValueError(f"--keep: {text!r} is not NAME=@path")
     if name in RESERVED:
         raise ValueError(f"--keep: {name} is a field of every trace; choose another name, such as x_{name}")
-    return name, RunField("--keep", as_anything, path=_parse_path(path[1:]))
+    return name, RunField("--keep", lambda value: value, path=_parse_path(path[1:]))
 
 
 ID_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, CONTEXT)

@@ -24,7 +24,7 @@ import msgspec
 from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, line_limit
 from worker.runs.fields import RunRefused, fault
 from worker.runs.sessions.formats import Format
-from worker.runs.sessions.session import Request, Session
+from worker.runs.sessions.session import AgentSession, Request
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class _File:
     """A session file."""
 
     path: str
-    session: Session | None = None  # None unless it is being read
+    session: AgentSession | None = None  # None unless it is being read
     published: Position | None = None  # what begins before is not returned
     at: int = 0  # offset behind the last line that was fed
     check: str = ""
@@ -177,7 +177,7 @@ class SessionFiles:
         return [*before.values()]
 
     def _read(self, file: _File, idle_seconds: float | None) -> Iterator[list[Closed]]:
-        """Read the new complete lines; `idle_seconds`: as for a Session. Raises OSError."""
+        """Read the new complete lines; `idle_seconds`: as for a AgentSession. Raises OSError."""
         with _opened(file.path) as descriptor:
             status = os.fstat(descriptor)
             size = status.st_size
@@ -214,7 +214,7 @@ class SessionFiles:
                 "(--idle-minutes)",
             )
 
-    def _begin(self, file: _File, descriptor: int, size: int) -> Session | None:
+    def _begin(self, file: _File, descriptor: int, size: int) -> AgentSession | None:
         """Open the session of a file; None: everything in it is published."""
         file.at, file.published = 0, self._positions.get(_name(file.path))
         if file.published is not None and not _fits(descriptor, size, file.published.next, file.published.check):
@@ -224,10 +224,10 @@ class SessionFiles:
             file.at, file.check = size, file.published.check
             return None
         file.check = _check(descriptor, file.at)
-        file.session = Session(self._form)
+        file.session = AgentSession(self._form)
         return file.session
 
-    def _feed(self, file: _File, session: Session, line: Line, descriptor: int) -> list[Closed]:
+    def _feed(self, file: _File, session: AgentSession, line: Line, descriptor: int) -> list[Closed]:
         begin, file.at = file.at, file.at + line.size
         if file.published is not None and file.published.closed and begin >= file.published.next:
             session.close()
@@ -249,7 +249,7 @@ class SessionFiles:
             closed += session.close()
         return self._with_position(file, session, closed, descriptor)
 
-    def _close(self, file: _File, session: Session) -> list[Closed]:
+    def _close(self, file: _File, session: AgentSession) -> list[Closed]:
         """Close the open requests of an idle file, and stop reading it. Raises OSError."""
         with _opened(file.path) as descriptor:
             if file.seen != _seen(os.fstat(descriptor)):
@@ -265,7 +265,9 @@ class SessionFiles:
             # If none was answered, no position is kept: later lines are read together with them.
             return self._with_position(file, session, closed, descriptor)
 
-    def _with_position(self, file: _File, session: Session, closed: list[Request], descriptor: int) -> list[Closed]:
+    def _with_position(
+        self, file: _File, session: AgentSession, closed: list[Request], descriptor: int
+    ) -> list[Closed]:
         if file.published is not None:
             closed = [request for request in closed if request.first >= file.published.next]
         if not closed:

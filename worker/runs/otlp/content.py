@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from worker.runs.conversation import ToolRun
-from worker.runs.fields import Counts, is_mcp_error, json_object, json_value
+from worker.runs.fields import Counts, json_object, json_value, says_error
 from worker.runs.forms import built_in
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 from worker.runs.otlp.dialects import MAX_NAME, Dialect, dialects_of, first_text, is_missed, tool_name, values
@@ -186,7 +186,7 @@ def _bare_result(text: str) -> tuple[str, bool]:
     if isinstance(inner := found.get("response"), dict) and found.keys() <= {"id", "name", "response", "scheduling"}:
         found, text = inner, as_text(inner)
     (name, value), *_ = found.items() if len(found) == 1 else [("", None)]
-    return as_text(value) if name in ("result", "output", "error") else text, name == "error" or is_mcp_error(value)
+    return as_text(value) if name in ("result", "output", "error") else text, name == "error" or says_error(value)
 
 
 def with_calls(inputs: list[Message], outputs: list[Message]) -> _Messages:
@@ -638,7 +638,7 @@ def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
     value = next((result[each] for each in _RESULTS if result.get(each) is not None), None)
     origin = result.get("origin")
     named = {**origin, **result} if isinstance(origin, dict) else result
-    failed = _is_error(result) or is_mcp_error(value)
+    failed = _is_error(result) or says_error(value)
     if isinstance(value, dict) and isinstance(value.get("type"), str) and "value" in value:  # Vercel
         failed = failed or value["type"].startswith("error")
         value = value["value"]
@@ -714,7 +714,7 @@ def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
     if text is not None and form_of(span) == "google":
         text, said = _bare_result(text)
         failed = failed or said
-    failed = failed or is_mcp_error(text)
+    failed = failed or says_error(text)
     return ToolRun(
         tool_name(span), call_id, _tool_arguments(arguments), text, failed, span.start_ns, span.end_ns, no_result
     )

@@ -9,7 +9,7 @@ from typing import Any, Final
 from worker.runs.fields import Counts, RunRefused, shown
 from worker.runs.forms import is_known, part_type_of, parts_of
 from worker.runs.messages import Message, Part, Text, ToolResult
-from worker.runs.sessions.formats import Format, Opens, Outcome, Said, text_at
+from worker.runs.sessions.formats import Entry, Format, Opens, Outcome, known_parts, text_at
 
 _ADDED: Final = re.compile(
     "<(system-reminder|ide_opened_file|ide_selection|ide_diagnostics|user-prompt-submit-hook|new-diagnostics"
@@ -71,43 +71,47 @@ def _lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
     return lines if isinstance(lines, list) else None
 
 
-def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+def _read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     kind = line.get("type")
     if not isinstance(kind, str):
         raise RunRefused("not_a_line", "the line has no type, and is skipped")
     facts = {fact: text for fact, names in _FACTS.items() for name in names if (text := text_at(line, name))}
     if kind == "result" and ("subtype" in line or "is_error" in line):
         success = line.get("subtype") == "success" and line.get("is_error") is not True
-        return Said(
+        return Entry(
             outcome=Outcome(success, text_at(line, "result") or None),
             facts=facts,
             created_at=text_at(line, "timestamp"),
         )
     if line.get("isSidechain") is True and _OWN_AGENT.match(text_at(line, "agentId")):
         counts.drop("lines of Claude Code's own sub-agents")
-        return Said(facts=facts)
+        return Entry(facts=facts)
     if kind == "attachment":
         return _queued(line, facts, counts)
     if kind == "system" and line.get("subtype") == "init":
-        return Said(opens="start", id=text_at(line, "uuid"), facts=facts)
+        return Entry(opens="start", id=text_at(line, "uuid"), facts=facts)
     if kind == "system" and _OUTPUT.match(text_at(line, "content")):
-        return Said(opens="local", facts=facts)
+        return Entry(opens="local", facts=facts)
     if kind not in ("user", "assistant"):
         counts.drop(f"{kind} lines")
-        return Said(facts=facts)
+        return Entry(facts=facts)
     message = line.get("message")
     if not isinstance(message, dict):
         raise RunRefused("not_a_line", f"message: {shown(message)} is not an object; the line is skipped")
     return _assistant(line, message, facts, counts) if kind == "assistant" else _user(line, message, facts, counts)
 
 
-def _assistant(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str], counts: Counts) -> Said:
-    parts = tuple(parts_of(_known(message.get("content"), counts), "message.content", "assistant", counts))
+def _assistant(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str], counts: Counts) -> Entry:
+    parts = tuple(
+        parts_of(
+            known_parts(message.get("content"), is_known, "blocks", counts), "message.content", "assistant", counts
+        )
+    )
     failed = line.get("isApiErrorMessage") is True
     if failed or message.get("model") == "<synthetic>":
         counts.drop("messages that Claude Code has written for the model")
         text = "\n".join(part.text for part in parts if isinstance(part, Text))
-        return _said(line, (), facts, outcome=Outcome(False, text or None) if failed else None)
+        return _entry(line, (), facts, outcome=Outcome(False, text or None) if failed else None)
     blocks = message.get("content")
     spawns = {}
     for block in blocks if isinstance(blocks, list) else []:
@@ -115,14 +119,14 @@ def _assistant(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str
         if isinstance(given, dict) and isinstance(given.get("prompt"), str) and isinstance(block.get("id"), str):
             spawns[block["id"]] = (given["prompt"], text_at(given, "subagent_type"))
     model = text_at(message, "model")
-    return _said(line, parts, facts | ({"model": model} if model else {}), role="assistant", spawns=spawns)
+    return _entry(line, parts, facts | ({"model": model} if model else {}), role="assistant", spawns=spawns)
 
 
-def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str], counts: Counts) -> Said | None:
+def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str], counts: Counts) -> Entry | None:
     content = message.get("content")
     if line.get("isSidechain") is True and content == "Warmup":
         counts.drop("sub-agents that were only warmed up")
-        return Said(facts=facts)
+        return Entry(facts=facts)
     hidden = next((name for name in ("isMeta", "isCompactSummary", "isSynthetic") if line.get(name) is True), None)
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     kept: list[Any] = []
@@ -141,10 +145,14 @@ def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str
             marks.add(mark)
             counts.drop(mark, 0 if mark == "interrupted" else 1)
     if marks == {"local"}:
-        return Said(opens="local", facts=facts)
+        return Entry(opens="local", facts=facts)
     if "fork" in marks:  # it also has stand-ins for the results of the calls that started it
         kept = [block for block in kept if part_type_of(block) == "text"]
-    parts = tuple(part for part in parts_of(_known(kept, counts), "message.content", "user", counts) if _is_said(part))
+    parts = tuple(
+        filter(
+            _is_not_blank, parts_of(known_parts(kept, is_known, "blocks", counts), "message.content", "user", counts)
+        )
+    )
     origin = line.get("origin")
     notice = "notice" in marks or (isinstance(origin, dict) and origin.get("kind") == "task-notification")
     opens: Opens = ""
@@ -152,7 +160,7 @@ def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str
     if not notice and asks and not any(isinstance(part, ToolResult) for part in parts):
         opens = "fork" if "fork" in marks else "command" if "command" in marks else "request"
     outcome = Outcome(False, "interrupted by the user") if "interrupted" in marks else None
-    return _said(line, parts, facts, role="user", opens=opens, outcome=outcome)
+    return _entry(line, parts, facts, role="user", opens=opens, outcome=outcome)
 
 
 def _own_text(text: str, counts: Counts) -> tuple[str, str]:
@@ -182,34 +190,24 @@ def _without(text: str, opening: re.Pattern[str]) -> tuple[str, int]:
     return "".join([*kept, text[at:]]), count
 
 
-def _known(blocks: Any, counts: Counts) -> Any:
-    """Return the blocks of known types: newer versions have more types."""
-    if not isinstance(blocks, list):
-        return blocks
-    kept = [block for block in blocks if not isinstance(kind := part_type_of(block), str) or is_known(kind)]
-    counts.drop("blocks of other types", len(blocks) - len(kept))
-    return kept
-
-
-def _queued(line: Mapping[str, Any], facts: dict[str, str], counts: Counts) -> Said | None:
+def _queued(line: Mapping[str, Any], facts: dict[str, str], counts: Counts) -> Entry | None:
     """Read what the user typed while the agent was at work, which the agent received on the way."""
     attachment = line.get("attachment")
     if not isinstance(attachment, dict) or attachment.get("type") != "queued_command":
         counts.drop("attachment lines")
-        return Said(facts=facts)
-    parts = tuple(part for part in parts_of(attachment.get("prompt"), "attachment.prompt", "user", counts)
-                  if _is_said(part))  # fmt: skip
-    return _said(line, parts, facts, role="user")
+        return Entry(facts=facts)
+    parts = tuple(filter(_is_not_blank, parts_of(attachment.get("prompt"), "attachment.prompt", "user", counts)))
+    return _entry(line, parts, facts, role="user")
 
 
-def _said(line: Mapping[str, Any], parts: tuple[Part, ...], facts: dict[str, str], role: Any = "user",
-          **more: Any) -> Said:  # fmt: skip
+def _entry(line: Mapping[str, Any], parts: tuple[Part, ...], facts: dict[str, str], role: Any = "user",
+          **more: Any) -> Entry:  # fmt: skip
     run = text_at(line, "parent_tool_use_id") or None
     if line.get("isSidechain") is True:
         run = text_at(line, "agentId")
     messages = (Message(role, parts),) if parts else ()
     of = line.get("message") if role == "assistant" else None
-    return Said(messages, run=run, after=text_at(line, "parentUuid"), id=text_at(line, "uuid"), facts=facts,
+    return Entry(messages, run=run, after=text_at(line, "parentUuid"), id=text_at(line, "uuid"), facts=facts,
                 message=text_at(of, "id") if isinstance(of, dict) else "", created_at=text_at(line, "timestamp"),
                 **more)  # fmt: skip
 
@@ -236,7 +234,7 @@ _OWN_WORDS: Final = {"command": _command, "fork": _directive, "task": _task}
 """By mark: extracts the user's own words from a text."""
 
 
-def _is_said(part: Part) -> bool:
+def _is_not_blank(part: Part) -> bool:
     return not isinstance(part, Text) or bool(part.text.strip())
 
 

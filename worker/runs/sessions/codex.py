@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from worker.runs.fields import Counts, RunRefused, is_mcp_error, json_value, shown, text_field
+from worker.runs.fields import Counts, RunRefused, json_value, says_error, shown, text_field
 from worker.runs.forms import ITEMS, MEDIA_PARTS, TEXT_PARTS, built_in, part_type_of, responses_messages, text_of
 from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult, as_text
-from worker.runs.sessions.formats import Format, Outcome, Said, text_at
+from worker.runs.sessions.formats import Entry, Format, Outcome, known_parts, text_at
 
 _CONTEXT: Final = re.compile(
     r"\s*(?:# AGENTS\.md instructions|<(?:environment_context|user_instructions|additional_context|skill|permissions"
@@ -57,7 +57,7 @@ def _knows(line: Mapping[str, Any]) -> bool:
     return kind in _EXEC or (kind in _ROLLOUT and isinstance(line.get("payload"), dict))
 
 
-def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+def _read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     kind = text_at(line, "type")
     if "payload" not in line and (_is_item(line) or "record_type" in line or line.get("type") is None):
         return _bare(line, counts)
@@ -71,10 +71,10 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         raise RunRefused("not_a_line", f"payload: {shown(payload)} is not an object; the line is skipped")
     time = text_at(line, "timestamp")
     if kind == "session_meta":
-        return Said(facts=_of_session(payload))
+        return Entry(facts=_of_session(payload))
     if kind == "turn_context":
         names = {"turn": "turn_id", "model": "model", "cwd": "cwd"}
-        return Said(facts={fact: text_at(payload, name) for fact, name in names.items()})
+        return Entry(facts={fact: text_at(payload, name) for fact, name in names.items()})
     if kind == "event_msg":
         return _event(payload, time, counts)
     if kind == "response_item":
@@ -83,13 +83,13 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
     return None
 
 
-def _bare(line: Mapping[str, Any], counts: Counts) -> Said | None:
+def _bare(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     """Read a line from before Codex 0.32: a header without a type, a bare item, or a state record."""
     if _is_item(line):
         return _item(dict(line), text_at(line, "timestamp"), counts)
     if "record_type" not in line and "id" not in line:
         raise RunRefused("not_a_line", "the line has no type, and is skipped")
-    return Said(facts=_of_session(line)) if "id" in line else None
+    return Entry(facts=_of_session(line)) if "id" in line else None
 
 
 def _is_item(item: Mapping[str, Any]) -> bool:
@@ -136,52 +136,52 @@ def _is_left_out(line: Mapping[str, Any], facts: Mapping[str, str]) -> bool:
     return bool(earlier) or "" < text_at(line, "timestamp") < facts.get("since", "")
 
 
-def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Said | None:
+def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Entry | None:
     """Read an event. Only events say how a turn ended; anything that a rollout says twice is taken from its items."""
     kind = event.get("type")
     if kind in ("task_started", "turn_started"):
-        return Said(facts={"turn": text_at(event, "turn_id")})
+        return Entry(facts={"turn": text_at(event, "turn_id")})
     if kind in ("task_complete", "turn_complete"):
         last, error = text_at(event, "last_agent_message"), event.get("error")
         if isinstance(error, dict):
-            return Said(outcome=Outcome(False, text_at(error, "message") or None), created_at=time)
-        return Said(outcome=Outcome(True, last), created_at=time) if last else None
+            return Entry(outcome=Outcome(False, text_at(error, "message") or None), created_at=time)
+        return Entry(outcome=Outcome(True, last), created_at=time) if last else None
     if kind == "turn_aborted":
-        return Said(outcome=Outcome(False, text_at(event, "reason") or "aborted"), created_at=time)
+        return Entry(outcome=Outcome(False, text_at(event, "reason") or "aborted"), created_at=time)
     if kind == "error":
         error = event.get("error") if isinstance(event.get("error"), dict) else event
-        return Said(outcome=Outcome(False, text_at(error or {}, "message") or None), created_at=time)
+        return Entry(outcome=Outcome(False, text_at(error or {}, "message") or None), created_at=time)
     if kind == "user_message" and (text := _request(text_at(event, "message"))):
-        return Said((Message("user", (Text(text),)),), opens="request", created_at=time)
+        return Entry((Message("user", (Text(text),)),), opens="request", created_at=time)
     counts.drop("events that say what an item says, and other events")
     return None
 
 
-def _item(item: dict[str, Any], time: str, counts: Counts) -> Said | None:
+def _item(item: dict[str, Any], time: str, counts: Counts) -> Entry | None:
     kind = text_at(item, "type") or "message"
     if kind == "agent_message" or (kind == "message" and item.get("role") == "user"):
-        return _told(item, kind, time, counts)
+        return _user_message(item, kind, time, counts)
     if kind == "tool_search_output":
         call_id = text_field(item, "call_id", "payload")
-        return Said((Message("tool", (ToolResult(as_text(item.get("tools")), call_id),)),), created_at=time)
+        return Entry((Message("tool", (ToolResult(as_text(item.get("tools")), call_id),)),), created_at=time)
     if kind in ("function_call_output", "custom_tool_call_output"):
         call_id = text_field(item, "call_id", "payload")
-        return Said((Message("tool", (_result(item.get("output"), call_id, counts),)),), created_at=time)
+        return Entry((Message("tool", (_result(item.get("output"), call_id, counts),)),), created_at=time)
     if not _is_item(item):
         counts.drop(f"{kind} items")
         return None
     if kind == "message":
         item = item | {"content": _known(item.get("content"), counts)}
-    return Said(tuple(each for each in responses_messages([item], counts, "payload") if each.role != "system"),
+    return Entry(tuple(each for each in responses_messages([item], counts, "payload") if each.role != "system"),
                 created_at=time)  # fmt: skip
 
 
-def _told(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Said | None:
+def _user_message(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Entry | None:
     """Read a message of the user or of another agent: a sub-agent's task is its request."""
     content = item.get("content")
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    told = item.get("internal_chat_message_metadata_passthrough")
-    kinds = told.get("content_item_kinds") if isinstance(told, dict) else None
+    metadata = item.get("internal_chat_message_metadata_passthrough")
+    kinds = metadata.get("content_item_kinds") if isinstance(metadata, dict) else None
     if not isinstance(kinds, list) or len(kinds) != len(parts):
         kinds = ["user."] * len(parts)
     own = [part for part, name in zip(parts, kinds, strict=True)
@@ -192,22 +192,15 @@ def _told(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Said | 
     envelope = _ENVELOPE.match(text)
     message = Message("user", (Text(text if envelope is None else text[envelope.end() :]),))
     if _NOTICE.match(text) or (kind == "agent_message" and (envelope is None or envelope[1] != "NEW_TASK")):
-        return Said((message,), created_at=time)
+        return Entry((message,), created_at=time)
     if not message.texts():  # encrypted, or an image
         unread = envelope is not None or any(part_type_of(part) in MEDIA_PARTS for part in kept)
-        return Said(opens="request", created_at=time) if unread else None
-    return Said((message,), opens="request", created_at=time)
+        return Entry(opens="request", created_at=time) if unread else None
+    return Entry((message,), opens="request", created_at=time)
 
 
 def _known(content: Any, counts: Counts) -> Any:
-    """Return the content parts of known types: newer versions have more types, or encrypt some."""
-    if not isinstance(content, list):
-        return content
-    kept = [
-        part for part in content if (kind := part_type_of(part)) is None or kind in TEXT_PARTS or kind in MEDIA_PARTS
-    ]
-    counts.drop("parts of other types", len(content) - len(kept))
-    return kept
+    return known_parts(content, lambda kind: kind in TEXT_PARTS or kind in MEDIA_PARTS, "parts", counts)
 
 
 def _request(text: str) -> str:
@@ -238,7 +231,7 @@ def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
 
 def _has_failed(result: Any) -> bool:
     """Return whether a command's result has a non-zero exit code, or a tool's says that it is an error."""
-    if is_mcp_error(result):
+    if says_error(result):
         return True
     if not isinstance(result, dict) or "output" not in result:
         return False
@@ -246,17 +239,17 @@ def _has_failed(result: Any) -> bool:
     return about.get("exit_code") not in (0, None)
 
 
-def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Said | None:
+def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Entry | None:
     """Read a line of `codex exec --json`. It has neither the user's words nor times."""
     if kind == "thread.started":
-        return Said(facts={"session": text_at(line, "thread_id")}, opens="request")
+        return Entry(facts={"session": text_at(line, "thread_id")}, opens="request")
     if kind == "turn.started":
-        return Said(opens="request")
+        return Entry(opens="request")
     if kind == "turn.completed":
-        return Said(outcome=Outcome(True))
+        return Entry(outcome=Outcome(True))
     if kind in ("turn.failed", "error"):
         error = line.get("error") if kind == "turn.failed" else line
-        return Said(outcome=Outcome(False, text_at(error, "message") if isinstance(error, dict) else None))
+        return Entry(outcome=Outcome(False, text_at(error, "message") if isinstance(error, dict) else None))
     item = line.get("item")
     if not isinstance(item, dict):
         raise RunRefused("not_a_line", f"item: {shown(item)} is not an object; the line is skipped")
@@ -265,7 +258,7 @@ def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Said | None:
     if messages is None:
         counts.drop(f"{kind} lines" if kind != "item.completed" else f"{name} items")
         return None
-    return Said(messages)
+    return Entry(messages)
 
 
 def _completed(item: dict[str, Any], name: str, counts: Counts) -> tuple[Message, ...] | None:
@@ -289,7 +282,7 @@ def _completed(item: dict[str, Any], name: str, counts: Counts) -> tuple[Message
     elif name == "mcp_tool_call":
         name = ".".join(filter(None, (text_at(item, "server"), text_at(item, "tool")))) or "mcp"
         arguments, result, error = item.get("arguments"), item.get("result"), item.get("error")
-        failed = failed or is_mcp_error(result)
+        failed = failed or says_error(result)
         if error is not None:
             result, failed = error, True
         elif isinstance(result, dict) and isinstance(result.get("content"), list):

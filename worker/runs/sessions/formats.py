@@ -12,7 +12,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, Literal
 
-from worker.runs.fields import Counts, RunRefused, as_time, is_mcp_error, objects_of, shown
+from worker.runs.fields import Counts, RunRefused, as_time, objects_of, says_error, shown
 from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult, as_text, joined
 
 Opens = Literal["", "request", "start", "command", "local", "fork"]
@@ -27,7 +27,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Entry:
     """What a line says of the conversation."""
 
     messages: tuple[Message, ...] = ()
@@ -47,6 +47,16 @@ class Said:
     """By call id: prompt and name of the sub-agent that the call starts."""
 
 
+def known_parts(content: Any, is_known: Callable[[str], bool], what: str, counts: Counts) -> Any:
+    """Return a content without the parts of unknown types: newer versions have more types, or encrypt some."""
+    if not isinstance(content, list):
+        return content
+    types = [part.get("type") if isinstance(part, dict) else None for part in content]
+    kept = [part for part, kind in zip(content, types, strict=True) if not isinstance(kind, str) or is_known(kind)]
+    counts.drop(f"{what} of other types", len(content) - len(kept))
+    return kept
+
+
 def text_at(value: Mapping[str, Any], name: str) -> str:
     """Return a string field, "" if it is absent or something else."""
     found = value.get(name)
@@ -63,7 +73,7 @@ class Format:
 
     name: str  # for --from; also framework and agent of its traces
     knows: Callable[[Mapping[str, Any]], bool]  # whether an object is a line of such a session
-    read: Callable[[Mapping[str, Any], Counts], Said | None]
+    read: Callable[[Mapping[str, Any], Counts], Entry | None]
     """What a line says, None if nothing; counts what it leaves out, raises RunRefused."""
     lines: Callable[[Mapping[str, Any]], Iterable[Any] | None] = lambda document: None
     """Of a session that is one document."""
@@ -87,13 +97,13 @@ def _pi_knows(line: Mapping[str, Any]) -> bool:
     return kind in _PI_LINES and "timestamp" in line and ("parentId" in line or "message" in line)
 
 
-def _pi_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+def _pi_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     kind = line.get("type")
     if kind == "session":
-        return Said(facts={"session": text_at(line, "id"), "cwd": text_at(line, "cwd"),
+        return Entry(facts={"session": text_at(line, "id"), "cwd": text_at(line, "cwd"),
                            "model": text_at(line, "modelId")})  # fmt: skip
     if kind == "model_change":
-        return Said(facts={"model": text_at(line, "modelId")})
+        return Entry(facts={"model": text_at(line, "modelId")})
     if kind != "message":
         counts.drop(f"{kind if isinstance(kind, str) else shown(kind)} lines")
         return None
@@ -104,17 +114,17 @@ def _pi_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
     name = f"{time}/{text_at(line, 'id')}" if time and ("id" in line or role == "user") else text_at(line, "id")
     if role == "user":
         parts = tuple(part for part in _pi_parts(message, counts) if isinstance(part, Text) and part.text.strip())
-        return Said((Message("user", parts),), opens="request", id=name, created_at=time) if parts else None
+        return Entry((Message("user", parts),), opens="request", id=name, created_at=time) if parts else None
     if role == "assistant":
         failed = message.get("stopReason") in ("aborted", "error")
         outcome = Outcome(False, text_at(message, "errorMessage") or text_at(message, "stopReason")) if failed else None
-        return Said((Message("assistant", tuple(_pi_parts(message, counts))),), id=name, created_at=time,
+        return Entry((Message("assistant", tuple(_pi_parts(message, counts))),), id=name, created_at=time,
                     outcome=outcome, facts={"model": text_at(message, "model")})  # fmt: skip
     if role == "toolResult":
         text = joined([part.text for part in _pi_parts(message, counts) if isinstance(part, Text)])
         result = ToolResult(text, text_at(message, "toolCallId"), text_at(message, "toolName"),
                             is_error=message.get("isError") is True)  # fmt: skip
-        return Said((Message("tool", (result,)),), id=name, created_at=time)
+        return Entry((Message("tool", (result,)),), id=name, created_at=time)
     counts.drop(f"{role if isinstance(role, str) else shown(role)} messages")
     return None
 
@@ -170,7 +180,6 @@ PI: Final = Format("pi", _pi_knows, _pi_read, revised=_pi_revised)
 _EXIT_CODE: Final = re.compile(r"^Exit Code: (-?\d+)$", re.MULTILINE)
 """Follows the output of a command; in some versions only of a failed one."""
 
-
 _ADDED: Final = re.compile(r"\s*<(session_context|state_snapshot)>")
 
 
@@ -185,10 +194,10 @@ def _gemini_lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
     return [{name: value for name, value in document.items() if name != "messages"}, *messages]
 
 
-def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     if _gemini_knows(line):
         subagent = "agent" if line.get("kind") == "subagent" else ""
-        return Said(facts={"session": text_at(line, "sessionId"), "subagent": subagent})
+        return Entry(facts={"session": text_at(line, "sessionId"), "subagent": subagent})
     kind, time, name = line.get("type"), text_at(line, "timestamp"), text_at(line, "id")
     if kind == "user":
         text = _gemini_content(line, counts)
@@ -198,13 +207,13 @@ def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         if not text.strip():
             return None
         opens: Opens = "command" if text.lstrip().startswith(("/", "?")) else "request"
-        return Said((Message("user", (Text(text),)),), opens=opens, id=name, created_at=time)
+        return Entry((Message("user", (Text(text),)),), opens=opens, id=name, created_at=time)
     if kind in ("gemini", "model"):
-        return Said(
+        return Entry(
             tuple(_gemini_messages(line, counts)), id=name, created_at=time, facts={"model": text_at(line, "model")}
         )
     if kind == "error":
-        return Said(outcome=Outcome(False, _gemini_text(line.get("content"), counts) or None), created_at=time)
+        return Entry(outcome=Outcome(False, _gemini_text(line.get("content"), counts) or None), created_at=time)
     if isinstance(kind, str) or "$set" in line or "$rewindTo" in line:
         counts.drop(f"{kind} lines" if isinstance(kind, str) else "changes of the session's header")
         return None
@@ -242,16 +251,16 @@ def _gemini_messages(line: Mapping[str, Any], counts: Counts) -> Iterator[Messag
         for thought in objects_of(line, "thoughts", "thoughts")
     ]
     text = _gemini_content(line, counts)
-    said: list[Part] = [*thoughts, *([Text(text)] if text else [])]
+    parts: list[Part] = [*thoughts, *([Text(text)] if text else [])]
     results: list[Part] = []
     for number, call in enumerate(objects_of(line, "toolCalls", "toolCalls")):
         if not text_at(call, "name"):
             raise RunRefused("not_a_line", f"toolCalls.{number}: a call needs a name; the line is skipped")
-        said.append(ToolCall(call["name"], call.get("args"), text_at(call, "id")))
+        parts.append(ToolCall(call["name"], call.get("args"), text_at(call, "id")))
         if call.get("result") is not None or call.get("status") in ("success", "error", "cancelled"):
             results.append(_gemini_result(call, counts))
-    if said:
-        yield Message("assistant", tuple(said))
+    if parts:
+        yield Message("assistant", tuple(parts))
     if results:
         yield Message("tool", tuple(results))
 
@@ -264,7 +273,7 @@ def _gemini_result(call: Mapping[str, Any], counts: Counts) -> ToolResult:
         if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"output", "error"}:
             failed |= "error" in value
             value = next(iter(value.values()))
-        failed |= is_mcp_error(value)
+        failed |= says_error(value)
         texts.append(_gemini_text(part, counts) if value is None else as_text(value))
     text, name = joined(texts), text_at(call, "name")
     codes = _EXIT_CODE.findall(text) if name == "run_shell_command" else []
@@ -291,11 +300,9 @@ GEMINI_CLI: Final = Format("gemini-cli", _gemini_knows, _gemini_read, _gemini_li
 
 # OpenCode: the document of `opencode export`, and the lines of `opencode run --format json`
 
-_UNSAID: Final = frozenset(
-    {"step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask"}
+_NO_TEXT: Final = frozenset(
+    {"step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask", "file"}
 )
-
-
 _PRINTED: Final = frozenset({"step_start", "step_finish", "tool_use", "text", "reasoning", "error"})
 
 
@@ -308,16 +315,13 @@ def _opencode_knows(line: Mapping[str, Any]) -> bool:
 
 def _opencode_lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
     info, messages = document.get("info"), document.get("messages")
-    if not isinstance(info, dict) or not isinstance(messages, list) or not all(map(_is_opencode_message, messages[:1])):
+    if not isinstance(info, dict) or not isinstance(messages, list):
         return None
-    return [{"info": info}, *messages]
+    is_known = all(isinstance(message, dict) and _opencode_knows(message) for message in messages[:1])
+    return [{"info": info}, *messages] if is_known else None
 
 
-def _is_opencode_message(value: Any) -> bool:
-    return isinstance(value, dict) and _opencode_knows(value)
-
-
-def _opencode_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+def _opencode_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     if text_at(line, "type") in _PRINTED:
         return _opencode_printed(line, counts)
     info = line.get("info")
@@ -325,7 +329,7 @@ def _opencode_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         raise RunRefused("not_a_line", f"info: {shown(info)} is not an object; the message is skipped")
     role = info.get("role")
     if "parts" not in line:
-        return Said(facts={"session": text_at(info, "id"), "cwd": text_at(info, "directory"),
+        return Entry(facts={"session": text_at(info, "id"), "cwd": text_at(info, "directory"),
                            "version": text_at(info, "version"),
                            "subagent": "agent" if info.get("parentID") else ""})  # fmt: skip
     parts = objects_of(line, "parts", "parts")
@@ -333,22 +337,22 @@ def _opencode_read(line: Mapping[str, Any], counts: Counts) -> Said | None:
         texts = [text_at(part, "text") for part in parts if part.get("type") == "text" and not part.get("synthetic")]
         counts.drop("parts of a message that are not text", sum(part.get("type") != "text" for part in parts))
         message = Message("user", tuple(Text(text) for text in texts if text.strip()))
-        return Said((message,) if message.parts else (), opens="request" if message.parts else "",
+        return Entry((message,) if message.parts else (), opens="request" if message.parts else "",
                     id=text_at(info, "id"), created_at=_time(info, "created"))  # fmt: skip
     if role != "assistant":
         raise RunRefused("not_a_line", f"info.role {shown(role)} is not known; the message is skipped")
-    return Said(
+    return Entry(
         tuple(_opencode_messages(parts, counts)), id=text_at(info, "id"),
         created_at=_time(info, "completed") or _time(info, "created"), facts={"model": text_at(info, "modelID")},
         outcome=_failure(info),
     )  # fmt: skip
 
 
-def _opencode_printed(line: Mapping[str, Any], counts: Counts) -> Said | None:
+def _opencode_printed(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     """Read a line of `opencode run --format json`. It lacks the user's words."""
     part = line.get("part")
     parts = [part] if isinstance(part, dict) else []
-    return Said(tuple(_opencode_messages(parts, counts)), created_at=_time({"time": line}, "timestamp"),
+    return Entry(tuple(_opencode_messages(parts, counts)), created_at=_time({"time": line}, "timestamp"),
                 facts={"session": text_at(line, "sessionID")}, outcome=_failure(line))  # fmt: skip
 
 
@@ -363,24 +367,24 @@ def _opencode_messages(parts: list[dict[str, Any]], counts: Counts) -> Iterator[
     """Yield the agent's texts and calls, each call with its result."""
     for number, part in enumerate(parts):
         kind, state = text_at(part, "type"), part.get("state")
-        said: Part | None = None
+        content: Part | None = None
         if kind == "text":
-            said = Text(text_at(part, "text"))
+            content = Text(text_at(part, "text"))
         elif kind == "reasoning":
-            said = Reasoning(text_at(part, "text"))
+            content = Reasoning(text_at(part, "text"))
         elif kind == "tool" and text_at(part, "tool") and isinstance(state, dict):
-            said = ToolCall(part["tool"], state.get("input"), text_at(part, "callID"))
-        elif kind in _UNSAID or kind == "file":
+            content = ToolCall(part["tool"], state.get("input"), text_at(part, "callID"))
+        elif kind in _NO_TEXT:
             counts.drop(f"{kind} parts")
         else:
             raise RunRefused("not_a_line", f"parts.{number}: part type {shown(kind)} is not known")
-        if said is not None:
-            yield Message("assistant", (said,))
-        if isinstance(said, ToolCall) and isinstance(state, dict) and state.get("status") in ("completed", "error"):
+        if content is not None:
+            yield Message("assistant", (content,))
+        if isinstance(content, ToolCall) and isinstance(state, dict) and state.get("status") in ("completed", "error"):
             failed, metadata = state["status"] == "error", state.get("metadata")
             text = as_text(state.get("error" if failed else "output"))
             failed |= isinstance(metadata, dict) and metadata.get("exit") not in (0, None)
-            yield Message("tool", (ToolResult(text, said.call_id, said.name, is_error=failed),))
+            yield Message("tool", (ToolResult(text, content.call_id, content.name, is_error=failed),))
 
 
 def _time(info: Mapping[str, Any], name: str) -> str:

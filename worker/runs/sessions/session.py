@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from worker.runs.fields import Counts, RunRefused, as_time, fault, json_documents, shown
-from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult
+from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
 from worker.runs.sessions import claude_code, codex
-from worker.runs.sessions.formats import GEMINI_CLI, OPENCODE, PI, Format, Outcome, Placed, Said, text_at
+from worker.runs.sessions.formats import GEMINI_CLI, OPENCODE, PI, Entry, Format, Outcome, Placed, text_at
 
 FORMATS: Final[Mapping[str, Format]] = {
     each.name: each for each in (claude_code.FORMAT, codex.FORMAT, GEMINI_CLI, OPENCODE, PI)
@@ -57,7 +58,7 @@ _Place = tuple[str, int, int]
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """A request that is not closed."""
 
     facts: dict[str, str]
@@ -66,80 +67,69 @@ class _Open:
     created_at: str = ""
     numbered: bool = False  # it has no id but its number
     answered: bool = False
-    unread: bool = False  # something behind the agent's last word could not be read
-    said: dict[str, tuple[Message, ...]] = field(default_factory=dict)  # by line id
+    unread: bool = False  # a part of a line behind the agent's last word could not be read
+    skipped: int = 0  # how many lines of the session could not be read until then
+    entries: dict[str, list[tuple[Role, list[Part]]]] = field(default_factory=dict)  # the messages of a line, by its id
     outcome: Outcome | None = None
     counts: Counts = field(default_factory=Counts)
-    spawns: dict[str, tuple[str, str]] = field(default_factory=dict)  # as in Said
-    _places: dict[tuple[str, str], list[_Place]] = field(default_factory=dict)
-    """By the kind of a part and the id of its message, or of its call: where it is in `said`."""
+    is_closed: bool = False
+    _places: dict[tuple[type[Part], str], list[_Place]] = field(default_factory=dict)
+    """By the kind of a part and the id of its message, or of its call: where it is in `entries`."""
 
-    def say(self, said: Said) -> None:
+    def add(self, entry: Entry) -> None:
         """Add the messages of a line. A later version of a part takes the place of the earlier one."""
-        name, new = said.id or f"#{len(self.said)}", list[Message]()
-        versions = said.id not in self.said
-        self.counts.drop("lines that a later one replaces", not versions)
-        replaced = 0
-        for message in said.messages:
-            parts = list[Part]()
-            seen = Counter[str]()
+        name, new, replaced = entry.id or f"#{len(self.entries)}", list[tuple[Role, list[Part]]](), 0
+        rewritten = entry.id in self.entries
+        self.counts.drop("lines that a later one replaces", rewritten)
+        for message in entry.messages:
+            parts, versions = list[Part](), dict[type[Part], Iterator[_Place]]()
             for part in message.parts:
-                kind = type(part).__name__
-                place = self._earlier(said, message, part, seen[kind]) if versions else None
-                seen[kind] += 1
-                if place is None:
-                    call = part.call_id if isinstance(part, ToolCall | ToolResult) else said.message
-                    if call:
-                        self._places.setdefault((kind, call), []).append((name, len(new), len(parts)))
-                    parts.append(part)
-                else:
+                kind = type(part)
+                known = self._places.setdefault((kind, _id_of(part, entry)), [])
+                place = None
+                if not rewritten and len(message.parts) > 1 and isinstance(part, Text | Reasoning):
+                    # a line with the whole message so far
+                    there = versions.setdefault(kind, (each for each in known if self._at(each) is not None))
+                    place = next(there, None)
+                elif not rewritten:
+                    place = self._earlier(part, known[-100:])  # a message has fewer, but a file may repeat an id
+                if place is not None:
                     replaced += 1
-                    self._put(place, part)
+                    line, number, index = place
+                    self.entries[line][number][1][index] = part
+                    continue
+                if _id_of(part, entry):
+                    known.append((name, len(new), len(parts)))
+                parts.append(part)
             if parts or message.parts == ():
-                new.append(Message(message.role, tuple(parts)))
+                new.append((message.role, parts))
         self.counts.drop("parts that a later version replaces", replaced)
-        self.said[name] = tuple(new)
+        self.entries[name] = new
 
-    def _earlier(self, said: Said, message: Message, part: Part, number: int) -> _Place | None:
-        """Return where an earlier version of a part is. `number`: its place among its line's parts of this kind."""
-        call = part.call_id if isinstance(part, ToolCall | ToolResult) else said.message
-        places = self._places.get((type(part).__name__, call), [])
-        latest = places[-100:]  # far more than a message has, but a file may repeat an id without end
-        if isinstance(part, ToolCall | ToolResult):
-            answered = isinstance(part, ToolResult) or ("ToolResult", part.call_id) in self._places
-            for place in latest:
-                known = self._at(place)
-                if known == part or (known is not None and not answered):
-                    return place
-            return None
-        if len(message.parts) > 1:  # a line with the whole message so far
-            there = [place for place in places if self._at(place) is not None]
-            return there[number] if number < len(there) else None
-        for place in latest:
+    def _earlier(self, part: Part, places: list[_Place]) -> _Place | None:
+        """Return the first of some places that has an earlier version of a part."""
+        for place in places:
             known = self._at(place)
-            if isinstance(known, Text | Reasoning):
+            if isinstance(part, ToolCall | ToolResult):
+                is_open = isinstance(part, ToolCall) and not self._places.get((ToolResult, part.call_id))
+                if known is not None and (is_open or known == part):
+                    return place
+            elif isinstance(known, Text | Reasoning):
                 begin, whole = sorted((known.text.rstrip(" .\u2026\n"), part.text), key=len)
                 if whole.startswith(begin):
                     return place
         return None
 
     def _at(self, place: _Place) -> Part | None:
-        name, message, part = place
+        line, number, index = place
         try:
-            return self.said[name][message].parts[part]
+            return self.entries[line][number][1][index]
         except LookupError:
             return None
 
-    def _put(self, place: _Place, part: Part) -> None:
-        name, number, index = place
-        messages = list(self.said[name])
-        parts = messages[number].parts
-        messages[number] = replace(messages[number], parts=(*parts[:index], part, *parts[index + 1 :]))
-        self.said[name] = tuple(messages)
-
     @property
     def messages(self) -> tuple[Message, ...]:
-        return tuple(message for messages in self.said.values() for message in messages)
+        return tuple(Message(role, tuple(parts)) for entry in self.entries.values() for role, parts in entry)
 
     def has_answer(self) -> bool:
         """Return whether the conversation ends with a text of the agent, not with a call or its result."""
@@ -151,7 +141,16 @@ class _Open:
         return False
 
 
-class Session:
+class _Spawn(NamedTuple):
+    """A call that starts a sub-agent."""
+
+    request: _OpenRequest
+    call: str
+    prompt: str
+    name: str
+
+
+class AgentSession:
     """The requests of one session, read from its lines in order.
 
     A request closes at the next one, and when the caller closes the session: at its end, or after some time without a
@@ -170,15 +169,17 @@ class Session:
         self._facts: dict[str, str] = {}
         self._requests = 0
         self._closed = False
-        self._open: dict[str | None, _Open] = {}
-        self._command: dict[str, str] = {}
+        self._open: dict[str | None, _OpenRequest] = {}
+        self._command: Entry | None = None
         self._roots: dict[str, str] = {}
+        self._skipped = 0  # lines that cannot be read
+        self._spawns: dict[tuple[str, str], deque[_Spawn]] = {}  # by ("call", id) and ("prompt", text)
         self._kept: list[Placed] = []  # of a format whose later lines take earlier ones back
 
     @property
     def open_since(self) -> int | None:
         """The position of the first line that is still needed; None if reading may continue after the last one."""
-        firsts = [run.first for run in self._open.values()]
+        firsts = [run.first for run in islice(self._open.values(), 1)]  # they are in the order of their first lines
         if self.format is not None and self.format.revised is not None:
             firsts += [at for _, at in self._kept[:1]]
         return min(firsts, default=None)
@@ -213,8 +214,7 @@ class Session:
     def skip(self, at: int) -> None:
         """Note that a line cannot be read: it may have had the answer."""
         self._kept.append((None, at))
-        for run in self._open.values():
-            run.unread = True
+        self._skipped += 1
 
     def add(self, value: Any, at: int) -> list[Request]:
         """Read the value of a line; like `feed`."""
@@ -236,31 +236,28 @@ class Session:
         if self.format is None:
             raise RunRefused("not_a_line", "no known agent writes such a line; it is skipped")
         counts = Counts()
-        said = self._read(self.format, value, counts)
+        entry = self._read(self.format, value, counts)
         idle = self._close_after_pause(text_at(value, "timestamp"))
-        if said is not None:
+        if entry is not None:
             # history copied from another session may include that one's header
-            kept = () if said.opens else self.format.of_header
-            facts = {
-                name: fact for name, fact in said.facts.items() if fact and not (name in kept and self._facts.get(name))
-            }
-            said = replace(said, facts=facts)
-            self._facts |= said.facts if said.run is None else {}
-            if (said.messages or said.outcome or said.opens) and self.format.leaves_out(value, self._facts):
-                said, counts = Said(), Counts()
+            kept = frozenset() if entry.opens else self.format.of_header & self._facts.keys()
+            facts = {name: fact for name, fact in entry.facts.items() if fact and name not in kept}
+            entry = replace(entry, facts=facts)
+            self._facts |= entry.facts if entry.run is None else {}
+            if (entry.messages or entry.outcome or entry.opens) and self.format.leaves_out(value, self._facts):
+                entry, counts = Entry(), Counts()
                 counts.drop("lines of a sub-agent that are its parent's, or Codex's own")
-        if said is None or not (said.messages or said.outcome or said.opens):
+        if entry is None or not (entry.messages or entry.outcome or entry.opens):
             self.counts.dropped.update(counts.dropped)
             main = self._open.get(None)
-            for run in self._open.values():
-                run.unread |= _is_in_part(counts)
-            if said is not None and main is not None and not main.answered:
-                main.facts |= said.facts
+            self._skipped += _is_in_part(counts)
+            if entry is not None and main is not None and not main.answered:
+                main.facts |= entry.facts
             return idle
-        return idle + self._take(said, at, counts)
+        return idle + self._add_entry(entry, at, counts)
 
     @staticmethod
-    def _read(form: Format, value: Any, counts: Counts) -> Said | None:
+    def _read(form: Format, value: Any, counts: Counts) -> Entry | None:
         """Return what a line says. Raises RunRefused, whatever is wrong."""
         try:
             return form.read(value, counts)
@@ -293,106 +290,121 @@ class Session:
         self._closed = True
         return closed + self._close_all()
 
-    def _take(self, said: Said, at: int, counts: Counts) -> list[Request]:
-        if said.opens in ("command", "local"):
+    def _add_entry(self, entry: Entry, at: int, counts: Counts) -> list[Request]:
+        if entry.opens in ("command", "local"):
             self._leave_command()
-            if said.opens == "command":
-                self._command = {"text": said.messages[0].texts(), "id": said.id, "created_at": said.created_at}
+            if entry.opens == "command":
+                self._command = entry
             return []
         closed: list[Request] = []
-        run = said.run
+        run = entry.run
         if run == "":
-            run = self._roots.get(said.after) or said.id
-            self._roots[said.id] = run
-            said = replace(said, run=run)
-        if run is None and said.opens:
+            run = self._roots.get(entry.after) or entry.id
+            self._roots[entry.id] = run
+            entry = replace(entry, run=run)
+        if run is None and entry.opens:
             self._leave_command()
-        if run is None and self._command and _acts(said):
-            text = Message("user", (Text(self._command["text"]),))
-            asked = Said((text,), id=self._command["id"], created_at=self._command["created_at"])
-            self._command = {}
-            closed += self._begin(None, asked, at)
-        if said.opens == "fork" and self._open.pop(run, None) is not None:
+        if run is None and self._command is not None and _acts(entry):
+            command, self._command = self._command, None
+            text = Message("user", (Text(command.messages[0].texts()),))
+            closed += self._begin(None, Entry((text,), id=command.id, created_at=command.created_at), at)
+        if entry.opens == "fork" and (inherited := self._open.pop(run, None)) is not None:
+            inherited.is_closed = True
             self.counts.drop("requests that a fork has inherited")
         found = self._open.get(run)
-        if said.opens and not (found is not None and self._goes_on(found, said)):
-            return closed + self._begin(run, said, at, counts)
-        if said.opens and found is not None and said.messages and _is_repeated(said, found):
+        if entry.opens and not (found is not None and self._goes_on(found, entry)):
+            return closed + self._begin(run, entry, at, counts)
+        if entry.opens and found is not None and entry.messages and _is_repeated(entry, found):
             found.counts.drop("repeated requests")
             return closed
         if found is None:
             # a run may begin without a text of the user: a file may lack it, or a call has it
-            known = not self._closed if run is None else any(run in each.spawns for each in self._open.values())
-            if not (known and _acts(said)):
+            known = not self._closed if run is None else self._spawn("call", run) is not None
+            if not (known and _acts(entry)):
                 self.counts.drop("lines that belong to no open request")
                 return closed
-            closed += self._begin(run, Said(run=run), at)
+            closed += self._begin(run, Entry(run=run), at)
             found = self._open[run]
-        self._add(found, said, at, counts)
+        self._add(found, entry, at, counts)
         return closed
 
-    def _goes_on(self, found: _Open, said: Said) -> bool:
+    def _goes_on(self, found: _OpenRequest, entry: Entry) -> bool:
         """Return whether a request belongs to the open one: nothing is answered yet, or the agent is still at work."""
-        if said.opens == "start":
-            return found.outcome is None and said.facts.get("session") == found.facts.get("session")
-        return self._request_of(said) == found.facts["request"] or not (found.answered or found.outcome)
+        if entry.opens == "start":
+            return found.outcome is None and entry.facts.get("session") == found.facts.get("session")
+        return self._request_of(entry) == found.facts["request"] or not (found.answered or found.outcome)
 
     def _leave_command(self) -> None:
-        self.counts.drop("commands that the agent did not act on", bool(self._command))
-        self._command = {}
+        self.counts.drop("commands that the agent did not act on", self._command is not None)
+        self._command = None
 
-    def _request_of(self, said: Said) -> str:
-        return said.id or said.run or self._facts.get("turn", "")
+    def _request_of(self, entry: Entry) -> str:
+        return entry.id or entry.run or self._facts.get("turn", "")
 
-    def _begin(self, run: str | None, said: Said, at: int, counts: Counts | None = None) -> list[Request]:
+    def _begin(self, run: str | None, entry: Entry, at: int, counts: Counts | None = None) -> list[Request]:
         """Open a request, and return those that it closes: the one before, with its sub-agents' runs."""
         closed = self._close_all() if run is None else self._close_run(run)
-        spawns = {call: spawn for found in self._open.values() for call, spawn in found.spawns.items()}
         self._requests += 1
         self._closed = False
-        name = self._request_of(said)
+        name = self._request_of(entry)
         facts = dict(self._facts) | {"request": name or str(self._requests)}
-        found = self._open[run] = _Open(facts, at, at, numbered=not name)
-        self._add(found, said, at, counts or Counts())
+        prompt = entry.messages[0].texts() if entry.messages else None
+        spawn = None if run is None else self._spawn("call", run) or (prompt and self._spawn("prompt", prompt)) or None
+        found = self._open[run] = _OpenRequest(facts, at, at, numbered=not name, skipped=self._skipped)
+        self._add(found, entry, at, counts or Counts())
         if run is not None:
             facts.setdefault("subagent", "agent")
-            for call, (prompt, name) in spawns.items():
-                if call == run or (said.messages and said.messages[0].texts() == prompt):
-                    facts["subagent"] = name or facts["subagent"]
-                    if not said.messages:
-                        found.said[call] = (Message("user", (Text(prompt),)),)
-                    break
+        if spawn is not None:
+            facts["subagent"] = spawn.name or facts["subagent"]
+            if prompt is None:
+                found.entries[spawn.call] = [("user", [Text(spawn.prompt)])]
         return closed
 
-    def _add(self, run: _Open, said: Said, at: int, counts: Counts) -> None:
+    def _spawn(self, kind: str, key: str) -> _Spawn | None:
+        """Return the first call of an open request that starts a sub-agent, by its id or its prompt."""
+        spawns = self._spawns.get((kind, key), deque())
+        while spawns and spawns[0].request.is_closed:
+            spawns.popleft()
+        return spawns[0] if spawns else None
+
+    def _add(self, run: _OpenRequest, entry: Entry, at: int, counts: Counts) -> None:
         run.last = at
-        run.say(said)
+        run.add(entry)
         run.counts.dropped.update(counts.dropped)
         try:
-            run.created_at = as_time(said.created_at) if said.created_at else run.created_at
+            run.created_at = as_time(entry.created_at) if entry.created_at else run.created_at
         except ValueError:
             run.counts.drop("invalid timestamps")
-        run.facts |= said.facts
-        run.answered |= _acts(said)
-        run.unread = _is_in_part(counts) or (run.unread and not _acts(said))
-        run.spawns.update(said.spawns)
-        if said.outcome is not None or _acts(said):
-            run.outcome = said.outcome
+        run.facts |= entry.facts
+        run.answered |= _acts(entry)
+        if _acts(entry):
+            run.unread, run.skipped = False, self._skipped
+        run.unread |= _is_in_part(counts)
+        for call, (prompt, name) in entry.spawns.items():
+            spawn = _Spawn(run, call, prompt, name)
+            self._spawns.setdefault(("call", call), deque()).append(spawn)
+            self._spawns.setdefault(("prompt", prompt), deque()).append(spawn)
+        if entry.outcome is not None or _acts(entry):
+            run.outcome = entry.outcome
 
     def _close_all(self) -> list[Request]:
         self._roots.clear()
+        self._spawns.clear()
         return [request for run in sorted(self._open, key=lambda key: key is None) for request in self._close_run(run)]
 
     def _close_run(self, run: str | None) -> list[Request]:
         found = self._open.pop(run, None)
         if found is None:
             return []
+        found.is_closed = True
         if not found.answered:
             self.counts.drop("requests that the agent did not answer")
             self.counts.dropped.update(found.counts.dropped)
             return []
         form = "" if self.format is None else self.format.name
-        outcome = found.outcome or Outcome(found.has_answer() or (None if found.unread else False))
+        outcome = found.outcome or Outcome(
+            found.has_answer() or (None if found.unread or self._skipped > found.skipped else False)
+        )
         return [
             Request(
                 key=_key(form, found), format=form,
@@ -403,19 +415,23 @@ class Session:
         ]  # fmt: skip
 
 
-def _is_repeated(said: Said, run: _Open) -> bool:
-    """Return whether a request repeats the words that were said last; white space may differ."""
-    last = next(reversed(run.said.values()))
-    if len(last) != 1 or last[0].role != "user":
-        return False
-    return "".join(last[0].texts().split()) == "".join(said.messages[0].texts().split())
+def _is_repeated(entry: Entry, request: _OpenRequest) -> bool:
+    """Return whether a request repeats the words of the latest line; white space may differ."""
+    (role, parts), *more = next(reversed(request.entries.values())) or [("tool", [])]
+    latest = Message(role, tuple(parts)).texts()
+    return role == "user" and not more and "".join(latest.split()) == "".join(entry.messages[0].texts().split())
 
 
-def _acts(said: Said) -> bool:
+def _id_of(part: Part, entry: Entry) -> str:
+    """Return the id by which versions of a part are found: of its call, or of its message."""
+    return part.call_id if isinstance(part, ToolCall | ToolResult) else entry.message
+
+
+def _acts(entry: Entry) -> bool:
     """Return whether the agent itself says or calls something."""
     return any(
         isinstance(part, ToolCall) or part.text.strip()
-        for message in said.messages if message.role == "assistant" for part in message.parts
+        for message in entry.messages if message.role == "assistant" for part in message.parts
     )  # fmt: skip
 
 
@@ -423,15 +439,15 @@ def _name(facts: Mapping[str, str]) -> tuple[str, str]:
     return facts.get("session", ""), facts["request"]
 
 
-def _key(form: str, run: _Open) -> str:
+def _key(form: str, run: _OpenRequest) -> str:
     """Return the key of a request: its id if that is globally unique, else combined with the session's.
 
     A number is not enough: what an agent prints for each request of a session is numbered from 1 each time.
     """
     session, request = _name(run.facts)
     if run.numbered:
-        said = json.dumps([run.created_at, repr(run.messages)])
-        return f"{form}/{session}/{request}/{sha256(said.encode()).hexdigest()}"
+        entry = json.dumps([run.created_at, repr(run.messages)])
+        return f"{form}/{session}/{request}/{sha256(entry.encode()).hexdigest()}"
     return f"{form}/{request}" if _UNIQUE.fullmatch(request) else f"{form}/{session}/{request}"
 
 
