@@ -16,39 +16,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from tests.support.made_secrets import HARMLESS, Made, made
 from tests.support.redaction_oracle import random_text, slow_redact_text
+from tests.support.surroundings import DATA
 from worker.core.records import LEVELS
 from worker.redact.documents import redact_json, redact_text
 
-PARTS = [
-    "a", "0", "1", "9", "-", ".", " ", "/", ":", "=", "@", "+", "(", "'", '"', "_", "\\", "[", "é", "\xa0", "🙂",
-    "a@", "@a", "@a.", "a.", "a-", "a@a", "a@a.", "a@a.aa", "a@a.aa1", "eyJ", "1.", "1.1.1.", "255.255.255.255", "11-",
-    "111-", "111-1111", "(111) 111-1111", "111 111 1111x", "+1", "+1 (", "1111111-", "+1111111", "+111111111111111x",
-    "password", "password ", "password=", "password='", "password=\"'", "password:  ", "token: ", "api_", "api_key=a",
-    "Bearer ", "Bearer  kp_", "Bearer a", "sk-", "sk-aaaaaaaaaaaaaaaaaaa ", "gh", "ghp_", "ghp_a", "AKIA", "kp_",
-    "kp_a", "xox", "xoxb-", "xoxb-a", "postgres", "postgres:", "postgres://", "mongodb+srv:/", "://", "amqp://a ",
-    "/home/", "/home/a", "/home/a/", "A:\\Users\\", "A:\\Users\\a\\", "[REDACTED:", "token=[REDACTED:",
-]  # fmt: skip
+TEXTS: dict[str, Any] = json.loads((DATA / "redaction_parts.json").read_text("utf-8"))
+PARTS = TEXTS["reference"]
 """What is repeated to a text of 1 MiB. For the SDK's patterns several of them take hours."""
-
-STRICT_PARTS = [
-    *PARTS, "pw ", "token = str = ", '"tokens": ["a1b2c3d4e5", ', "{'passwords': {'a':'b', ", "password={",
-    "password={a:b,", '{"value": "x", "name": "A_SECRET"}', "value=a,name=b ", 'value="', 'token is "',
-    "token is for x: ", "secret /* ", 'password: # x\n', "%22%3A%22", "%7B%22password%22%3A%22a1%22%7D", "%22", "%",
-    "٤", "::ffff:1.2.3.4 ", "::[REDACTED:ip]", "jdbc:oracle:thin:a/", "-----END PRIVATE KEY-----",
-    'A' * 64 + '\n-----END RSA PRIVATE KEY-----\n', 'auth("a","', 'jwt.sign(a, "', 'password").send_keys("',
-    'net use \\', "mysql '", 'mysql "', "mysql -p'a;", "curl -u a:$9", '[REDACTED:password]\n a',
-    '[REDACTED:password];a"', "=[REDACTED:password]a;b=", "**a:[REDACTED:password] ", "&#39;",
-    '| token | a1b2c3d4 |\n', 'a,token\n1,a1b2c3d4\n', "token,", 'token|\n', "key_" * 12 + " ", "token-" * 9 + "=",
-    "passwordpassword", "x_token=ab,", "a1token ", "ﬁ", "ﬁ password=a1 ", "?sig=aaaaaa&", "authorization: hmac ",
-    "-u a -p ", "login ", "sudo <<<", "passport number ", "a%40", "v2.local.", "0/1111111111:", "dni 1 ", "a:b@tcp(",
-    "password is ", "пароль ", "密码", "密码是a1b2c3d4 ", "a is the password", '{"label":"password","text":"a1b2c3d4",',
-    '{"a',     "insert into t (password) values ('a'),", "insert into a (", "seed abandon ", "AUTH a1b2c3 ",
-    'form-data; name="pw"\n\n', "kind: Secret\n", "kind: Secret\ndata:\n a: b1b1b1\n", "\x1b[0m", "\x1b[0",
-    "password:\x1b[0m a1", 'redis-cli "-a",',
-]  # fmt: skip
+STRICT_PARTS = [*PARTS, *TEXTS["strict"]]
+LABELS, SIGNS, VALUES, WRAPS = (TEXTS[name] for name in ("labels", "signs", "values", "wraps"))
 
 MAX_SECONDS = 0.5
 MARGIN = 1.5
@@ -95,38 +75,6 @@ def check_strict(seed: int, texts: int) -> Counter[str]:
         assert [*read] == [*document], f"{where}: {text!r} changes a member"
     assert len(left) <= 0.005 * texts, f"seed {seed}: {len(left)} secrets stay, such as {left[:3]}"
     return found
-
-
-LABELS = [
-    "password", "userPassword", "DB_PASSWORD", "api_key", "API key", "clientSecret", "token", "secret", "auth", "pw",
-    "pass", "pin", "key", "AWS_SECRET_ACCESS_KEY", "Kennwort", "Passwort", "mot de passe", "contraseña", "senha",
-    "пароль", "密码", "パスワード", "비밀번호", "كلمة المرور", "şifre", "seed phrase", "--password", "-p", "cookie",
-    "authorization", "x-api-key", "session_id", "%70assword", "\uff50\uff41\uff53\uff53\uff57\uff4f\uff52\uff44",
-    "pass\u200bword", "AUTH", "requirepass", "client-key-data",
-]  # fmt: skip
-SIGNS = [
-    "=", ":", " = ", ": ", " := ", "=>", " => ", " -> ", " → ", " ← ", "<-", "|", " | ", "\t", "\n", " is ", " ist ",
-    " est : ", " は ", "\uff1a", "\uff1d", " ", "==", "?=", "||=", "=:", ":=:", ": :", "=.", ",", ", ", "%3D", "%3A",
-    "\\n", "&#58;", " to ", "::", ": [", ": {", "({", "](", ">", "/>", "</", "\x1b[0m=", " /* x */ ", " # x\n",
-    ": |\n  ", ": !!str ", " or ", " || ", "-", "--", "…", "/",
-]  # fmt: skip
-VALUES = [
-    "hunter2", "Tr0ub4dor&3", "a1b2c3d4e5f6", "x", "", ".", ":.", "...", "{secret}", "${SECRET}", "<password>", "***",
-    "correct horse battery staple", "null", "12345678", "AKIAIOSFODNN7EXAMPLE",
-    "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "ghp_0123456789abcdefghijABCDEFGHIJ012345",
-    "eyJhbGciOi.eyJzdWIi.c2ln", "user:pw@host", "postgres://u:p@h/d", "été9é9é9", "密码9密码9", "[REDACTED:password]",
-    "[REDACTED:email]", "a@b.cc", "192.168.0.1", "/home/bob/x", "Bearer abcdefghij0123456789", "process.env.X",
-    "f(x)", "${a:-b9c9d9e9}", "%s", "😀😀9a", "aGVsbG8gd29ybGQ=", "555-123-4567", "4111 1111 1111 1111",
-    "DE89 3704 0044 0532 0130 00", "legal winner thank year wave sausage worth useful legal winner thank yellow",
-    "\x1b[31m",
-]  # fmt: skip
-WRAPS = [
-    ("", ""), ('"', '"'), ("'", "'"), ("`", "`"), ('\\"', '\\"'), ('\\\\\\"', '\\\\\\"'), ("(", ")"), ("[", "]"),
-    ("{", "}"), ("<", ">"), ("f'", "'"), ('b"', '"'), ("“", "”"), ("«", "»"), ("**", "**"), ("&quot;", "&quot;"),
-    ("%22", "%22"), ("\x1b[1m", "\x1b[0m"), ("<b>", "</b>"), ("```", "```"), ('["', '"]'), ("${", "}"), ("{{", "}}"),
-    ("$(", ")"), ('"', ""), ("", '"'), ("\\", "\\"), ("\n", "\n"), (" ", ";"), ("+", "+"),
-    ("[REDACTED:password]", ""), ("", "[REDACTED:password]"),
-]  # fmt: skip
 
 
 def grammar_text(rng: random.Random, depth: int = 3) -> str:

@@ -1,5 +1,6 @@
 """The strict rules: made-up secrets go, harmless texts stay, the reference is contained, and time is linear."""
 
+import json
 import random
 import time
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from tests.support.builders import read_jsonl
 from tests.support.made_secrets import HARMLESS, made
 from tests.support.redaction_oracle import random_text
+from tests.support.surroundings import DATA as DATA_FOLDER
 from worker.core.records import LEVELS, STRICT_TYPES
 from worker.redact.documents import Rules, redact_document, redact_text
 from worker.redact.forms import _keys
@@ -36,85 +38,6 @@ def test_made_up_secrets_in_their_surroundings_go(seed: int) -> None:
 
 def test_harmless_texts_stay_as_the_reference_leaves_them() -> None:
     assert not [text for text in HARMLESS if strict(text) != redact_text(text, "aggregated")[0]]
-
-
-@pytest.mark.parametrize(
-    ("text", "cleaned"),
-    [
-        ("DB_PASSWORD=hunter2x", "DB_PASSWORD=[REDACTED:password]"),
-        ('"clientSecret": "abcDEF123"', '"clientSecret": "[REDACTED:password]"'),
-        ("{name: DB_PASSWORD, value: hunter22}", "{name: DB_PASSWORD, value: [REDACTED:password]}"),
-        ("authorization: bearer abcdefgh12345678", "authorization: bearer [REDACTED:bearer_token]"),
-        ("Basic dXNlcjpwYXNz", "Basic [REDACTED:basic_auth]"),
-        ("Cookie: a=b; sid=xyz", "Cookie: [REDACTED:cookie]"),
-        ("Set-Cookie: sid=xyz; Path=/", "Set-Cookie: [REDACTED:cookie]; Path=/"),
-        ("mysql -u root -phunter2 db", "mysql -u root -p[REDACTED:password] db"),
-        ("curl -u admin:s3cr3t https://x", "curl -u admin:[REDACTED:basic_auth] https://x"),
-        ("https://u:pw1@localhost/x", "https://u:[REDACTED:password]@localhost/x"),
-        ("4111 1111 1111 1111, 4111 1111 1111 1112", "[REDACTED:card], 4111 1111 1111 1112"),
-        ("DE89 3704 0044 0532 0130 00 and", "[REDACTED:iban] and"),
-        ("DE88 3704 0044 0532 0130 00", "DE88 3704 0044 0532 0130 00"),
-        ("123-45-6789 000-45-6789", "[REDACTED:ssn] 000-45-6789"),
-        ("2001:db8::1 ::1 fe80::1", "[REDACTED:ip] ::1 [REDACTED:ip]"),
-        ("+44 20 7946 0958", "[REDACTED:phone]"),
-        ("\uff27\uff28\uff30 ghp_" + "a1" * 9 + "\u200b" + "b2" * 9, "\uff27\uff28\uff30 [REDACTED:api_key]"),
-        ("\u200bp\u200ba\u200bssword=hunter2", "\u200bp\u200ba\u200bssword=[REDACTED:password]"),
-        ("ada\u200b@example.com", "[REDACTED:email]"),
-        ('"a\\nDB_PASSWORD=hunter2x\\nb"', '"a\\nDB_PASSWORD=[REDACTED:password]\\nb"'),
-        ("password=&quot;hunter2&quot;", "password=[REDACTED:password];[REDACTED:password]&quot;"),
-        ("X_TOKEN='a1b2c3d4' [REDACTED:email]", "X_TOKEN='[REDACTED:password]' [REDACTED:email]"),
-        ("İ DB_PASSWORD=hunter2x", "İ DB_PASSWORD=[REDACTED:password]"),
-        ("a\ud83d DB_PASSWORD=hunter2x", "a\ud83d DB_PASSWORD=[REDACTED:password]"),
-        (
-            "password=correcthorse pass=word pwd=Below7x",
-            "password=[REDACTED:password] pass=word pwd=[REDACTED:password]",
-        ),
-        ("run ['--api-key', 'abc', '--x']", "run ['--api-key', '[REDACTED:password]', '--x']"),
-        ("-----BEGIN PRIVATE KEY-----\nAAAABBBBCCCCDDDDEEEE", "[REDACTED:private_key]"),
-        ('"tokens": ["a1b2c3d4e5", "b1c2d3e4f5"]', '"tokens": ["[REDACTED:password]", "[REDACTED:password]"]'),
-        ('{"passwords": {"admin": "Kite-42-x"}}', '{"passwords": {"admin": "[REDACTED:password]"}}'),
-        ('{"value": "a1b2c3", "name": "A_SECRET"}', '{"value": "[REDACTED:password]", "name": "A_SECRET"}'),
-        ("jdbc:oracle:thin:u/a1b2c3@h", "jdbc:oracle:thin:u/[REDACTED:password]@h"),
-        ('app_password ||= "a1b2c3"', 'app_password ||= "[REDACTED:password]"'),
-        ("Your API key is: a1B2c3D4", "Your API key is: [REDACTED:password]"),
-        ("- name: API_KEY\n  # old\n  value: a1b2c3", "- name: API_KEY\n  # old\n  value: [REDACTED:password]"),
-        ("%7B%22passwd%22%3A%22a1b2c3%22%7D", "%7B%22passwd%22%3A%22[REDACTED:password]%22%7D"),
-        ("::ffff:10.0.0.1", "[REDACTED:ip][REDACTED:ip]"),
-        (
-            "| user | password |\n|---|---|\n| a | b1c2d3e4 |",
-            "| user | password |\n|---|---|\n| a | [REDACTED:password] |",
-        ),
-        ("id,token\n1,a1b2c3d4e5\n", "id,token\n1,[REDACTED:password]\n"),
-        ("DNI: 12345678Z", "DNI: [REDACTED:ssn]"),
-        ("type the secret key QLOO3QX4ZYSFAUVFGCJJSVZS5I", "type the secret key [REDACTED:password]"),
-        ("private key (base58): PCXQzE6bsraq2", "private key (base58): [REDACTED:password]"),
-        ("PublicKey = HIgo9xNzJMWLKASShiTqIybxZ0U3wGLi", "PublicKey = HIgo9xNzJMWLKASShiTqIybxZ0U3wGLi"),
-        ("(b'x-api-key', b'qm4qaAe6X4tF')", "(b'x-api-key', b'[REDACTED:password]')"),
-        ("setopt(c, API_KEY, 'qm4qaAe6X4tF')", "setopt(c, API_KEY, '[REDACTED:password]')"),
-        ("call(token, 'qm4qaAe6X4tF')", "call(token, 'qm4qaAe6X4tF')"),
-        ("curl -u 8f4E2a9b7c1d3e5f: https://x", "curl -u [REDACTED:basic_auth]: https://x"),
-        ('"ftp:\\/\\/u:a1b2c3@h"', '"ftp:\\/\\/u:[REDACTED:password]@h"'),
-        ("password for the user ada is: bswtAf6z", "password for the user ada is: [REDACTED:password]"),
-        ("pass: #fZF_AUtTov\nport: 5432", "pass: [REDACTED:password]\nport: 5432"),
-        (
-            "- TOKEN=a1b2c3d4\n[REDACTED:api_key] = 'a1b2c3d4'",
-            "- TOKEN=[REDACTED:password]\n[REDACTED:api_key] = 'a1b2c3d4'",
-        ),
-        (
-            'cookies: [{"name": "li", "value": "AQEDARYbSbewiRbFOV1"}]',
-            'cookies: [{"name": "li", "value": "[REDACTED:cookie]"}]',
-        ),
-        ("root:$6$sl5fVo8E$qk9SMdEBI331bOckdergx:1", "root:$6$[REDACTED:password]:1"),
-        ("AAAABBBBCCCCDDDD\n-----END PRIVATE KEY-----", "[REDACTED:private_key]"),
-        ("パスワードはa1b2c3d4でした", "パスワードは[REDACTED:password]でした"),
-        ("GITHUB_TOKEN_RO=a1B2c3D4 TOKEN_TYPE=a1B2c3D4", "GITHUB_TOKEN_RO=[REDACTED:password] TOKEN_TYPE=a1B2c3D4"),
-        ("API key:\n\n```\na1B2c3D4\n```", "API key:\n\n```\n[REDACTED:password]\n```"),
-        ("PASS: a1B2c3D4\n--- PASS: TestX (0.1s)", "PASS: [REDACTED:password]\n--- PASS: TestX (0.1s)"),
-        ("", ""),
-    ],
-)
-def test_what_goes_and_what_stays_around_it(text: str, cleaned: str) -> None:
-    assert strict(text) == cleaned
 
 
 def test_no_rule_finds_what_its_hint_does_not(seed: int) -> None:
@@ -197,58 +120,10 @@ def test_depth_is_no_limit() -> None:
     assert cleaned["input"].keys() == {"a"}
 
 
-HOSTILE = [
-    "eyJaaaaaaaaaa1",
-    "pw ",
-    "token = str = ",
-    "fe80::1 ",
-    "key: ",
-    "-pass ",
-    "\\npassword=a1",
-    "DE89 3704 0044 0532 0130 00 ",
-    "-----BEGIN PRIVATE KEY-----",
-    "db_token=ab ",
-    'DB_TOKEN=\\"',
-    "authorization: digest a=",
-    "mysql -p",
-    "curl -u a:",
-    "\u200b",
-    "\uff41\u200b",
-    "\\n",
-    "&quot;",
-    "4111 ",
-    "DE89 ",
-    "1:",
-    "+44 20 ",
-    "eyJaaaaaaaa.",
-    "://a:b@c@",
-    "?token=abcdef1",
-    "a:5432:b:c:d\n",
-    "cookie: a=b;",
-    "a1",
-    "=",
-    '"',
-    "\\u200b",
-    "12",
-    "name: DB_PASSWORD, value: ",
-    '"tokens": ["a1b2c3d4e5", ',
-    "password={a:b,",
-    "value=a,name=b ",
-    "a,token\n",
-    "%22%3A%22",
-    "-----END PRIVATE KEY-----",
-    "[REDACTED:password] ",
-    "пароль a1 ",
-    "a1b2c3d4 is the password ",
-    '{"label":"password","text":"a1b2c3d4",',
-    "insert into t (password) values ('a'),",
-    "seed abandon ",
-    "kind: Secret\n",
-    "\x1b[0m",
-]
+PARTS = json.loads((DATA_FOLDER / "redaction_parts.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("part", HOSTILE)
+@pytest.mark.parametrize("part", PARTS["quick"])
 def test_time_is_linear(part: str) -> None:
     """Eight times the text takes eight times the time, and 64 times if a rule is quadratic; the least of three."""
 
@@ -336,20 +211,6 @@ def test_a_pattern_that_reads_a_long_line_again_for_each_match_stops_early() -> 
     assert 20 < markers < MOST_ON_A_LINE
     assert cleaned.replace("b", "") == "-" * (markers - 1) + "\nx-"
     assert len(cleaned) < 200
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "config: userpassword=:{secret} end",
-        "Faraday.new(userPassword => ...)",
-        "(clientSecret=>...)",
-        "password=.",
-        'api_key => "."',
-    ],
-)
-def test_a_value_of_signs_alone_is_none(text: str) -> None:
-    assert redact_text(text, "aggregated", "strict") == (text, {})
 
 
 @pytest.mark.parametrize("call", ["Field(min_length=8)", "z.string()", "Field(..., min_length=8)"])

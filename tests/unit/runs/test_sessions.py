@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.surroundings import DATA
 from worker.commands.shared.session_files import Closed, Position, SessionFiles, read_position
 from worker.runs.fields import RunRefused
 from worker.runs.messages import Reasoning, ToolCall, ToolResult
@@ -240,53 +241,10 @@ def test_a_line_that_cannot_be_read_is_named_and_changes_nothing(line: bytes) ->
     assert shown(run) == ["user: Fix it", "assistant: Done."]
 
 
-SAMPLES: dict[str, list[Line]] = {
-    "claude-code": [
-        Claude().user([{"type": "text", "text": "Fix it"}, {"type": "image", "source": {}}], origin={"kind": "human"}),
-        Claude().said({"type": "thinking", "thinking": "Where?"}, use("c1", "Task", prompt="x", subagent_type="y")),
-        Claude().result("c1", [{"type": "text", "text": "No"}], agentId="a", isSidechain=True),
-        Claude().line("attachment", attachment={"type": "queued_command", "prompt": [{"type": "text", "text": "x"}]}),
-        {"type": "result", "subtype": "success", "is_error": False, "result": "x"},
-    ],
-    "codex": [
-        META | {"payload": {**META["payload"], "source": {"subagent": {"thread_spawn": {"agent_role": "x"}}},
-                            "timestamp": "2026-04-14T08:00:00Z", "subagent_history_start_ordinal": 1}},
-        asked("Fix it"), answered("Done."),
-        item(type="reasoning", summary=[{"type": "summary_text", "text": "x"}], content=[{"text": "x"}]),
-        item(type="function_call", name="f", arguments="{}", call_id="c"),
-        item(type="function_call_output", call_id="c", output='{"output": "a", "metadata": {"exit_code": 1}}'),
-        item(type="function_call_output", call_id="c", output=[{"type": "input_text", "text": "a"}]),
-        item(type="local_shell_call", call_id="c", action={"type": "exec", "command": ["ls"]}),
-        item(type="agent_message", content=[{"type": "input_text", "text": "Message Type: NEW_TASK\nPayload:\nx"}],
-             internal_chat_message_metadata_passthrough={"content_item_kinds": ["user.text"]}) | {"ordinal": 1},
-        item(type="tool_search_output", call_id="c", tools=[{}]),
-        rollout("event_msg", {"type": "task_complete", "error": {"message": "x"}, "last_agent_message": "x"}),
-        {"type": "item.completed", "item": {"id": "i", "type": "mcp_tool_call", "server": "s", "tool": "t",
-         "result": {"content": [{"type": "text", "text": "x"}]}}},
-        {"type": "item.completed", "item": {"id": "i", "type": "collab_tool_call", "tool": "t", "prompt": "x"}},
-    ],
-    "pi": [
-        {"type": "session", "id": "p", "cwd": "/", "timestamp": "2026-04-14T08:00:00Z", "parentSession": "x"},
-        {"type": "message", "timestamp": "2026-04-14T08:00:00Z", "message": {"role": "user", "content": "x"}},
-        {"type": "message", "message": {"role": "assistant", "stopReason": "error", "errorMessage": "x", "content": [
-            {"type": "text", "text": "x"}, {"type": "toolCall", "id": "c", "name": "f", "arguments": {}}]}},
-        {"type": "message", "message": {"role": "toolResult", "toolCallId": "c", "content": [{"type": "text"}]}},
-    ],
-    "gemini-cli": [
-        {"sessionId": "g", "projectHash": "h", "kind": "main"},
-        {"type": "user", "content": [{"text": "x"}, {"inlineData": {}}], "id": "a"},
-        {"type": "gemini", "content": "x", "thoughts": [{"subject": "x", "description": "y"}], "toolCalls": [
-            {"id": "c", "name": "f", "args": {}, "status": "success", "result": [
-                {"functionResponse": {"response": {"output": "x"}}}, {"text": "x"}]}]},
-    ],
-    "opencode": [
-        {"info": {"id": "m", "sessionID": "o", "role": "user", "time": {"created": 1}},
-         "parts": [{"type": "text", "text": "x"}]},
-        {"info": {"id": "m", "sessionID": "o", "role": "assistant", "error": {"name": "x", "data": {"message": "y"}}},
-         "parts": [{"type": "tool", "tool": "f", "callID": "c", "state": {"status": "error", "error": "x"}}]},
-        {"type": "tool_use", "sessionID": "o", "timestamp": 1, "part": {"type": "tool", "tool": "f", "state": {}}},
-    ],
-}  # fmt: skip
+def samples(form: str) -> list[Line]:
+    """Return the lines of all sessions of an agent in tests/data."""
+    lines = (DATA / "runs" / "sessions" / f"{form}.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line) for line in lines if not line.startswith('{"case":')]
 
 
 def changed(value: Any, chance: random.Random) -> Any:
@@ -305,12 +263,12 @@ def changed(value: Any, chance: random.Random) -> Any:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_values_of_any_shape_are_read_or_refused_with_words(form: str, seed: int) -> None:
-    chance = random.Random(f"{seed} {form}")
+    chance, lines = random.Random(f"{seed} {form}"), samples(form)
     for _ in range(1500):
         session, faults = AgentSession(chance.choice([None, FORMATS[form]])), list[Any]()
         closed = []
         for at in range(chance.randrange(1, 8)):
-            line = changed(chance.choice(SAMPLES[form]), chance)
+            line = changed(chance.choice(lines), chance)
             try:
                 closed += session.feed(json.dumps(line).encode(), at)
             except RunRefused as error:
@@ -331,6 +289,22 @@ def test_no_text_takes_long(text: str) -> None:
     read([Claude().user(text), Claude().said("Done.")])
     read([META, asked(text), item(type="function_call_output", call_id="c", output=text), answered("Done.")])
     assert time.process_time() - began < 2
+
+
+def test_many_sub_agents_and_parts_take_linear_time() -> None:
+    """In quadratic time they took 14 and 23 s."""
+    of, began = Claude(), time.process_time()
+    lines = [of.user("Go")]
+    for n in range(5000):
+        lines += [
+            of.said(use(f"c{n}", "Task", prompt=f"task {n}")),
+            of.user(f"task {n}", isSidechain=True, agentId=f"a{n}"),
+        ]
+    read(lines)
+    parts = of.said(*map(str, range(10_000)))
+    parts["message"]["id"] = "m"
+    read([of.user("Go"), parts, parts | {"uuid": "u"}])
+    assert time.process_time() - began < 4
 
 
 @pytest.mark.parametrize(("form", "value"), [
