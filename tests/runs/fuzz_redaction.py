@@ -25,10 +25,13 @@ from worker.core.records import LEVELS
 from worker.redact.documents import redact_json, redact_text
 
 TEXTS: dict[str, Any] = json.loads((DATA / "redaction_parts.json").read_text("utf-8"))
-PARTS = TEXTS["reference"]
+PARTS: list[str] = TEXTS["reference"]
 """What is repeated to a text of 1 MiB. For the SDK's patterns several of them take hours."""
 STRICT_PARTS = [*PARTS, *TEXTS["strict"]]
-LABELS, SIGNS, VALUES, WRAPS = (TEXTS[name] for name in ("labels", "signs", "values", "wraps"))
+LABELS: list[str] = TEXTS["labels"]
+SIGNS: list[str] = TEXTS["signs"]
+VALUES: list[str] = TEXTS["values"]
+WRAPS: list[list[str]] = TEXTS["wraps"]
 
 MAX_SECONDS = 0.5
 MARGIN = 1.5

@@ -186,8 +186,6 @@ _LOOSE_BEGINS: Final = re.compile(r"(?:\n|[Ee][Nn][Vv] |\| )\Z")
 """The text before a word that makes it a name even if only blanks follow."""
 _VALUE_OF_TEXT: Final = re.compile("text|content")
 
-_NAMED_MARKERS: Final = ("password", "private_key", "api_key", "basic_auth", "bearer_token")
-
 
 class _Assignment(NamedTuple):
     """A name in front of a value."""
@@ -202,7 +200,7 @@ class _Assignment(NamedTuple):
 def assigned_secrets(text: str, lowered: str) -> Iterator[Found]:
     """Yield the places of values whose names make them secrets. `lowered`: the text in lower case."""
     if "[redacted:" in lowered:
-        for name in _NAMED_MARKERS:  # they are not names of secrets
+        for name in ("password", "private_key", "api_key", "basic_auth", "bearer_token"):  # they name no secrets
             lowered = lowered.replace(f"[redacted:{name}]", f"[redacted:{'#' * len(name)}]")
     yield from _values_before_names(text, lowered)
     left, names, place = most_secrets(len(text)), most_names(len(text)), 0
@@ -380,14 +378,13 @@ _MEMBER: Final = pattern(
     (?: (?&quoted) (?P=escapes) (?P=quote) | (?P<bare> [^\s"'`,;{}\[\]]{1,200}+ ) )
     """
 )
-_MOST_MEMBERS: Final = 50
 
 
 def _nested(text: str, to: _Assignment, place: int) -> Iterator[Found]:
     """Yield the secrets in an object: "passwords": {"admin": "a1b2c3"}, "DB_PASSWORD": {"value": "x"}."""
     if to.strength == IF_RANDOM:
         return
-    for _ in range(_MOST_MEMBERS):
+    for _ in range(50):  # members
         member = _MEMBER.match(text, place)
         if member is None:
             return
@@ -424,11 +421,9 @@ def _values_before_names(text: str, lowered: str) -> Iterator[Found]:
 
 
 _CELL: Final = re.compile(r"[^|,;\t]+")
-_CELL_END: Final = re.compile(r"[|,;\t]")
 _COLUMN_NAME: Final = re.compile(r"[\s\"'`*]{0,40}[A-Za-z][A-Za-z0-9_ .-]{0,40}[\s\"'`*]{0,40}")
 _RULE_OF_TABLE: Final = re.compile(r"[-+|:=\s]*")
 _AROUND_CELL: Final = " \"'`*\r"
-_LONGEST_HEADER: Final = 400
 
 
 def _below(text: str, headers: list[int]) -> Iterator[Found]:
@@ -442,7 +437,7 @@ def _below(text: str, headers: list[int]) -> Iterator[Found]:
             continue
         begin = max(place, text.rfind("\n", place, header) + 1)
         place = _line_end(text, header)
-        columns = _columns(text[begin:place]) if place - begin <= _LONGEST_HEADER else []
+        columns = _columns(text[begin:place]) if place - begin <= 400 else []
         while columns and place < len(text):
             begin, end = place + 1, _line_end(text, place + 1)
             line = text[begin:end]
@@ -465,7 +460,7 @@ def _line_end(text: str, place: int) -> int:
 def _columns(line: str) -> list[int]:
     """Return the strengths of a table's columns; empty: the line is not a header with the name of a secret."""
     names = _CELL.findall(line)
-    if not _CELL_END.search(line) or not all(map(_COLUMN_NAME.fullmatch, names)):
+    if not re.search(r"[|,;\t]", line) or not all(map(_COLUMN_NAME.fullmatch, names)):
         return []
     strengths = [strength_of(name.strip(_AROUND_CELL)) for name in names]
     return strengths if max(strengths) > IF_RANDOM else []
@@ -516,7 +511,6 @@ def _inserts(text: str, lowered: str) -> Iterator[Found]:
 
 _SECRET_KIND: Final = re.compile(r"kind:[ ]{0,4}[\"']?Secret\b")
 _SECRET_DATA: Final = re.compile(r"\n[ ]{0,8}(?:stringData|data):[ ]{0,8}\n")
-_MOST_HEAD: Final = 3000
 _YAML_LINE: Final = pattern(
     r"""
     [ ]{1,20} [\w.-]{1,80}: [ ]{1,4}
@@ -531,7 +525,7 @@ def _kubernetes(text: str, _lowered: str) -> Iterator[Found]:
     for kind in _SECRET_KIND.finditer(text):
         if kind.start() < done:
             continue
-        done = kind.end() + _MOST_HEAD
+        done = kind.end() + 3000
         data = _SECRET_DATA.search(text, kind.end(), done)
         if data is None:
             continue

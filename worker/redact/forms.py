@@ -150,14 +150,13 @@ _LISTED_COOKIE: Final = pattern(
     (?&quotes) value (?&quotes) \s{0,4}[:=]\s{0,4} (?&quotes) (?P<secret>[^\s"'`\\]{16,4096}+)
     """
 )
-_MOST_LISTED: Final = 20_000
 
 
 def _listed_cookies(text: str, _lowered: str) -> Iterator[Found]:
     """Find cookies in a list, as browser tools write them: "cookies": [{"name": "sid", "value": "x"}]."""
     done = 0
     for begin in _COOKIES_NAME.finditer(text):
-        end = begin.end() + _MOST_LISTED
+        end = begin.end() + 20_000
         for match in _LISTED_COOKIE.finditer(text, max(begin.end(), done), end):
             if is_random(match["secret"]):
                 yield Found(*match.span("secret"), "cookie")
@@ -204,13 +203,12 @@ def _signed_urls(text: str, _lowered: str) -> Iterator[Found]:
 # -- options of commands
 
 _WHOLE_COMMAND: Final = re.compile(r"(?:\"[^\"\n]{0,300}+\"|'[^'\n]{0,300}+'|(?!\\n|[|&]{2})[^\n;])*+")
-_MOST_COMMAND: Final = 600
 
 
 def _option_rule(
     command: str, option: str, value: str = "(?&argument)", hint: str = "", kind: str = "password"
 ) -> Rule:
-    """Return the rule for an option within _MOST_COMMAND characters after a command; the secret is its last group."""
+    """Return the rule for an option within 600 characters after a command; the secret is its last group."""
     name = pattern(f"(?<![A-Za-z0-9_])(?:{command})(?![A-Za-z0-9_])")
     with_value = pattern(rf"(?<![\w-])(?:{option}){value}")
 
@@ -221,7 +219,7 @@ def _option_rule(
         for match in name.finditer(text):
             if match.start() < done:
                 continue
-            done = end_of(_WHOLE_COMMAND.match(text, match.end(), match.end() + _MOST_COMMAND))
+            done = end_of(_WHOLE_COMMAND.match(text, match.end(), match.end() + 600))
             for found in with_value.finditer(text, match.end(), done):
                 group = found.lastindex or 0
                 if not harmless(found[group]):

@@ -60,7 +60,6 @@ _NEXT: Final = re.compile(
     r"(?P<gap>(?:[^\w\n\"'`<>$%&*+!?@#\\~^({\[]|->|=>|<-){0,8}(?:\n[ \t]{0,8})?)"
     r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,100})(?P=quote)|(?P<bare>[^\s\"'`<>()\[\]{},;|:=]{1,100}+))"
 )
-_MOST_WORDS: Final = 7
 _CANDIDATE: Final = re.compile("[0-9\"'`]|[A-Za-z][A-Z]")
 """Every value has one of these in it or around it."""
 _GAP_END: Final = re.compile(r"[.;\n]")
@@ -94,7 +93,7 @@ def _value_after(text: str, place: int, *, verb: bool, english: bool, word: str)
     if not _CANDIDATE.search(text, place, place + 120):
         return None
     sign, script = False, word in _OF_SCRIPTS  # script: all words up to here are in that of the first
-    for number in range(_MOST_WORDS):
+    for number in range(7):  # words
         match = _NEXT.match(text, place)
         if match is None:
             return None

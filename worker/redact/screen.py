@@ -94,7 +94,6 @@ def _hides_text(text: str) -> bool:
     return sum(1 for _ in islice(_STRAY.finditer(text), _MOST_STRAY + 1)) > _MOST_STRAY
 
 
-_DIRECTION_OVERRIDE: Final = re.compile("[\u202d\u202e]")
 _TAG: Final = re.compile(f"(?:{'|'.join(_FLAGS)})|([{_TAGS}])")
 # The invisible characters that the SDK's sanitizer rejects, where no script needs them. U+202F is a space.
 _INVISIBLE_IN_WORD: Final = re.compile(
@@ -126,7 +125,7 @@ def _direction_left_open(text: str) -> bool:
 _HIDDEN_TEXT: Final[dict[str, Callable[[str], object]]] = {
     "bidi-override-chars": _direction_left_open,
     "zero-width-steganography": _hides_text,
-    "direction-override": _DIRECTION_OVERRIDE.search,
+    "direction-override": re.compile("[\u202d\u202e]").search,
     "tag-characters": lambda text: any(match[1] for match in _TAG.finditer(text)),
     "invisible-in-word": _INVISIBLE_IN_WORD.search,
 }

@@ -97,9 +97,6 @@ _UNESCAPED: Final = {
 }  # fmt: skip
 
 
-_FEW: Final = 16
-
-
 def fold(text: str) -> Folded:
     """Return the text with NFKC's ASCII for full-width and similar characters, and without invisible ones.
 
@@ -115,7 +112,7 @@ def fold(text: str) -> Folded:
         return Folded(text, [], [])
     if all(len(to) == 1 for to in changed.values()):
         return Folded(text.translate({ord(character): to for character, to in changed.items()}), [], [])
-    if len(changed) <= _FEW and sum(map(text.count, changed)) < len(text) // 4:
+    if len(changed) <= 16 and sum(map(text.count, changed)) < len(text) // 4:
         return _fold_parts(text, changed, "")  # fewer parts than characters
     folded = list(map(changed.get, text, text))
     return Folded("".join(folded), list(accumulate(map(len, folded), initial=0)), range(len(text) + 1))
