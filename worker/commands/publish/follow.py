@@ -64,13 +64,6 @@ from worker.runs.sessions.formats import Format
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 1.0
-"""Pause between two scans of the files."""
-
-LOOK_SHARE: Final = 20
-LONGEST_POLL_SECONDS: Final = 10.0
-"""A scan of many files takes long; the pause after it is LOOK_SHARE times as long, up to LONGEST_POLL_SECONDS."""
-
 MAX_REQUESTS: Final = 500
 MAX_BYTES: Final = 8 << 20
 """Limits of one transaction."""
@@ -197,8 +190,8 @@ async def _follow(
                 if stop.is_set():
                     break
             await follower.commit()
-            took = time.monotonic() - began
-            await _wait(stop, min(max(POLL_SECONDS, LOOK_SHARE * took), LONGEST_POLL_SECONDS))
+            # A scan of many files takes long; the pause after it is 20 times as long, from 1 to 10 s.
+            await _wait(stop, min(max(1.0, 20 * (time.monotonic() - began)), 10.0))
 
 
 async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], list[Position], list[bytes]]:

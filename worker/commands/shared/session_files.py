@@ -144,7 +144,7 @@ class SessionFiles:
                     yield self._close(file, file.session)
             except OSError as error:
                 file.session, file.unread = None, True
-                self._tell(file, f"cannot be read: {error.strerror}", "unreadable")
+                self._warn(file, f"cannot be read: {error.strerror}", "unreadable")
             else:
                 file.warned.discard("unreadable")
         for file in gone:  # it may come back, as when its folder was briefly missing
@@ -182,7 +182,7 @@ class SessionFiles:
             status = os.fstat(descriptor)
             size = status.st_size
             if file.session is not None and not _fits(descriptor, size, file.at, file.check):
-                self._tell(file, "was truncated or replaced, and is read from its start")
+                self._warn(file, "was truncated or replaced, and is read from its start")
                 file.lost += file.session.close()
                 file.session = None
             session = file.session or self._begin(file, descriptor, size)
@@ -208,7 +208,7 @@ class SessionFiles:
         lost, file.lost = file.lost, []
         yield [Closed(request, file.path, NO_POSITION) for request in lost if request.name not in names]
         if session.counts.dropped["lines that belong to no open request"]:
-            self._tell(
+            self._warn(
                 file,
                 "continues a request that was closed because nothing was written for some time; this is left out "
                 "(--idle-minutes)",
@@ -218,7 +218,7 @@ class SessionFiles:
         """Open the session of a file; None: everything in it is published."""
         file.at, file.published = 0, self._positions.get(_name(file.path))
         if file.published is not None and not _fits(descriptor, size, file.published.next, file.published.check):
-            self._tell(file, "was truncated or replaced, and is read from its start")
+            self._warn(file, "was truncated or replaced, and is read from its start")
             file.published = None
         if file.published is not None and file.published.closed and file.published.next == size:
             file.at, file.check = size, file.published.check
@@ -238,11 +238,11 @@ class SessionFiles:
                 raise RunRefused("too_large", line.problem)
             closed = session.feed(line.data, begin)
         except RunRefused as error:
-            self._tell(file, f"byte {begin}: {error}", error.reason)
+            self._warn(file, f"byte {begin}: {error}", error.reason)
             return []
         except Exception as error:  # one line must not stop the others
             log.debug("%s: byte %d cannot be read", _shown(file.path), begin, exc_info=True)
-            self._tell(file, f"byte {begin}: {fault(error)}", "mapping_failed")
+            self._warn(file, f"byte {begin}: {fault(error)}", "mapping_failed")
             return []
         since = session.open_since
         if since is not None and file.at - since > line_limit(self._largest_trace):
@@ -281,7 +281,7 @@ class SessionFiles:
             Closed(closed[-1], file.path, msgspec.json.encode(position)),
         ]
 
-    def _tell(self, file: _File, what: str, kind: str = "") -> None:
+    def _warn(self, file: _File, what: str, kind: str = "") -> None:
         """Log a warning about a file, once for each kind of problem."""
         if (kind or what) not in file.warned:
             file.warned.add(kind or what)
