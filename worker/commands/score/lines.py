@@ -10,7 +10,6 @@ import json
 import shlex
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import BinaryIO
@@ -69,8 +68,12 @@ def run_score(
             judged = read_verdicts(verdicts, verdicts.name, settings.max_message_bytes)
         with console.status("loading the model"):
             embedder = load_configured(settings)
-        with _progress(console, sum(size_of(file) or 0 for file in files) or None) as on_line:
-            counts = score_lines(files, scored, bad, settings, embedder, on_line, on_bad, judged)
+        columns = (TextColumn("scoring"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("scoring", total=sum(size_of(file) or 0 for file in files) or None)
+            counts = score_lines(
+                files, scored, bad, settings, embedder, lambda size: progress.advance(task, size), on_bad, judged
+            )
         for written in (scored, bad):
             if written is not None:
                 written.flush()  # so that a full disk is reported here, not in a traceback at the end
@@ -127,15 +130,6 @@ def _nothing_passed(counts: Summary, output: str | None) -> str:
     file = "FILE" if output is None else shlex.quote(output)
     highest = f"highest score {shown_score(max(counts.scores), low)}"
     return f"{highest}, {threshold}: {passed}; kp-worker report {file} shows what would"
-
-
-@contextmanager
-def _progress(console: Console, size: int | None) -> Iterator[Callable[[int], None]]:
-    """Show the progress on a terminal; the yielded function takes the size of each line, bytes."""
-    columns = (TextColumn("scoring"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("scoring", total=size)
-        yield lambda count: progress.advance(task, count)
 
 
 @dataclass(slots=True)

@@ -22,9 +22,6 @@ from worker.runs.otlp.rules import Rules
 from worker.runs.otlp.spans import Decoded, InvalidSpans, LogEvent, Span, decoded
 from worker.runs.otlp.tree import is_complete
 
-SHOWN: Final = 10
-"""Maximum number of runs to show."""
-
 LACKS: Final = {
     "not_a_run": "no span of a model, tool or agent",
     "no_content": "its content was not captured",
@@ -35,9 +32,6 @@ LACKS: Final = {
     "mapping_failed": "a bug in kp-worker; please report it, with the spans",
 }
 """Why a run yields no trace, in words."""
-
-UNREAD: Final = "its content seems to be in attributes that nothing reads, see below"
-"""Replaces these words for a run with such attributes."""
 
 
 class Preview:
@@ -102,7 +96,7 @@ class Preview:
                 self.traces += run.value is not None
                 if run.missing is not None:
                     lacking[run.missing] += 1
-                if shown < SHOWN and run.missing != "not_a_run":
+                if shown < 10 and run.missing != "not_a_run":
                     shown += 1
                     yield from _about(trace_id, len(spans), run, ended=ended)
         yield f"{number_of(sum(self._records.values()), 'record')}: " + (
@@ -126,8 +120,10 @@ def _about(trace_id: str, spans: int, run: Assembled, *, ended: bool) -> Iterato
     agent = f"agent {shown_text(run.key)}"
     yield f"{trace_id}: {number_of(spans, 'span')}, {conventions}, {agent}{'' if ended else ', not ended'}"
     if run.value is None:
-        unread = run.unread and run.missing in ("no_content", "no_objective", "no_steps")
-        yield f"  no trace: {UNREAD if unread else LACKS.get(str(run.missing), str(run.missing))}"
+        why = LACKS.get(str(run.missing), str(run.missing))
+        if run.unread and run.missing in ("no_content", "no_objective", "no_steps"):
+            why = "its content seems to be in attributes that nothing reads, see below"
+        yield f"  no trace: {why}"
         return
     trace = parse_trace(run.value)
     steps = Counter(step.type for step in trace.steps)
@@ -144,29 +140,24 @@ def run_preview(settings: Settings, sample: str, records: int) -> int:
     try:
         preview = Preview(rules_from(settings))
         if sample == "-" or "/" in sample or Path(sample).is_file():
-            _read_file(sample, settings.max_message_bytes, preview)
+            try:
+                with open_file(sample, "rb") as file:
+                    for line in read_lines(file, settings.max_message_bytes):
+                        if line.problem is not None:
+                            preview.add_unreadable(line.problem)
+                        elif line.data.strip():
+                            preview.add(None, line.data)
+            except OSError as error:
+                raise ArgumentError("--try", f"{sample}: {error.strerror}; a topic's name has no slash") from None
         else:
             run_session(read_newest(settings, sample, records, preview))
     except ConfigError as error:
         raise SettingsError(str(error)) from None
     except (OSError, SessionError) as error:
         raise CommandError(f"{sample}: {error}") from None
-    for line in preview.lines():
-        write_line(clean(line))
+    for text in preview.lines():
+        write_line(clean(text))
     return 0 if preview.traces else 1
-
-
-def _read_file(path: str, largest_trace: int, preview: Preview) -> None:
-    """Add the records of a file; - is standard input. Raises ArgumentError if it is unreadable."""
-    try:
-        with open_file(path, "rb") as file:
-            for line in read_lines(file, largest_trace):
-                if line.problem is not None:
-                    preview.add_unreadable(line.problem)
-                elif line.data.strip():
-                    preview.add(None, line.data)
-    except OSError as error:
-        raise ArgumentError("--try", f"{path}: {error.strerror}; a topic's name has no slash") from None
 
 
 async def read_newest(settings: Settings, name: str, records: int, preview: Preview) -> None:

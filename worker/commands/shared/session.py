@@ -110,18 +110,15 @@ class Session:
         configs, _ = await topic_configs(admin, list(partitions_of))  # not reported without the ACL DescribeConfigs
         return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in partitions_of.items()}
 
-    async def existing(self, *names: str, created_with: str = "KP_CREATE_TOPICS=true") -> list[Topic]:
-        """Return the topics, in order. Raises MissingTopicsError that names the missing ones, ConfigError.
-
-        `created_with`: the settings with which a worker creates them.
-        """
+    async def existing(self, *names: str) -> list[Topic]:
+        """Return the topics, in order. Raises MissingTopicsError that names the missing ones, ConfigError."""
         async with self.admin() as admin:
             topics = await self.topics(admin, *names)
         missing = [name for name in names if name not in topics]
         if missing:
             raise MissingTopicsError(
                 f"missing on {self.settings.bootstrap_servers}: topic {', '.join(missing)}. Correct the name (the KP_ "
-                f"topic settings must be the worker's), or create it: a worker does so with {created_with}"
+                f"topic settings must be the worker's), or create it: a worker does so with KP_CREATE_TOPICS=true"
             )
         return [topics[name] for name in names]
 
@@ -164,52 +161,40 @@ async def read_to(
             )
 
 
-TakeDocument = Callable[[bytes | None, str, int], None]
-"""Takes a record's value, its place, and its timestamp (ms; 0 if it comes from a file)."""
-
-
 async def read_topics(
     settings: Settings,
     topics: Sequence[str],
-    take: TakeDocument,
+    take: Callable[[bytes | None, str, int], None],
     since_ms: int | None = None,
     last: int | None = None,
 ) -> int:
     """Pass on the records of topics up to their current ends; return the time (ms) from which on they are complete.
 
+    `take` gets a record's value, its place, and its timestamp, ms.
     `since_ms`: no records before it. `last`: at most this many offsets of each partition. One partition may then reach
     further back than another: the result is later than `since_ms`, and earlier records must be ignored. Raises
     ConfigError, also if no broker is reachable.
     """
-    session = Session(settings)
+    session, complete_from, cut = Session(settings), since_ms or 0, set[tuple[str, int]]()
     try:
         partitions = sorted(tp for topic in await session.existing(*topics) for tp in topic.tps)
         async with running(session.reader(max_partition_fetch_bytes=4 << 20)) as consumer:
-            return await _read_partitions(consumer, partitions, take, since_ms, last)
+            consumer.assign(partitions)
+            starts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
+            if since_ms is not None:
+                for tp, first in (await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))).items():
+                    starts[tp] = ends[tp] if first is None else first.offset
+            for tp in partitions:
+                if last is not None and ends[tp] - last > starts[tp]:
+                    starts[tp] = ends[tp] - last
+                    cut.add((tp.topic, tp.partition))
+            async for record in read_to(consumer, starts, ends):
+                if cut and (place := (record.topic, record.partition)) in cut:
+                    cut.remove(place)
+                    complete_from = max(complete_from, record.time_ms)
+                take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.time_ms)
     except KafkaError as error:
         raise await unreachable(settings, session.client, error) from error
     except SessionError as error:
         raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
-
-
-async def _read_partitions(
-    consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition], take: TakeDocument, since_ms: int | None,
-    last: int | None,
-) -> int:  # fmt: skip
-    consumer.assign(partitions)
-    starts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
-    if since_ms is not None:
-        for tp, first in (await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))).items():
-            starts[tp] = ends[tp] if first is None else first.offset
-    cut = set()
-    for tp in partitions:
-        if last is not None and ends[tp] - last > starts[tp]:
-            starts[tp] = ends[tp] - last
-            cut.add((tp.topic, tp.partition))
-    complete_from = since_ms or 0
-    async for record in read_to(consumer, starts, ends):
-        if cut and (place := (record.topic, record.partition)) in cut:
-            cut.remove(place)
-            complete_from = max(complete_from, record.time_ms)
-        take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.time_ms)
     return complete_from
