@@ -34,8 +34,7 @@ def test_killed_while_it_creates_its_topics(kafka: EmbeddedKafka, seed: int, lon
         for partition, offset in produce(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], islice(traces(seed, 4), 50)):
             ends[partition] = max(offset + 1, ends.get(partition, 0))
         assert wait_settled(kafka.bootstrap_servers, env, ends, 60), second.log()
-        second.terminate()
-        assert second.wait() == 0, second.log()
+        second.finish()
         assert not oracle.check(kafka.bootstrap_servers, env, hash_vector).problems()
 
 

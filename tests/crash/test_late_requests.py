@@ -248,8 +248,7 @@ def test_redrive_and_contribute(transactions: int, tmp_path: Path, seed: int) ->
             assert done.returncode == 0, done.stderr
             booth.wait_committed(len(documents))
             late.active = False
-            process.terminate()
-            assert process.wait() == 0, process.log()
+            process.finish()
         assert "0 dead letters redriven" in desk.run("redrive", "--execute").stdout
         assert sorted(int(header(record, "n")) for record in desk.read()) == list(range(210))
         receipts = Counter(record.key.decode() for record in consume_all(direct, booth.contributed))

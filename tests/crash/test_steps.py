@@ -75,8 +75,7 @@ def relay(
                 assert code == (-9 if how == "kill" else 1), f"{plan}: {worker.log()}"
             else:
                 assert wait_settled(kafka.bootstrap_servers, env, ends, 120), worker.log()
-                worker.terminate()
-                assert worker.wait() == 0, worker.log()
+                worker.finish()
         print(f"{plan or 'the last one'}: {ends}")
     report = oracle.check(kafka.bootstrap_servers, env, hash_vector)
     print(report)

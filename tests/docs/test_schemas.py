@@ -11,13 +11,7 @@ from tests.support.builders import read_lines
 from tests.support.schemas import ALL, NAMES, VALIDATORS, load
 from tests.support.surroundings import ROOT, SCHEMAS
 from worker.core import scoring
-from worker.core.documents import (
-    ReadScoring,
-    Scoring,
-    ScoringDecision,
-    ScoringSource,
-    ScoringVerdict,
-)
+from worker.core.documents import ReadScoring, Scoring, ScoringDecision, ScoringSource, ScoringVerdict
 from worker.core.trace import CREATED_AT_PATTERN, MAX_MESSAGE, InvalidTrace, Limits, Reason, parse_trace, splice
 
 
@@ -137,12 +131,7 @@ def test_the_scored_schema_includes_the_trace_s_and_takes_nulls() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("kp-error-reason", "other"),
-        ("kp-source-offset", "-1"),
-        ("kp-source-partition", "01"),
-        ("kp-error-message", ""),
-    ],
+    [("kp-error-reason", "other"), ("kp-source-offset", "-1"), ("kp-source-partition", "01"), ("kp-error-message", "")],
 )
 def test_the_headers_schema_refuses(name: str, value: str) -> None:
     headers = load("examples/dead-letter-headers.json") | {name: value}

@@ -37,8 +37,7 @@ def test_runs_become_traces_once_and_what_comes_later_is_told(
     assert process.metric("kp_assemble_repeated_parts_total") == 5
     assert process.metric("kp_assemble_dead_letters_total", reason="not_json") == 1
     assert process.metric("kp_assemble_conventions_total", convention="gen_ai") == 21
-    process.terminate()
-    assert process.wait() == 0, process.log()
+    process.finish()
     # after a restart the closed runs are remembered
     workshop.put(values[:3])
     again = workers(workshop.env, ("assemble",)).wait_ready()
@@ -58,8 +57,7 @@ def test_a_keyed_topic_is_assembled_without_one_between(kafka: EmbeddedKafka, wo
     workshop.put(values)
     process = workers(workshop.env, ("assemble",)).wait_ready()
     assert sorted(workshop.wait(5)) == sorted(expected_documents(values))
-    process.terminate()
-    assert process.wait() == 0, process.log()
+    process.finish()
 
 
 def test_two_topics_are_assembled_together(kafka: EmbeddedKafka, workers: Workers) -> None:
@@ -127,8 +125,7 @@ def test_a_long_run_passes_the_topic_that_it_creates_and_is_shortened(kafka: Emb
     assert f"the first: {trace['id']}, by {cut} characters" in process.log()
     # what cannot be shortened is a dead letter, with a line in the log
     steps = spans.run_spans(2, 9, start_ns=spans.START_NS)
-    process.terminate()
-    assert process.wait() == 0, process.log()
+    process.finish()
     strict = workers({**workshop.env, "KP_MAX_STEPS": "5"}, ("assemble",)).wait_ready()
     workshop.put([spans.as_protobuf(steps)])
     strict.wait_metric("kp_assemble_dead_letters_total", 1, reason="too_large")
@@ -147,8 +144,7 @@ def test_logs_that_waited_on_a_topic_that_is_added_later_are_no_dead_letters(
     workshop.put([spans.as_protobuf(old)])
     workshop.put([spans.as_logs(old)], topic=logs)
     assert workshop.wait(1) == spans.documents(old)
-    process.terminate()
-    assert process.wait() == 0, process.log()
+    process.finish()
     both = workers({**workshop.env, "KP_SPANS_TOPIC": f"{workshop.spans},{logs}"}, ("assemble",)).wait_ready()
     workshop.put([spans.as_logs(new)], topic=logs)
     workshop.put([spans.as_protobuf(new)])
@@ -200,8 +196,7 @@ def test_content_where_nothing_reads_it_is_told_once_and_shown(kafka: EmbeddedKa
     assert "no trace for 2 runs: no_content" in page
     doctor.wait()
     assert "desk.prompt (2 runs)" in doctor.log()
-    process.terminate()
-    assert process.wait() == 0, process.log()
+    process.finish()
     assert process.log().count("attributes that nothing reads: desk.prompt;") == 1
 
 

@@ -94,8 +94,7 @@ def pages(process: WorkerProcess) -> list[str]:
 
 def stopped(process: WorkerProcess) -> list[dict[str, Any]]:
     """Stop a process; return its log, each line of which is an event."""
-    process.terminate()
-    assert process.wait() == 0, process.log()
+    process.finish()
     return [json.loads(line) for line in process.log().splitlines()]
 
 
@@ -225,8 +224,7 @@ def test_what_is_redacted_at_the_source_is_on_no_topic(kafka: EmbeddedKafka, wor
         return workers(desk.env, (*arguments, *options))
 
     def stop(process: WorkerProcess) -> str:
-        process.terminate()
-        assert process.wait() == 0, process.log()
+        process.finish()
         return process.log().replace(str(file), "the file")  # which a log names, and no topic
 
     following = follow("--keep", "x_cwd=@cwd")

@@ -70,8 +70,7 @@ def test_each_record_is_posted_skipped_or_refused_and_a_stop_is_clean(
     assert contributor.metric("kp_contribute_refused_total", reason="conflict") == 1
     assert contributor.metric("kp_contribute_refused_total", reason="invalid_trace") == 2
     assert contributor.metric("kp_contribute_rate_left") > 1000
-    contributor.terminate()
-    assert contributor.wait() == 0, contributor.log()
+    contributor.finish()
     assert registry.key not in contributor.log()
 
 
@@ -133,8 +132,7 @@ def test_a_screened_trace_is_redriven_after_the_setting_is_changed(
     assert (header(refused, "kp-error-reason"), header(refused, "kp-error-path")) == ("screened", "steps.0.content")
     assert "direction-override" in header(refused, "kp-error-message")
     contributor.wait_metric("kp_contribute_refused_total", 1, reason="screened")
-    contributor.terminate()
-    assert contributor.wait() == 0, contributor.log()
+    contributor.finish()
     assert "\u202e" not in contributor.log()
     start(workers, booth, KP_CONTRIBUTE_SCREEN="off")
     command = workers(booth.env, ("redrive", "--refused", "--reason", "screened", "--execute"))
@@ -244,8 +242,7 @@ def test_what_stands_in_front_of_the_registry_stops_no_other_trace(
         assert command.wait() == 0, command.log()
         booth.wait_committed(len(documents) + 2)
         assert {"kp:trace:2", "kp:trace:large"} <= registry.state()["units"].keys()
-        contributor.terminate()
-        assert contributor.wait() == 0, contributor.log()
+        contributor.finish()
 
 
 def test_while_a_gateway_refuses_all_everything_waits_and_a_crash_changes_nothing(
@@ -302,8 +299,7 @@ def test_what_is_in_flight_at_a_stop_is_finished(kafka: EmbeddedKafka, workers: 
         looked_up = "kp_contribute_request_duration_seconds_count"  # the POST follows
         assert wait_until(lambda: contributor.metric(looked_up), pause=0.05), contributor.log()
         time.sleep(0.3)
-        contributor.terminate()
-        assert contributor.wait() == 0, contributor.log()
+        contributor.finish()
         assert booth.committed() == 1
         assert booth.receipts()["kp:trace:1"]["status"] == 201
 
@@ -343,6 +339,5 @@ def test_a_trace_on_which_the_redaction_fails_is_refused_without_its_text_and_th
     (refused,) = booth.refusals()
     assert (header(refused, "kp-error-reason"), refused.value) == ("evaluation_failed", b"")
     assert header(refused, "kp-error-truncated").startswith("0 of ")
-    contributor.terminate()
-    assert contributor.wait() == 0, contributor.log()
+    contributor.finish()
     assert FAILS not in contributor.log()

@@ -95,8 +95,7 @@ def test_damaged_records_are_skipped_and_change_no_score(kafka: EmbeddedKafka, h
     for stage in (whole, clean):
         with hashing(stage.env).wait_ready() as worker:
             score(stage, 0, 25)
-            worker.terminate()
-            assert worker.wait() == 0, worker.log()
+            worker.finish()
     assert results(whole) == results(clean)
 
     changelog, rows = f"{whole.name}-novelty-changelog", damage(whole)

@@ -40,7 +40,6 @@ def test_a_changed_capacity_keeps_the_newest_entries(kafka: EmbeddedKafka, hashi
         assert worker.metric("kp_restored_entries_total") == run * EACH
         stage.produce([(None, line, (), 0) for line in LINES[run * EACH : (run + 1) * EACH]])
         stage.wait_committed((run + 1) * EACH)
-        worker.terminate()
-        assert worker.wait() == 0
+        worker.finish()
     found = [document["scoring"]["nearest"] for document in documents(stage)]  # type: ignore[index]
     assert [None if it is None else (it["id"], it["similarity"]) for it in found] == expected(CAPACITIES)

@@ -48,8 +48,7 @@ def desk(kafka: EmbeddedKafka) -> Desk:
         said = "entries leave the full cache (KP_CACHE_MAX_ELEMENTS=120) after 5.95 s, the TTL is 3600 s"
         assert log.count(said) == 1
         assert "KP_CACHE_MAX_ELEMENTS to about 73000" in log
-        worker.terminate()
-        assert worker.wait() == 0
+        worker.finish()
     return desk
 
 

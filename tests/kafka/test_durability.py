@@ -174,8 +174,7 @@ def test_records_that_retention_has_deleted_are_counted_as_lost(kafka: EmbeddedK
     worker = hashing(stage.env).wait_ready()
     stage.produce([(None, line, (), 0) for line in LINES[:10]])
     stage.wait_committed(10)
-    worker.terminate()
-    assert worker.wait() == 0
+    worker.finish()
     stage.produce([(None, line, (), 0) for line in LINES[10:30]])
     tp = TopicPartition(stage.name, 0)
     admin(stage.bootstrap, lambda client: client.delete_records({tp: RecordsToDelete(17)}))
@@ -191,8 +190,7 @@ def test_a_topic_that_was_recreated_is_not_read_from_a_wrong_place(kafka: Embedd
     worker = hashing(stage.env).wait_ready()
     stage.produce([(None, line, (), 0) for line in LINES[:10]])
     stage.wait_committed(10)
-    worker.terminate()
-    assert worker.wait() == 0
+    worker.finish()
     # The offsets of a deleted topic are deleted with it; an operator's reset too far shows the same.
     group = stage.name
     admin(stage.bootstrap, lambda client: client.delete_records({TopicPartition(group, 0): RecordsToDelete(10)}))

@@ -92,7 +92,6 @@ def test_scoring_and_probes_go_on_while_500_hostile_connections_hang(
             assert b"aiohttp" not in answer
             assert b"Python" not in answer.split(b"\r\n\r\n")[0]
             assert answer.count(b"HTTP/1.1 ") <= 1, "one answer a connection"
-    worker.terminate()
-    assert worker.wait() == 0
+    worker.finish()
     assert "Traceback" not in worker.log()
     assert len(worker.log().splitlines()) < 30, "the log is not the attacker's to fill"

@@ -87,8 +87,7 @@ def test_every_kind_comes_out_once_and_changes_no_other(
     strict.wait_committed(len(others) + max(sent) + 1)
     worker.wait_metric("kp_records_consumed_total", len(others) + len(sent))
     metrics = worker.metrics()
-    worker.terminate()
-    assert worker.wait() == 0, worker.log()
+    worker.finish()
     assert "Traceback" not in worker.log()
     assert "caf" not in worker.log()
     run(plain, workers, len(others) + max(large) + 1)
@@ -181,8 +180,7 @@ def test_all_codecs_on_every_topic_with_restarts(kafka: EmbeddedKafka, workers: 
                     produce_batch(stage.bootstrap, stage.name, partition, batch)
                     count += 6
             stage.wait_committed(count)
-            worker.terminate()
-            assert worker.wait() == 0, worker.log()
+            worker.finish()
         outputs = stage.outputs()
         assert sum(map(len, outputs.values())) == count
         assert len(outputs["dead-letter"]) == count // 6

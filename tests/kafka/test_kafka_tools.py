@@ -83,8 +83,7 @@ def score(stage: Stage, hashing: Workers, lines: list[bytes], done: int = 0) -> 
     with hashing(stage.env).wait_ready() as worker:
         stage.produce([(None, line, (), n % PARTITIONS) for n, line in enumerate(lines)])
         stage.wait_committed(done + len(lines))
-        worker.terminate()
-        assert worker.wait() == 0, worker.log()
+        worker.finish()
 
 
 def origins(stage: Stage) -> list[tuple[int, int]]:

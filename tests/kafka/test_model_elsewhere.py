@@ -68,8 +68,7 @@ def group(kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, see
 
 def end(worker: WorkerProcess) -> None:
     started = time.monotonic()
-    worker.terminate()
-    assert worker.wait() == 0, worker.log()
+    worker.finish()
     assert time.monotonic() - started < END_SECONDS
 
 

@@ -39,8 +39,7 @@ def run(start: Workers, stage: Stage, total: int, **settings: str) -> WorkerProc
     """Let a worker score until `total` records are committed, and stop it."""
     worker = start({**stage.env, **settings}).wait_ready()
     stage.wait_committed(total)
-    worker.terminate()
-    assert worker.wait() == 0, worker.log()
+    worker.finish()
     return worker
 
 
@@ -49,8 +48,7 @@ def run_after(stage: Stage, start: Workers, lines: Sequence[bytes], **settings: 
     worker = start({**stage.env, **settings}).wait_ready()
     stage.produce(rows(lines))
     stage.wait_committed(len(lines))
-    worker.terminate()
-    assert worker.wait() == 0, worker.log()
+    worker.finish()
     return worker
 
 
@@ -180,8 +178,7 @@ def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing:
     commit(stage, stale, metadata)
     worker = hashing(stage.env).wait_ready()
     assert wait_until(lambda: committed(stage.bootstrap, stage.name, stage.name) == {0: 30}), worker.log()
-    worker.terminate()
-    assert worker.wait() == 0
+    worker.finish()
     assert worker.log().count("was recreated (topic id") == 1
     assert nearest(scored_since(stage, before)) == expected(LINES[10:40])
 

@@ -53,8 +53,7 @@ def desk(kafka: EmbeddedKafka) -> Desk:
         worker.wait_ready()
         produce(desk.bootstrap, desk.name, [(b"k", trace_bytes("kp:trace:one")), (b"k", b"{")])
         worker.wait_metric("kp_records_consumed_total", 2)
-        worker.terminate()
-        assert worker.wait() == 0
+        worker.finish()
     return desk
 
 

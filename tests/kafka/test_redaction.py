@@ -153,5 +153,4 @@ def test_a_record_on_which_the_redaction_fails_is_a_dead_letter_and_the_next_one
     assert "IndexError (failing_worker.py:" in header(letter, "kp-error-message")
     assert FAILS not in worker.log()
     worker.wait_metric("kp_dead_letters_total", 1, reason="evaluation_failed")
-    worker.terminate()
-    assert worker.wait() == 0, worker.log()
+    worker.finish()

@@ -154,8 +154,7 @@ def test_the_worker_scores_a_mended_limit_and_the_loop_stops(kafka: EmbeddedKafk
 
     strict = workers({**desk.settings, "KP_MAX_STEPS": "2"}).wait_ready()
     letters(2)
-    strict.terminate()
-    assert strict.wait() == 0
+    strict.finish()
     workers(desk.settings).wait_ready()
     for round_ in (1, 2):
         done = desk.run("redrive", "--execute", "--max-redrives", "2")

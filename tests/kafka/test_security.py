@@ -156,8 +156,7 @@ def test_each_login_creates_topics_and_scores_exactly_once(secure: SecureKafka, 
                 time.sleep(0.3)
         wait_committed(secure.admin, name, name, len(places))
         assert f"KP_SASL_TOKEN_FILE={path} is empty" in worker.log(), "it was asked for again"
-    worker.terminate()
-    assert worker.wait() == 0, worker.log()
+    worker.finish()
     assert origins(secure, name) == sorted(places)
     assert "WARNING worker" not in worker.log(), "the documented ACLs are enough for silence"
 
@@ -192,10 +191,7 @@ def refusals(secure: SecureKafka) -> dict[str, tuple[dict[str, str], tuple[str, 
             {**clear, "KP_BOOTSTRAP_SERVERS": secure.admin, "KP_SASL_MECHANISM": "PLAIN"},
             ("the listener has no SASL", "KP_SECURITY_PROTOCOL"),
         ),
-        "authority": (
-            {**plain, "KP_TLS_CA_FILE": str(files.strange_ca)},
-            ("KP_TLS_CA_FILE must contain the CA",),
-        ),
+        "authority": ({**plain, "KP_TLS_CA_FILE": str(files.strange_ca)}, ("KP_TLS_CA_FILE must contain the CA",)),
         "expired broker": ({**tls, "KP_BOOTSTRAP_SERVERS": at("EXPIRED")}, ("has expired", "renew it on the broker")),
         "host": ({**tls, "KP_BOOTSTRAP_SERVERS": at("ELSEWHERE")}, ("'127.0.0.1'", "must be an address that is in it")),
         "no client certificate": ({**tls, "KP_BOOTSTRAP_SERVERS": at("MTLS")}, ("KP_TLS_CERTIFICATE_FILE",)),
@@ -385,8 +381,7 @@ def test_no_secret_comes_out_anywhere(secure: SecureKafka, workers: Workers, way
         workers({**env, "KP_SASL_PASWORD": "marker-in-environment-h2jd"}, ("run", "--help")),
     ]
     assert [process.wait() for process in failing] == [2, 2, 2, 0]
-    worker.terminate()
-    assert worker.wait() == 0
+    worker.finish()
     for text in (*seen, worker.log(), *(process.log() for process in failing)):
         assert text
         assert_no_secret(text, bearer)

@@ -32,8 +32,7 @@ def desk(kafka: EmbeddedKafka) -> Desk:
         assert desk.run("publish", "samples").returncode == 0
         produce(kafka.bootstrap_servers, desk.name, [(b"key", value) for value in WRONG])
         assert wait_until(lambda: worker.metric("kp_records_consumed_total") == 77, 60)
-        worker.terminate()
-        assert worker.wait() == 0
+        worker.finish()
     return desk
 
 

@@ -62,8 +62,7 @@ def test_a_collector_that_is_away_disturbs_nothing_and_without_tracing_headers_p
         stage.wait_committed(1000)
         metrics = worker.metrics()
         began = time.monotonic()
-        worker.terminate()
-        assert worker.wait() == 0
+        worker.finish()
         assert time.monotonic() - began < 8
         assert metrics["kp_evaluation_duration_seconds_count"] == 1000
         assert worker.log().count("\n") < 60, "the exporter's complaints are held back"

@@ -167,10 +167,7 @@ def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
             "KP_THRESHOLD": "0.6",  # whatever the novelty of these texts, half of them are accepted
             "KP_HTTP_PORT": str(port),
         }
-        with (
-            WorkerProcess(env, log_path=directory / "worker.log") as worker,
-            RegistryProcess() as registry,
-        ):
+        with WorkerProcess(env, log_path=directory / "worker.log") as worker, RegistryProcess() as registry:
             worker.wait_ready(120)
             posting = {
                 "KP_HTTP_PORT": str(contribute_port),

@@ -16,6 +16,7 @@ from pathlib import Path
 from aiokafka.errors import NotLeaderForPartitionError
 
 from tests.support.builders import trace_bytes
+from tests.support.figures import peak_memory_mib
 from tests.support.kafka_fixtures import WorkerProcess, committed, create_topics, unique
 from tests.support.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, produce_batches, varint
 from tests.support.surroundings import topic_settings
@@ -23,14 +24,6 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Send = Callable[[str, str], int]
 MIB = 1 << 20
-
-
-def peak_mib(pid: int) -> float:
-    """Return a process's largest resident size so far (VmHWM)."""
-    for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError("no VmHWM: the process has ended")
 
 
 async def _patiently(bootstrap: str, topic: str, partition: int, batch: bytes) -> None:
@@ -45,23 +38,19 @@ async def _patiently(bootstrap: str, topic: str, partition: int, batch: bytes) -
             return
 
 
-def _all(batches: Mapping[int, list[bytes]], records: Mapping[int, int]) -> Send:
+def repeated(partitions: int, times: int, batch: bytes) -> Send:
+    """Send a batch so many times to each partition; return how many records that is."""
+
     async def send(bootstrap: str, topic: str) -> None:
-        for partition, of_partition in batches.items():
-            for batch in of_partition:
+        for partition in range(partitions):
+            for _ in range(times):
                 await _patiently(bootstrap, topic, partition, batch)
 
     def run(bootstrap: str, topic: str) -> int:
         asyncio.run(send(bootstrap, topic))
-        return sum(records.values())
+        return partitions * times * int.from_bytes(batch[57:61], "big")
 
     return run
-
-
-def repeated(partitions: int, times: int, batch: bytes) -> Send:
-    """Send a batch so many times to each partition."""
-    count = int.from_bytes(batch[57:61], "big")
-    return _all(dict.fromkeys(range(partitions), [batch] * times), dict.fromkeys(range(partitions), times * count))
 
 
 def many_headers(count: int) -> bytes:
@@ -117,15 +106,14 @@ def measure(
         worker = WorkerProcess(env, ("run",), log_path=Path(folder) / "log", cold=True)
         try:
             worker.wait_ready()
-            before, began = peak_mib(worker.pid), time.monotonic()
+            before, began = peak_memory_mib(worker.pid), time.monotonic()
             done = 0
             while done < sent and time.monotonic() - began < (seconds if done else max(seconds, FIRST_SECONDS)):
                 time.sleep(0.5)
                 assert worker.returncode is None, worker.log()
                 done = sum(committed(kafka.bootstrap_servers, name, name).values())
-            took, peak = time.monotonic() - began, peak_mib(worker.pid)
-            worker.terminate()
-            assert worker.wait() == 0, worker.log()
+            took, peak = time.monotonic() - began, peak_memory_mib(worker.pid)
+            worker.finish()
             assert "Traceback" not in worker.log(), worker.log()
         finally:
             worker.close()

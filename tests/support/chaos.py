@@ -272,12 +272,7 @@ class Slot:
 class Fleet:
     """Workers under a supervisor that restarts whatever exits, as systemd or Kubernetes would."""
 
-    def __init__(
-        self,
-        env: Mapping[str, str],
-        logs: Path,
-        module: str = "tests.support.crash_worker",
-    ) -> None:
+    def __init__(self, env: Mapping[str, str], logs: Path, module: str = "tests.support.crash_worker") -> None:
         self.env = dict(env)
         self.exits: list[Exit] = []
         self.logs = logs

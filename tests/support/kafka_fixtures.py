@@ -147,10 +147,7 @@ async def consume_all_async(
     ending is waited for: the group's offset may be visible some ms before the records.
     """
     async with make(
-        bootstrap_servers=bootstrap,
-        isolation_level=isolation,
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
+        bootstrap_servers=bootstrap, isolation_level=isolation, auto_offset_reset="earliest", enable_auto_commit=False
     ) as consumer:
         partitions = [TopicPartition(topic, p) for p in sorted(await _partitions(consumer, topic))]
         ends = await consumer.end_offsets(partitions)
@@ -298,6 +295,11 @@ class LoggedProcess:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the process did not end in {timeout} s:\n{self.log()}") from None
+
+    def finish(self) -> None:
+        """Stop it by SIGTERM: it must end with 0. Raises AssertionError with the log."""
+        self.terminate()
+        assert self.wait() == 0, self.log()
 
     def close(self) -> None:
         """Kill it by SIGKILL if it still runs, and wait."""

@@ -46,11 +46,7 @@ def main(options: Options) -> None:
             if entry is not None:
                 await changelog.send(key=entry[0], value=entry[1], partition=m.partition)
             await outputs[output.kind].send(
-                key=output.key,
-                value=output.value,
-                headers=output.headers,
-                timestamp=m.timestamp,
-                partition=m.partition,
+                key=output.key, value=output.value, headers=output.headers, timestamp=m.timestamp, partition=m.partition
             )
 
     faust.Worker(app, loglevel="ERROR").execute_from_commandline()
