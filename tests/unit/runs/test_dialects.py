@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.genainormalizer import normalized
 from tests.support.otlp import shape, span_id
 from worker.core.trace import parse_trace
 from worker.runs.messages import ToolResult
@@ -80,6 +81,15 @@ def test_recorded_runs_keep_their_identity_too(before: str, after: str) -> None:
         return [made["metadata"][key] for key in ("agent_id", "task_domain")] + [made["task"], made["outcome"]]
 
     assert told(before) == told(after)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in DATA.glob("*.jsonl")))
+@pytest.mark.parametrize("messages", [False, True])
+def test_the_collectors_genainormalizer_changes_no_trace(name: str, messages: bool) -> None:
+    """Its default keeps the originals. `messages`: later versions also make JSON of flattened messages."""
+    _, spans, logs = recorded(name)
+    if not messages or name != "made-openinference-cut":  # in one attribute, what was lost cannot be told any more
+        assert document([normalized(each, messages=messages) for each in spans], logs) == document(spans, logs)
 
 
 # One bad attribute

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Final
 
 from worker.runs.conversation import ToolRun
@@ -83,17 +84,14 @@ def content_of(span: Span, logs: Sequence[LogEvent], known: Known | None = None)
             for begin, read in _PROMPTS.items():  # of frameworks, in spans of any library
                 if asked.startswith(begin):
                     inputs, outputs = read(inputs, outputs)
-            return Content(row.name, tuple(inputs), tuple(outputs), is_cut=_is_cut(span, row))
+            was_cut = any(map(is_cut_off, map(span.attributes.get, row.messages[0])))
+            return Content(row.name, tuple(inputs), tuple(outputs), was_cut)
     return None
-
-
-def _is_cut(span: Span, row: Dialect) -> bool:
-    return any(is_cut_off(span.attributes.get(name)) for name in row.message_attributes)
 
 
 def is_cut(span: Span) -> bool:
     """Return whether an attribute with messages was cut off."""
-    return any(_is_cut(span, row) for row in dialects_of(span.scope))
+    return any(is_cut_off(span.attributes.get(name)) for row in dialects_of(span.scope) for name in row.messages[0])
 
 
 def missed(span: Span, logs: Sequence[LogEvent]) -> set[str]:
@@ -427,14 +425,11 @@ def _in_order(message: Message) -> list[Message]:
     """Return a message of the agent in pieces if results of a server's tools are in it: what came before and after."""
     if message.role != "assistant":
         return [message]
-    results = [at for at, part in enumerate(message.parts) if isinstance(part, ToolResult)]
-    if not results:
-        return [message]
-    pieces, begin = [], 0
-    for at in results:
-        pieces += [replace(message, parts=message.parts[begin:at]), Message("tool", (message.parts[at],))]
-        begin = at + 1
-    return [each for each in (*pieces, replace(message, parts=message.parts[begin:])) if each.parts]
+    pieces: list[Message] = []
+    for is_result, group in groupby(message.parts, key=lambda part: isinstance(part, ToolResult)):
+        parts = tuple(group)
+        pieces += [Message("tool", (part,)) for part in parts] if is_result else [replace(message, parts=parts)]
+    return pieces or [message]
 
 
 def _is_message(value: dict[str, Any]) -> bool:
@@ -724,7 +719,8 @@ def _of_tool(span: Span, name: str, other: str) -> Any:
     """Return the value of a field of a tool's span, or of the field `other` if its dialect has none for tools."""
     for row in dialects_of(span.scope):
         field = name if name in row.places else other
-        if field in row.places and not row.is_flat and (found := row.values(span, field)):
+        is_flat = row.messages[1] and not row.messages[0]
+        if field in row.places and not is_flat and (found := row.values(span, field)):
             return found[0]
     return None
 

@@ -42,11 +42,7 @@ Source: TypeAlias = str | Place | Groups
 
 
 def _attribute(name: str) -> Place:
-    def of(found: Mapping[str, Any]) -> Any:
-        value = found.get(name)
-        return None if value is None or value == "" or value == REDACTED else value
-
-    return Place(name, of)
+    return Place(name, lambda found: None if (value := found.get(name)) in (None, "", REDACTED) else value)
 
 
 def in_json(name: str, *path: str | int) -> Place:
@@ -65,8 +61,8 @@ def regex(name: str, pattern: str) -> Place:
     search = re.compile(pattern).search
 
     def of(found: Mapping[str, Any]) -> Any:
-        value = found.get(name)
-        return (match := search(value)) and match[1] if isinstance(value, str) else None
+        match = search(value) if isinstance(value := found.get(name), str) else None
+        return match and match[1]
 
     return Place(name, of)
 
@@ -172,26 +168,14 @@ class Dialect:
         return {name: groups for name in _SOURCES if (groups := _groups_in(getattr(self, name)))}
 
     @cached_property
-    def _of_messages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def messages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The attributes that have its messages as JSON, and the beginnings of those into which they are flattened."""
         both = [place for name in ("input", "output") for group in self.places.get(name, ()) for place in group]
-        return tuple(place.name for place in both if not place.is_flat), tuple(
-            place.name for place in both if place.is_flat
-        )
-
-    @property
-    def message_attributes(self) -> tuple[str, ...]:
-        """The attributes that have its messages, as JSON."""
-        return self._of_messages[0]
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether its messages are flattened into many attributes, and nowhere else."""
-        names, prefixes = self._of_messages
-        return bool(prefixes) and not names
+        return tuple(each.name for each in both if not each.is_flat), tuple(each.name for each in both if each.is_flat)
 
     def is_spoken(self, found: Mapping[str, Any]) -> bool:
         """Return whether the attributes may hold messages. Events are not looked for."""
-        names, prefixes = self._of_messages
+        names, prefixes = self.messages
         for name in names:
             if name in found:
                 return True
@@ -245,11 +229,9 @@ _HINTS: Final = {
 def hint_of(scope: str) -> str:
     """Return the setting that captures content in the spans of a scope, "" if it is not known."""
     name = scope if len(scope) <= MAX_NAME else ""
-    while name:
-        if name in _HINTS:
-            return _HINTS[name]
+    while name and name not in _HINTS:
         name = name.rpartition(".")[0]
-    return ""
+    return _HINTS.get(name, "")
 
 
 def _of(**kinds: str | tuple[str, ...]) -> Mapping[str, Kind]:
@@ -299,7 +281,8 @@ DIALECTS: Final = (
     Dialect(name="langfuse", kind="langfuse.observation.type",
         kinds=_of(model="generation", tool="tool", agent="agent", chain="chain", other="*"),
         input="langfuse.observation.input", output="langfuse.observation.output"),
-    Dialect(name="agentops", scopes=("agentops",), kind="agentops.span.kind",
+    Dialect(name="agentops", scopes=("agentops", "agentops."), spans=_of(other="tool_call.*"),
+        kind="agentops.span.kind",
         kinds=_of(tool="tool", agent="agent", other="*"), input=first("agentops.task.input", "agentops.entity.input"),
         output=first("agentops.task.output", "agentops.entity.output"), agent="operation.name", tool="operation.name",
         arguments="agentops.tool.input", result="agentops.tool.output"),
@@ -386,6 +369,9 @@ DIALECTS: Final = (
     Dialect(name="langgraph",  # an AGENT is a node of the graph, one for each turn; the run is the CHAIN above
         scopes=("openinference.instrumentation.langchain",), kind="openinference.span.kind",
         kinds=_of(model="llm", tool="tool", chain=("agent", "chain"))),
+    # before what the Collector's genainormalizer makes of it
+    Dialect(name="openinference", scopes=("openinference.",), kind="openinference.span.kind",
+        kinds=_of(chain="chain"), input=below("llm.input_messages."), output=below("llm.output_messages.")),
     # The conventions of OpenTelemetry, and those before and beside them
     Dialect(name="gen_ai", kind="gen_ai.operation.name",
         kinds=_of(model=("chat", "chat.completions", "generate_content", "text_completion", "text.completions"),
@@ -439,22 +425,20 @@ def kind_of(span: Span) -> Kind:
     """Return the kind of a span."""
     found = span.attributes
     rows = dialects_of(span.scope)
-    for row in _with_kinds(rows):
+    for row in rows:
         if row.spans and (kind := _meant(row.spans, span.name)) is not None:
             return kind
         value = found.get(row.kind) if row.kind else None
-        if isinstance(value, str) and (kind := _meant(row.kinds, value.strip('"').lower())) is not None:
+        kind = _meant(row.kinds, value.strip('"').lower()) if isinstance(value, str) else None
+        if kind == "agent" and found.get("traceloop.span.kind") == "task":  # the Collector's genainormalizer errs
+            continue
+        if kind is not None:
             return kind
     for row in rows:
         for sign, kind in row.signs.items() if row.signs else ():
             if sign in found or (sign.endswith(".") and any(key.startswith(sign) for key in found)):
                 return kind
     return "other"
-
-
-@cache
-def _with_kinds(rows: tuple[Dialect, ...]) -> tuple[Dialect, ...]:
-    return tuple(row for row in rows if row.spans or row.kind)
 
 
 def _meant(kinds: Mapping[str, Kind], value: str) -> Kind | None:

@@ -227,8 +227,8 @@ def _document(
     metadata = {
         "created_at": f"{created_at}Z", "agent_id": key,
         "framework": (run.models or run.tools or [run.first])[0].scope, "task_domain": rules.domain.value(speaking),
-        "success": success, "quality_score": 0, "visibility": rules.visibility_of(own, run.spans),
-        "privacy_level": rules.privacy_of(own, run.spans),
+        "success": success, "quality_score": 0, "visibility": rules.strictest("visibility", own, run.spans),
+        "privacy_level": rules.strictest("privacy", own, run.spans),
     }  # fmt: skip
     return {
         "@context": CONTEXT,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.runs.fields import as_confidence, as_privacy, as_text, as_visibility, json_value
@@ -18,8 +18,7 @@ from worker.runs.otlp.spans import Span
 AGENT_NAME: Final = "name"
 SERVICE_AND_NAME: Final = "service/name"
 
-_VISIBILITIES: Final = ("network", "org", "private")
-_PRIVACY_LEVELS: Final = ("aggregated", "federated", "private")
+_LEVELS: Final = {"visibility": ("network", "org", "private"), "privacy": ("aggregated", "federated", "private")}
 """From the least to the most strict."""
 
 
@@ -67,18 +66,13 @@ class Rules:
     limits: Limits = DEFAULT_LIMITS
     agent: Rule = Rule(AGENT_NAME, as_text)
 
-    def visibility_of(self, own: Sequence[Span], others: Iterable[Span]) -> str | None:
-        """Return the visibility according to the run's own spans, or to other spans if they are stricter."""
-        return _strictest(self.visibility, own, others, _VISIBILITIES)
-
-    def privacy_of(self, own: Sequence[Span], others: Iterable[Span]) -> str | None:
-        """Return the privacy level, in the same way."""
-        return _strictest(self.privacy, own, others, _PRIVACY_LEVELS)
-
-
-def _strictest(rule: Rule, own: Sequence[Span], others: Iterable[Span], levels: tuple[str, ...]) -> str | None:
-    value: str | None = rule.value(own)
-    return None if value is None else max([value, *rule.said(others)], key=levels.index)
+    def strictest(
+        self, name: Literal["visibility", "privacy"], own: Sequence[Span], others: Iterable[Span]
+    ) -> str | None:
+        """Return a level according to the run's own spans, or to other spans if they are stricter."""
+        rule: Rule = getattr(self, name)
+        value: str | None = rule.value(own)
+        return None if value is None else max([value, *rule.said(others)], key=_LEVELS[name].index)
 
 
 def parse_rules(

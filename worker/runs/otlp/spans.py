@@ -56,8 +56,7 @@ _NO_SPAN: Final = bytes(8)
 
 _SPACE: Final = b" \t\r\n"
 
-_REMOTE_KNOWN: Final = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
-_REMOTE: Final = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
+_REMOTE: Final = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
 class InvalidSpans(ValueError):
@@ -282,7 +281,7 @@ def _span(span: SpanMessage, resource: Mapping[str, Value], scope: str, url: str
     return Span(
         span.trace_id.hex(), span.span_id.hex(), _parent_id(span), span.name, span.kind, span.start_time_unix_nano,
         span.end_time_unix_nano, span.status.code, span.status.message, attributes, tuple(events), resource, scope, url,
-        span.dropped_attributes_count, bool(span.flags & _REMOTE and span.flags & _REMOTE_KNOWN),
+        span.dropped_attributes_count, span.flags & _REMOTE == _REMOTE,
     )  # fmt: skip
 
 
@@ -554,22 +553,18 @@ def _from_parts(value: bytes) -> tuple[_Message, _Bad]:
     with suppress(DecodeError):
         parts = _Parts.FromString(value)
         for message, one in ((TracesData(), SpanMessage), (LogsData(), LogRecord)):
-            read = partial(_parse_one, one)
-            bad = _read_singly(parts, _LEVELS[TracesData], message, _parse_resource, _parse_scope, read)
+            read = (partial(_parse_head, "resource"), partial(_parse_head, "scope"), partial(_parse_one, one))
+            bad = _read_singly(parts, _LEVELS[TracesData], message, *read)
             if any(one.trace_id for _, _, ones, _ in _scopes(message) for one in ones):
                 return message, bad
     words = "not OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json"
     raise InvalidSpans("not_otlp", "", words)
 
 
-def _parse_resource(target: Any, part: Any) -> None:
+def _parse_head(name: str, target: Any, part: Any) -> None:
+    """Read the resource or the scope of a part."""
     target.schema_url = part.schema_url.decode()
-    target.resource.ParseFromString(part.resource)
-
-
-def _parse_scope(target: Any, part: Any) -> None:
-    target.schema_url = part.schema_url.decode()
-    target.scope.ParseFromString(part.scope)
+    getattr(target, name).ParseFromString(getattr(part, name))
 
 
 def _parse_one(kind: type[Any], rows: Any, part: bytes) -> None:

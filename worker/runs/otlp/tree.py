@@ -167,15 +167,11 @@ def _places(spans: Sequence[Span], by_id: dict[str, Span], kinds: dict[str, Kind
             parent = by_id.get(each.parent_id) if index < circle else None
             above = places.get(parent.span_id) if parent is not None else None
             place = _place(each, kinds, parent, above)
-            if kinds[each.span_id] == "tool" and place.tool and not place.agent and _is_same(each, by_id[place.tool]):
+            is_inner = kinds[each.span_id] == "tool" and place.tool and not place.agent
+            if is_inner and plain(tool_name(each)) == plain(tool_name(by_id[place.tool])):  # two libraries, one call
                 place = replace(places[place.tool], border=place.tool)
             places[each.span_id] = place
     return places
-
-
-def _is_same(tool: Span, above: Span) -> bool:
-    """Return whether two nested spans, of two libraries, describe one tool call."""
-    return plain(tool_name(tool)) == plain(tool_name(above))
 
 
 def _place(span: Span, kinds: dict[str, Kind], parent: Span | None, above: _Place | None) -> _Place:
