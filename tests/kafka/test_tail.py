@@ -190,8 +190,9 @@ def test_options_that_do_not_go_together_and_missing_topics(kafka: EmbeddedKafka
 
 def test_a_domain_that_no_trace_has_is_told_with_those_that_there_are(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
-    fill(desk, 0, 3)
-    for more in ((), ("--from-beginning",)):
+    fill(desk, 0, 18)
+    for more in (("--last", "1"), ("--from-beginning",)):  # the former looks back in several steps
         done = desk.run("tail", "--no-follow", "--domain", "Code", *more)
         assert done.stdout == ""
         assert done.stderr.startswith("no trace of the domain Code so far (case counts); there are: ")
+        assert sorted(map(int, re.findall(r"\((\d+)\)", done.stderr))) == [6, 6, 6]

@@ -82,6 +82,7 @@ async def show_records(
             stride, begins = 3 * last, ends  # commit markers take offsets too, on an idle stream one per record
             records: list[TailRecord] = []
             while len(records) < last and begins != starts:
+                chosen.others.clear()  # each look further back reads the later records again
                 begins = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
                 records = [one async for record in read_to(reader, begins, ends) if (one := chosen.read(record))]
                 stride *= 8
