@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
@@ -124,7 +125,12 @@ def _says(value: Any) -> bool:
 
 def form_of(span: Span) -> str:
     """Return what is peculiar to the messages of a span (Dialect.form)."""
-    return next((row.form for row in dialects_of(span.scope) if row.form), "")
+    return _form_of(dialects_of(span.scope))
+
+
+@cache
+def _form_of(rows: tuple[Dialect, ...]) -> str:
+    return next((row.form for row in rows if row.form), "")
 
 
 def _said(span: Span, logs: Sequence[LogEvent], row: Dialect, known: Known | None) -> _Messages:
@@ -192,22 +198,27 @@ def with_calls(inputs: list[Message], outputs: list[Message]) -> _Messages:
 
     That is the first call before it that has no result yet.
     """
-    known = {call.call_id for message in inputs for call in message.calls()}
+    parts_in = [part for message in inputs for part in message.parts]
+    known = {part.call_id for part in parts_in if isinstance(part, ToolCall)}
+    results = [part for part in parts_in if isinstance(part, ToolResult)]
+    if all(part.call_id in known if part.call_id else part.name for part in results):
+        return inputs, outputs
     waiting: list[ToolCall] = []
     found: list[Message] = []
     for message in inputs:
         if message.role == "assistant" and found and found[-1].role != "assistant":
             waiting.clear()
         waiting += message.calls()
-        parts = list(message.parts)
-        for at, part in enumerate(parts):
+        found.append(message)
+        for at, part in enumerate(message.parts):
             if isinstance(part, ToolResult) and waiting:
                 key = part.call_id or part.name
                 own = next((call for call in waiting if key and key in (call.call_id, call.name)), waiting[0])
                 waiting.remove(own)
                 if part.call_id not in known if part.call_id else not part.name:
+                    parts = list(found[-1].parts)
                     parts[at] = replace(part, call_id=own.call_id, name=own.name)
-        found.append(replace(message, parts=tuple(parts)))
+                    found[-1] = replace(message, parts=tuple(parts))
     return found, outputs
 
 
@@ -423,13 +434,13 @@ def _in_object(value: dict[str, Any], role: Role, known: Known | None = None) ->
 
 def _in_order(message: Message) -> list[Message]:
     """Return a message of the agent in pieces if results of a server's tools are in it: what came before and after."""
-    if message.role != "assistant":
+    if message.role != "assistant" or not any(isinstance(part, ToolResult) for part in message.parts):
         return [message]
     pieces: list[Message] = []
     for is_result, group in groupby(message.parts, key=lambda part: isinstance(part, ToolResult)):
         parts = tuple(group)
         pieces += [Message("tool", (part,)) for part in parts] if is_result else [replace(message, parts=parts)]
-    return pieces or [message]
+    return pieces
 
 
 def _is_message(value: dict[str, Any]) -> bool:

@@ -379,7 +379,17 @@ def _asked(run: Run, logs: Logs) -> str:
 def conversation_of(run: Run, logs: Logs) -> tuple[Conversation, list[Content], set[str]]:
     """Return the conversation of a run, the contents of its model calls, and the ids of the spans with content."""
     known: Known = []
-    found = [(content, span) for span in run.models if (content := content_of(span, logs.get(span.span_id, ()), known))]
+    found: list[tuple[Content, Span]] = []
+    covering: set[str] = set()  # models' spans with content, whose dialect says that those below them do not count
+    said: set[str] = set()
+    for span in run.models:
+        if run.inside.get(span.span_id) in covering:
+            said.add(span.span_id)
+        elif content := content_of(span, logs.get(span.span_id, ()), known):
+            found.append((content, span))
+            said.add(span.span_id)
+            if form_of(span) == "whole":
+                covering.add(span.span_id)
     contents = _distinct(run, found)
     if not contents and run.agent is not None:
         whole = content_of(run.agent, logs.get(run.agent.span_id, ()))
@@ -388,7 +398,7 @@ def conversation_of(run: Run, logs: Logs) -> tuple[Conversation, list[Content], 
     for content, span in contents:
         conversation.add(content.inputs, content.outputs, span.start_ns, span.end_ns)
     conversation.add_tools(_tools(run, logs))
-    return conversation, [content for content, _ in contents], {span.span_id for _, span in found}
+    return conversation, [content for content, _ in contents], said
 
 
 def _tools(run: Run, logs: Logs) -> list[ToolRun]:
@@ -433,7 +443,7 @@ def _distinct(run: Run, found: Sequence[tuple[Content, Span]]) -> list[tuple[Con
         if index is not None:
             topmost.setdefault(top, index)
             before = kept[index][0]
-            if content.fullness() > before.fullness() and form_of(kept[index][1]) != "whole":
+            if content.fullness() > before.fullness():
                 kept[index] = (replace(content, inputs=content.inputs or before.inputs), span)
             continue
         same = _signature(content)
@@ -455,9 +465,8 @@ def _wrappers(run: Run, found: Sequence[tuple[Content, Span]]) -> set[str]:
     for content, span in found:
         if span.span_id in run.inside and any(message.parts for message in content.outputs):
             inside.setdefault(run.inside[span.span_id], []).append(span)
-    whole = {span.span_id for content, span in found if form_of(span) == "whole"}
     return {
-        top for top, spans in inside.items() if top not in whole
+        top for top, spans in inside.items()
         if len(spans) > 1 and all(one.end_ns <= later.start_ns for one, later in pairwise(spans))
     }  # fmt: skip
 
