@@ -6,6 +6,7 @@ Each library has its own form of a message. `messages_in` reads all of them, and
 from __future__ import annotations
 
 import re
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -203,22 +204,29 @@ def with_calls(inputs: list[Message], outputs: list[Message]) -> _Messages:
     results = [part for part in parts_in if isinstance(part, ToolResult)]
     if all(part.call_id in known if part.call_id else part.name for part in results):
         return inputs, outputs
-    waiting: list[ToolCall] = []
+    waiting: OrderedDict[int, ToolCall] = OrderedDict()  # without a result yet, by number
+    numbers: defaultdict[str, deque[int]] = defaultdict(deque)  # by id and by name of the call
     found: list[Message] = []
+    number = 0
     for message in inputs:
         if message.role == "assistant" and found and found[-1].role != "assistant":
             waiting.clear()
-        waiting += message.calls()
-        found.append(message)
-        for at, part in enumerate(message.parts):
+        for call in message.calls():
+            number += 1
+            waiting[number] = call
+            for named in {call.call_id, call.name}:
+                numbers[named].append(number)
+        parts = list(message.parts)
+        for at, part in enumerate(parts):
             if isinstance(part, ToolResult) and waiting:
                 key = part.call_id or part.name
-                own = next((call for call in waiting if key and key in (call.call_id, call.name)), waiting[0])
-                waiting.remove(own)
+                same = numbers[key] if key else deque()
+                while same and same[0] not in waiting:
+                    same.popleft()
+                own = waiting.pop(same[0] if same else next(iter(waiting)))
                 if part.call_id not in known if part.call_id else not part.name:
-                    parts = list(found[-1].parts)
                     parts[at] = replace(part, call_id=own.call_id, name=own.name)
-                    found[-1] = replace(message, parts=tuple(parts))
+        found.append(message if parts == list(message.parts) else replace(message, parts=tuple(parts)))
     return found, outputs
 
 
@@ -321,13 +329,12 @@ def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[M
         elif name in ("gen_ai.content.prompt", "gen_ai.content.completion"):  # 1.27 and before
             inputs += messages_in(body.get("gen_ai.prompt"), "user")
             outputs += messages_in(body.get("gen_ai.completion"), "assistant")
-        elif name == "gen_ai.choice" and is_blocks:
-            parts = [part for each in (*outputs, _event("assistant", body)) for part in each.parts]
-            outputs = [Message("assistant", tuple(parts))]
-        elif name == "gen_ai.choice" and not body.get("index"):  # the agent goes on with the first choice
+        elif name == "gen_ai.choice" and (is_blocks or not body.get("index")):  # the agent goes on with the first one
             outputs.append(_event("assistant", body))
         elif name in _EVENTS and name != "gen_ai.choice":
             inputs.append(_event(_EVENTS[name], body))
+    if is_blocks and outputs:
+        outputs = [Message("assistant", tuple(part for each in outputs for part in each.parts))]
     return inputs, outputs
 
 
