@@ -280,6 +280,15 @@ def test_the_page_has_the_figures_and_plots_of_what_was_asked(documents: Path, t
 
 
 @pytest.mark.slow
+def test_the_page_names_as_many_domains_as_anyone_reads_and_counts_the_others() -> None:
+    sources = [trace_bytes(f"kp:trace:{n}", domain=f"domain-{n:02d}") for n in range(25)]
+    documents = [changed(document, "x_won", bool(n % 2)) for n, (_, document) in enumerate(scored(sources))]
+    tables = parsed(rendered(report_of(documents, asked=Asked("x_won")))).iter("table")
+    [rows] = [it.findall("tbody/tr") for it in tables if [h.text for h in it.iter("th")][:2] == ["domain", "runs"]]
+    assert ["".join(row[0].itertext()) for row in rows] == [*(f"domain-{n:02d}" for n in range(20)), "and 5 more"]
+
+
+@pytest.mark.slow
 def test_one_trace_makes_a_page(tmp_path: Path) -> None:
     [(_, document)] = scored([trace_bytes()], embed=False)
     page = tmp_path / "page.html"

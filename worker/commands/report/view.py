@@ -32,7 +32,8 @@ from worker.core.terminal import clean, number_of
 from worker.version import __version__
 
 SHOWN = 20
-"""Domains without a profile, and files, that are listed; the others are counted."""
+"""Domains without a profile, and a page's files and domains with recorded outcomes, that are listed; the others are
+counted: an agent may name as many domains as it has traces."""
 
 DECISIONS = 10
 """Changed decisions that are listed."""
@@ -430,6 +431,7 @@ def render(it: Report) -> str:
     template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
     curves = [it.total] if len(it.domains) == 1 else it.domains[: SERIES if not it.other_domains else -1][:SERIES]
     rows, outcome = [it.total, *it.domains], it.outcome
+    parts = [] if outcome is None else [("file", outcome.files), ("domain", outcome.domains)]
     return template.render(
         r=it, version=__version__, decisions=DECISIONS, near=NEAR, period=_period(it), curves=curves,
         warnings=list(warnings(it)), left_out=_left_out(it), changed=changes(it), names=list(name_lists(it)),
@@ -437,8 +439,14 @@ def render(it: Report) -> str:
         notes=list(share_notes(it)), outcome_headline="" if outcome is None else outcome_headline(outcome),
         sentences=[] if outcome is None else list(sentences(outcome)),
         figures=[] if outcome is None else outcome_tables(outcome),
-        parts=[] if outcome is None else [parts_table("file", outcome.files), parts_table("domain", outcome.domains)],
+        parts=[_first(parts_table(kind, each)) for kind, each in parts if kind == "domain" or len(each) > 1],
     )  # fmt: skip
+
+
+def _first(table: Table) -> Table:
+    """Return the first SHOWN rows of a table, and in one more how many others there are."""
+    more = [f"and {len(table.rows) - SHOWN:,} more"] + [""] * (len(table.heads) - 1)
+    return table if len(table.rows) <= SHOWN else Table(table.heads, [*table.rows[:SHOWN], more])
 
 
 def _ticks(most: int) -> range:
