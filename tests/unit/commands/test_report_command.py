@@ -289,6 +289,16 @@ def test_the_page_names_as_many_domains_as_anyone_reads_and_counts_the_others() 
 
 
 @pytest.mark.slow
+def test_a_threshold_below_the_curves_axis_is_not_drawn_over_its_labels() -> None:
+    below, within = (
+        [mark.attrib["d"] for mark in parsed(rendered(report_of([scored_document(threshold=threshold)]))).iter("path")]
+        for threshold in (0.15, 0.25)
+    )
+    assert not [d for d in below if d.startswith("M-")]
+    assert "M25.00 0V180" in within
+
+
+@pytest.mark.slow
 def test_one_trace_makes_a_page(tmp_path: Path) -> None:
     [(_, document)] = scored([trace_bytes()], embed=False)
     page = tmp_path / "page.html"
