@@ -435,8 +435,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 def _domain(name: str, traces: Sequence[Trace], *, alone: bool = True) -> Domain:
     to = Counter(it.after.decision for it in traces if it.after.decision != it.before.decision)
     before, after = (
-        _scores([it.before for it in traces], alone=alone),
-        _scores([it.after for it in traces], alone=alone),
+        _scores(verdicts, alone=alone) for verdicts in ([it.before for it in traces], [it.after for it in traces])
     )
     return Domain(name, len(traces), to[ACCEPTED], to[REJECTED], before, after)
 

@@ -175,11 +175,8 @@ def read_outcome(
         remedy = "--claimed must name a field with true, false or null"
         raise CommandError(f"{where}: {asked.claimed} is {shown_text(json.dumps(claim))}; {remedy}")
     named = None if task is None or isinstance(task, Mapping | list) else str(task)
-    scored, it = (
-        score_trace(as_claimed(document, claim), document.scoring.components.novelty, profiles),
-        document.metadata,
-    )
-    return Run(float(outcome), claim, named, it.agent_id, it.task_domain, scored)
+    scored = score_trace(as_claimed(document, claim), document.scoring.components.novelty, profiles)
+    return Run(float(outcome), claim, named, document.metadata.agent_id, document.metadata.task_domain, scored)
 
 
 def as_claimed(trace: ReasoningTrace, claimed: bool | None) -> ReasoningTrace:
