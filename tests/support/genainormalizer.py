@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from tests.support.surroundings import DATA
 from worker.runs.otlp.spans import Span
 
-_RENAMES = json.loads((Path(__file__).parents[1] / "data" / "genainormalizer" / "renames.json").read_text())
+_RENAMES = json.loads((DATA / "genainormalizer/renames.json").read_text("utf-8"))
 
 
 def normalized(span: Span, *, messages: bool, remove: bool = False) -> Span:

@@ -226,9 +226,7 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
         assert cluster.visible() == SENT
         commits.append(arguments)
 
-    publisher = Publisher(
-        Producer({}, None, 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE, commit_offset=commit
-    )
+    publisher = at_least_once(cluster, commit)
     await publisher.start()
     publishing = asyncio.create_task(publisher.publish(BATCH))
     await settle()
@@ -248,9 +246,7 @@ async def test_at_least_once_commits_nothing_after_a_failure() -> None:
     async def commit(*arguments: Any) -> None:
         raise AssertionError("committed")
 
-    publisher = Publisher(
-        Producer({}, None, 30.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE, commit_offset=commit
-    )
+    publisher = at_least_once(cluster, commit)
     await publisher.start()
     with pytest.raises(PublishError, match=r"topic cache, partition 5: .*TopicAuthorizationFailed"):
         await publisher.publish(BATCH)
