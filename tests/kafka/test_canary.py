@@ -175,9 +175,10 @@ def test_what_a_worker_redacts_is_shown_nowhere(kafka: EmbeddedKafka, workers: W
     warned = [each for each in logs if each["level"] != "debug" and each["message"].startswith("dead letter")]
     assert 0 < len(warned) < len(letters)
     assert {each["reason"] for each in warned} >= {"not_json", "invalid_value"}
+    assert {(each["topic"], each["partition"]) for each in warned} == {(stage.name, 0)}
     slow = [each for each in logs if each["message"].startswith("over KP_LATENCY_BUDGET_SECONDS")]
     assert {each["level"] for each in slow} == {"debug"}
-    assert len(slow) == len(good) + 1 + len(letters)
+    assert len(slow) == len({(each["partition"], each["offset"]) for each in slow}) == len(good) + 1 + len(letters)
 
 
 VALUES = ("--confidence", "0.8", "--domain", "code", "--visibility", "private", "--privacy", "aggregated")

@@ -155,9 +155,9 @@ def test_what_comes_to_a_closed_run_is_late_until_it_is_forgotten() -> None:
 
 
 def test_equal_parts_count_once() -> None:
-    stand = Stand().do(("aa", part(0, b"child")), ("aa", part(5000, b"child")), ("aa", part(0, b"root")))
-    stand.do(active(GRACE))
-    assert stand.closed == [ClosedRun("aa", "root_ended", {b"child": 10, b"root": 10}, 0)]
+    stand = Stand().do(("aa", part(0, b"child")), ("aa", part(5000, b"child")), ("aa", part(2000, b"root")))
+    stand.do(active(2000 + GRACE))
+    assert stand.closed == [ClosedRun("aa", "root_ended", {b"child": 10, b"root": 10}, 2000)]
     effects = Effects()
     again = Stand().do(("aa", part(0, b"child")))
     again.runs.add_part("aa", part(0, b"child"), effects)

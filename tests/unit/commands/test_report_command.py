@@ -7,7 +7,9 @@ import random
 import re
 import subprocess
 import sys
+import time
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from tests.support.reports import (
 from tests.support.surroundings import ROOT
 from worker.commands.report.numbers import LEFT_OUT
 from worker.commands.report.outcomes import Asked, Judging
+from worker.commands.shared.options import Moment
 from worker.version import install_extra
 
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
@@ -181,6 +184,22 @@ def test_files_are_read_together_and_named(documents: Path, tmp_path: Path) -> N
 def test_wrong_input_is_a_clear_error(arguments: list[str], code: int, message: str) -> None:
     result = run(*arguments, data=b"")
     assert (result.exit_code, message in result.stderr) == (code, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("90m", 5400),
+        ("2h", 7200),
+        ("3d", 259_200),
+        ("2026-04-14T10:00:00+02:00", 0),
+        ("2026-04-14 08:00", 0),
+    ],
+)
+def test_since_takes_a_time_or_an_age(text: str, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: T0 / 1000)
+    assert Moment()(text) == datetime.fromtimestamp(T0 / 1000 - seconds, UTC)
 
 
 def test_traces_without_scores_are_to_be_scored_first(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_the_figures_are_those_of_an_oracle(seed: int) -> None:
         assert found is not None
         assert found.value == pytest.approx(expected, abs=1e-4)
     assert basis.constant == pytest.approx(((outcome - outcome.mean()) ** 2).mean(), abs=1e-4)
+    assert basis.ece == pytest.approx(calibration_error(outcome, used), abs=1e-4)
 
 
 def test_the_calibration_error_by_hand() -> None:

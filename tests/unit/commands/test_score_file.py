@@ -231,6 +231,13 @@ def test_a_file_without_a_valid_trace_is_an_error(run: Run, tmp_path: Path, cont
     assert result.stderr.endswith(error.format(file=tmp_path / "in.jsonl"))
 
 
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_a_file_that_cannot_be_read_is_an_error(run: Run, tmp_path: Path, name: str) -> None:
+    result = run(tmp_path / name)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert str(tmp_path) in result.stderr
+
+
 def test_an_output_that_cannot_be_written_is_an_error(run: Run) -> None:
     result = run(GOOD, "--output", "no/such/directory")
     assert (result.exit_code, "no/such/directory" in result.stderr) == (1, True)

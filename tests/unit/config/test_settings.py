@@ -96,7 +96,7 @@ def test_run_s_help_lists_every_setting() -> None:
 def test_settings_are_read_from_the_environment_and_what_is_given_wins(env: Callable[..., None]) -> None:
     env(
         KP_GROUP_ID="g", KP_THRESHOLD="0.5", KP_CREATE_TOPICS="true", KP_DELIVERY="at_least_once",
-        KP_MODEL="/models/x", KP_MAX_DEPTH="99", KP_STRICT_CONTEXT="1",
+        KP_EMBEDDER="auto", KP_MODEL="/models/x", KP_MAX_DEPTH="99", KP_STRICT_CONTEXT="1",
     )  # fmt: skip
     settings = load(embedder="none", model=None)
     assert (settings.group_id, settings.threshold, settings.create_topics) == ("g", 0.5, True)

@@ -26,6 +26,7 @@ from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway
 from worker.contribute.registry import RegistryClient, registry_key
 from worker.contribute.unit import Refusal, Unit
 from worker.kafka.member import Stop, StoppedError
+from worker.lab.broker.kafka_node import free_ports
 from worker.observe.metrics import ContributeMetrics
 
 
@@ -218,6 +219,17 @@ async def test_a_gateway_that_compresses_what_may_be_compressed_is_understood() 
             result = await mine.deliver(unit())
     assert isinstance(result, Delivered)
     assert (result.status, mine.retries("unexpected_answer")) == (201, 0)
+
+
+async def test_a_registry_that_is_down_is_waited_for() -> None:
+    (port,) = free_ports(1)
+    async with sender(f"http://127.0.0.1:{port}") as mine:
+        working = asyncio.create_task(mine.deliver(unit()))
+        await until(lambda: mine.retries("connection") >= 3)
+        assert mine.gateway.trouble is not None
+        mine.stop.set()
+        with pytest.raises(StoppedError):
+            await working
 
 
 async def passed_on(registry: LocalRegistry, request: web.Request, body: bytes) -> web.Response:

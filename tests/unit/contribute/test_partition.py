@@ -284,6 +284,8 @@ async def test_what_is_refused_stops_no_other_trace(case: str) -> None:
         async with at.working(limits=Limits(max_bytes=4_000_000)):
             await at.finished()
         assert at.log.written() == written
+        if case == "a look-up is refused":
+            assert at.gateway.refused == {"GET": 6, "POST": 0}
 
 
 @pytest.mark.parametrize(
