@@ -62,7 +62,7 @@ check: $(MODEL) ## Format, lint, types, layering
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/unit/test_layering.py
 
-docs: $(READY) ## Write what the code says into the pages: settings, options and metrics, and the config file's schema
+docs: $(READY) ## Write what the code says into the pages: settings and metrics, and the config file's schema
 	$(BIN)/python -m tests.support.generated
 
 deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engine (fetches its tools, names what it lacks)
