@@ -273,7 +273,7 @@ def test_a_60_second_outage_ends_the_worker_with_a_reason_and_loses_nothing(tmp_
         broker.start_node(0)
         stage.wait_committed(5000)
         found = sorted(origin(record) for records in stage.outputs().values() for record in records)
-        assert found == [(p, o) for p in range(4) for o in range(1250)]
+        assert found == [(p, o) for p in range(4) for o in range(1250)], worker.log() + successor.log()
 
 
 async def test_a_restore_from_a_broker_that_falls_silent_ends(kafka: EmbeddedKafka) -> None:

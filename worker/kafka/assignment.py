@@ -264,6 +264,11 @@ async def _committed(
     async with admin_client(client) as admin:
         while True:
             stable = unstable_since is None or time.monotonic() - unstable_since < UNSTABLE_SECONDS
+            if not stable:
+                log.warning(
+                    "the group %s has had an offset in an unfinished transaction on %s for %g s: the one before counts",
+                    group, tps[0].topic, UNSTABLE_SECONDS,
+                )  # fmt: skip
             try:
                 return await _ask_committed(admin, group, tps, stable=stable), await topic_id(admin, tps[0].topic)
             except UnstableOffsetError:

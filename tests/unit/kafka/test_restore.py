@@ -38,9 +38,9 @@ def test_a_partition_whose_oldest_record_is_30(found: OffsetAndMetadata | None, 
     assert position.stream_time_ms == (99 if expected.committed == COMMITTED else None)
 
 
-@pytest.mark.parametrize("loading", [0, 5])
+@pytest.mark.parametrize(("loading", "patience"), [(0, 0.4), (5, 0.4), (0, 0.0)])
 async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_to_answer(
-    loading: int, monkeypatch: pytest.MonkeyPatch
+    loading: int, patience: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Asked for the offset as it is, a coordinator gives the one before a pending commit: outputs would be repeated."""
     asked: list[bool] = []
@@ -49,7 +49,7 @@ async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_
         asked.append(stable)
         if len(asked) <= loading:
             raise GroupLoadInProgressError
-        if len(asked) <= loading + 3:
+        if len(asked) <= loading + 3 and stable:
             raise UnstableOffsetError
         return {}
 
@@ -59,10 +59,11 @@ async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_
     monkeypatch.setattr(assignment, "_ask_committed", ask)
     monkeypatch.setattr(assignment, "topic_id", topic_id)
     monkeypatch.setattr(assignment, "RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(assignment, "UNSTABLE_SECONDS", 0.4)  # less than the load of 0.5 s takes
+    monkeypatch.setattr(assignment, "UNSTABLE_SECONDS", patience)  # less than the load of 0.5 s takes
     monkeypatch.setattr(assignment, "admin_client", lambda client: contextlib.nullcontext())
     await assignment._committed({}, "group", [TopicPartition("traces", 0)])
-    assert asked == [True] * (loading + 4)
+    assert asked == ([True] * (loading + 4) if patience else [True, False])
+    assert [record.levelname for record in caplog.records] == ([] if patience else ["WARNING"])
 
 
 def told(caplog: pytest.LogCaptureFixture, restored: dict[int, Report]) -> list[str]:
