@@ -210,7 +210,7 @@ def _option_rule(
 ) -> Rule:
     """Return the rule for an option within 600 characters after a command; the secret is its last group."""
     name = pattern(f"(?<![A-Za-z0-9_])(?:{command})(?![A-Za-z0-9_])")
-    with_value = pattern(rf"(?<![\w-])(?:{option}){value}")
+    with_value = pattern(rf"(?<![A-Za-z0-9-])(?:{option}){value}")
 
     def find(text: str, _lowered: str) -> Iterator[Found]:
         if not with_value.search(text):
