@@ -61,7 +61,7 @@ _NAME: Final = pattern(
       | key                             # api_key
       | cred                            # credentials
       | cv[vc](?![a-z])                 # cvv, cvc
-      | auth(?!orization)               # oauth; commands.py reads Authorization
+      | auth(?!orization)               # oauth; forms.py reads Authorization
       | jwt | otp
       | pin(?:code|(?![a-z]))           # pin, pincode, but not ping
       | mnemonic | hmac | recovery
