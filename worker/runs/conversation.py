@@ -67,6 +67,7 @@ class _Turn:
     user: str = ""
     reasons: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    known_texts: set[str] = field(default_factory=set)  # the same
     calls: list[_Call] = field(default_factory=list)
     ids: dict[str, _Call] = field(default_factory=dict)
     names: dict[str, list[_Call]] = field(default_factory=dict)
@@ -184,9 +185,10 @@ class Conversation:
                         break
 
     def _add_reasons(self, turn: _Turn, reasons: Iterable[str]) -> None:
-        texts = set(turn.texts)
         new = [
-            text for text in dict.fromkeys(reasons) if text.strip() and text not in texts and text not in self._reasons
+            text
+            for text in dict.fromkeys(reasons)
+            if text.strip() and text not in turn.known_texts and text not in self._reasons
         ]
         self._reasons.update(new)
         turn.reasons += new
@@ -258,7 +260,9 @@ class Conversation:
             self._since = set()
 
     def _fill(self, turn: _Turn, message: Message, number: int) -> None:
-        turn.texts += _texts(message)
+        texts = _texts(message)
+        turn.texts += texts
+        turn.known_texts.update(texts)
         for call in message.calls():
             if call.call_id == "" or call.call_id not in turn.ids:
                 added = _Call(call)

@@ -230,6 +230,19 @@ def test_many_results_without_ids_in_messages_of_their_own_take_linear_time() ->
     assert min(seconds(4_000) for _ in range(3)) < 32 * small  # a quadratic way takes 64 times
 
 
+def test_an_answer_in_many_messages_takes_linear_time() -> None:
+    def seconds(count: int) -> float:
+        parts = [[{"type": "reasoning", "content": f"r{n}"}, {"type": "text", "content": f"{n}"}] for n in range(count)]
+        said = [_message("user", "Go"), *({"role": "assistant", "parts": each} for each in parts)]
+        one = chat(1, [], ("Done",), attributes={"gen_ai.input.messages": json.dumps(said)})
+        began = time.process_time()
+        assembled([one], [], RULES)
+        return time.process_time() - began
+
+    small = min(seconds(1_000) for _ in range(5))
+    assert min(seconds(16_000) for _ in range(2)) < 40 * small  # a quadratic way took 90 times
+
+
 @pytest.mark.parametrize("tree", ["chain", "star", "circle", "tools"])
 def test_a_trace_of_many_spans_takes_linear_time(tree: str) -> None:
     """Four times as many spans take at most ten times as long; a quadratic way takes sixteen times."""
