@@ -243,6 +243,13 @@ def test_an_answer_in_many_messages_takes_linear_time() -> None:
     assert min(seconds(16_000) for _ in range(2)) < 40 * small  # a quadratic way took 90 times
 
 
+def test_blanks_in_a_field_of_dspy_take_linear_time() -> None:
+    text = f"[[ ## question ## ]]\nHi{' ' * 200_000}there"
+    began = time.process_time()
+    assert document(chat(1, [text], (text,)))["task"]["objective"].split() == ["Hi", "there"]
+    assert time.process_time() - began < 2
+
+
 @pytest.mark.parametrize("tree", ["chain", "star", "circle", "tools"])
 def test_a_trace_of_many_spans_takes_linear_time(tree: str) -> None:
     """Four times as many spans take at most ten times as long; a quadratic way takes sixteen times."""

@@ -268,7 +268,7 @@ def _written_calls(text: str) -> tuple[Part, ...]:
     return tuple(part for each in _objects(text) for part in _part(each))
 
 
-_FIELD: Final = re.compile(r"\[\[ ## (\w+) ## \]\]\n?(.*?)\s*(?=\[\[ ## |\Z)", re.DOTALL)
+_FIELD: Final = re.compile(r"\[\[ ## (\w+) ## \]\]\n?(.*?)(?=\[\[ ## |\Z)", re.DOTALL)
 
 
 def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
@@ -283,7 +283,7 @@ def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
             if each.role == "user"
             else None
         )
-        asked.append(each if found is None else Message("user", (Text(found[2]),)))
+        asked.append(each if found is None else Message("user", (Text(found[2].rstrip()),)))
     return asked, [_answer_fields(each) for each in outputs]
 
 
@@ -291,7 +291,8 @@ def _answer_fields(message: Message) -> Message:
     text = message.texts()
     if text.startswith('["'):  # MLflow has a list of answers
         text = as_text(next(iter(loaded(text)), None))
-    given = dict(_FIELD.findall(text)) or (json_object(text) if text.startswith("{") else {})
+    given: dict[str, Any] = {name: value.rstrip() for name, value in _FIELD.findall(text)}
+    given = given or (json_object(text) if text.startswith("{") else {})
     given.pop("completed", None)
     if not given:
         return message
