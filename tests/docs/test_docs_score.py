@@ -9,12 +9,12 @@ import shlex
 import numpy as np
 import pytest
 
-from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, TRACE, scored
+from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, scored
 from tests.support.snippets import snippets
 from worker.config import load
 from worker.core.scorer import PartitionScorer
 from worker.core.scoring import PROFILES, Components, weights_by_verdicts
-from worker.core.trace import embedding_text, parse_trace
+from worker.core.trace import parse_trace
 
 
 def tables(first_cell: str) -> list[list[list[str]]]:
@@ -61,10 +61,6 @@ def test_a_second_tool_would_have_saved_it() -> None:
     assert result.score == pytest.approx(0.7995, abs=2 * HALF)
     assert "0.7995" in TEXT
     assert result.accepted
-
-
-def test_the_text_is_the_one_that_is_embedded() -> None:
-    assert f"```text\n{embedding_text(TRACE)}\n```" in TEXT
 
 
 def test_the_profiles_are_the_code_s_and_the_example_of_own_ones_is_taken() -> None:

@@ -21,7 +21,7 @@ from tests.support.processes import run_command, start_command
 from tests.support.schemas import VALIDATORS
 from tests.support.snippets import shell, snippets
 from tests.support.stage import Stage, Workers, documents
-from tests.support.surroundings import environment
+from tests.support.surroundings import DOCS, environment
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
 from worker.commands.shared.placed_verdicts import read_judged
@@ -243,7 +243,9 @@ def test_a_verdict_is_written_as_soon_as_its_line_is_there(kafka: EmbeddedKafka,
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
 def test_the_three_judges_of_the_page(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
-    own_id, ci, trailers, reviewer, thumb, loop = (each.text for each in snippets("tests/kafka/test_verdicts.py"))
+    own_id, ci, trailers = (each.text for each in snippets("tests/kafka/test_verdicts.py"))
+    examples = ("review.sh", "thumbs.py", "send_thumbs.sh")
+    reviewer, thumb, loop = ((DOCS / "examples" / name).read_text("utf-8") for name in examples)
     stage = stage_of(kafka, tmp_path / "keys")
     (tmp_path / "keys").write_text("".join(f"{judge} {judge * 20}\n" for judge in ("ci", "reviewer", "users")))
     workers(stage.env).wait_ready()
