@@ -9,7 +9,7 @@ import shlex
 import numpy as np
 import pytest
 
-from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, scored
+from tests.support.score_page import DOCUMENTS, EARLIER, HALF, SIMILARITY, TEXT, scored
 from tests.support.snippets import snippets
 from worker.config import load
 from worker.core.scorer import PartitionScorer
@@ -53,7 +53,7 @@ def test_the_tables_hold_the_core_s_figures() -> None:
 
 
 def test_a_second_tool_would_have_saved_it() -> None:
-    document = json.loads(re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)[1])
+    document = json.loads(DOCUMENTS[1])
     document["steps"][2]["tool"] = {"name": "another"}
     scorer = PartitionScorer(dimensions=2)
     scorer.score(EARLIER, [1.0, 0.0], 0)

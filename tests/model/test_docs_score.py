@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
 from tests.support.processes import run_command
-from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, scored
+from tests.support.score_page import DOCUMENTS, EARLIER, HALF, SIMILARITY, scored
 from tests.support.surroundings import environment
 
 
 def test_the_model_finds_that_similarity() -> None:
-    blocks = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
-    lines = "".join(json.dumps(json.loads(block)) + "\n" for block in blocks)
+    lines = "".join(json.dumps(json.loads(document)) + "\n" for document in DOCUMENTS)
     done = run_command("worker", ["score", "-"], environment(), lines.encode())
     assert done.returncode == 0, done.stderr
     first, second = (json.loads(line)["scoring"] for line in done.stdout.splitlines())

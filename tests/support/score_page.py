@@ -1,8 +1,6 @@
-"""docs/how-a-score-comes-about.md: its traces, its similarity, and the core's scores of them."""
+"""docs/how-a-score-comes-about.md: its two traces, their similarity, and the core's scores of them."""
 
 from __future__ import annotations
-
-import re
 
 import numpy as np
 
@@ -12,7 +10,8 @@ from worker.core.scoring import ScoredTrace
 from worker.core.trace import created_at_ms, parse_trace
 
 TEXT = (DOCS / "how-a-score-comes-about.md").read_text("utf-8")
-EARLIER, TRACE = (parse_trace(block) for block in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL))
+DOCUMENTS = ((DOCS / "examples/earlier-trace.json").read_text("utf-8"), TEXT.split("```json\n")[1].split("```")[0])
+EARLIER, TRACE = map(parse_trace, DOCUMENTS)
 HALF = 5e-5
 """The document gives four places: half of the last one, and a little for sums of rounded numbers."""
 
