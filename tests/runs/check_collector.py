@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 import urllib.error
@@ -27,7 +26,7 @@ import pytest
 from tests.support import spans
 from tests.support.assemble import Workshop, by_run, expected_documents, judged, made_records, shared_records
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, wait_until
-from tests.support.snippets import snippets
+from tests.support.surroundings import DOCS
 from worker.core.trace import Limits
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_node import free_ports
@@ -35,7 +34,7 @@ from worker.runs.otlp.spans import decoded
 
 pytestmark = pytest.mark.timeout(1200)
 
-(CONFIG,) = (textwrap.dedent(each.text) for each in snippets("tests/runs/check_collector.py"))
+CONFIG = (DOCS / "examples/otel-collector.yaml").read_text("utf-8")
 BATCH = "processors: {batch: {send_batch_size: 16, send_batch_max_size: 16}}"
 """The batch processor of which the page speaks: these sizes let spans of 600 kB pass."""
 
