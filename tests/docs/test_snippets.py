@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -95,12 +94,3 @@ def test_the_commands_of_a_block_run(block: Snippet, tmp_path: Path) -> None:
 
 
 NO_MODEL = environment(KP_EMBEDDER="none", PYTHONPATH=str(ROOT))
-
-
-def test_the_python_of_the_readme_runs() -> None:
-    (block,) = [it for it in MINE if it.language == "python"]
-    code = f"import warnings\nwarnings.simplefilter('ignore', ResourceWarning)\n{block.text}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=NO_MODEL, cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split()[0] == "0.8"
