@@ -20,8 +20,9 @@ from tests.support.figures import peak_memory_mib
 from tests.support.gateway import Asked, GatewayThread, Reply
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, wait_until
 from tests.support.registry import RegistryProcess
-from tests.support.snippets import shell, snippets
+from tests.support.snippets import shell
 from tests.support.stage import Workers
+from tests.support.surroundings import DOCS
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
@@ -86,8 +87,8 @@ def test_a_conflict_is_solved_by_the_commands_of_its_page(
     booth.wait_committed(2)
     assert len(booth.refusals()) == 1
     (posted,) = registry.units()
-    compare, replace = snippets("tests/kafka/test_contribute.py")
-    script = "\n".join([*compare.commands(), "set -e", *replace.commands()])  # diff ends with 1 where two things differ
+    conflict = f"{DOCS}/examples/conflict.sh"
+    script = f"{conflict} && ! {conflict} 1 && {conflict} 1 replace"  # diff ends with 1 where two things differ
     done = shell(script, booth.env | {"AGENT_KEY": _agent_key(registry, document)}, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r'^[<>] +"result_summary": "other"', done.stdout, re.MULTILINE), done.stdout + done.stderr
@@ -99,18 +100,10 @@ def test_a_conflict_is_solved_by_the_commands_of_its_page(
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
 def test_a_trial_as_on_the_page(kafka: EmbeddedKafka, registry: RegistryProcess, tmp_path: Path) -> None:
-    begin, end = (each.commands() for each in snippets() if "trial.jsonl" in each.text)
-    create, export, register, publish, contribute = begin
-    unit, look, delete = end
-    assert "--create --topic trial --partitions 1" in create
     create_topics(kafka.bootstrap_servers, {"trial": 1})
     (tmp_path / "trial.jsonl").write_text(json.dumps(accepted_document("kp:trace:trial", agent_id="kp:agent:trial")))
-    script = [
-        "set -e", export, register, publish, unit, f"{contribute} > log 2>&1 & P=$!",
-        'until curl -sf "$UNIT" > /dev/null; do sleep 0.2; kill -0 $P; done', "kill $P; wait $P", look, delete,
-    ]  # fmt: skip
     env = {"KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_REGISTRY_URL": registry.url, "KP_HTTP_PORT": "0"}
-    done = shell("\n".join(script), env, tmp_path)
+    done = shell(f"{DOCS}/examples/try_registry.sh", env, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"agent_id": "kp:agent:trial"' in done.stdout
     assert '"deleted": true' in done.stdout
