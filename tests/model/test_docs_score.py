@@ -7,13 +7,12 @@ import json
 import pytest
 
 from tests.support.processes import run_command
-from tests.support.score_page import DOCUMENTS, EARLIER, HALF, SIMILARITY, scored
-from tests.support.surroundings import environment
+from tests.support.score_page import EARLIER, HALF, SIMILARITY, scored
+from tests.support.surroundings import DOCS, environment
 
 
 def test_the_model_finds_that_similarity() -> None:
-    lines = "".join(json.dumps(json.loads(document)) + "\n" for document in DOCUMENTS)
-    done = run_command("worker", ["score", "-"], environment(), lines.encode())
+    done = run_command("worker", ["score", str(DOCS / "examples/two-traces.jsonl")], environment())
     assert done.returncode == 0, done.stderr
     first, second = (json.loads(line)["scoring"] for line in done.stdout.splitlines())
     assert first["nearest"] is None

@@ -10,7 +10,7 @@ from worker.core.scoring import ScoredTrace
 from worker.core.trace import created_at_ms, parse_trace
 
 TEXT = (DOCS / "how-a-score-comes-about.md").read_text("utf-8")
-DOCUMENTS = ((DOCS / "examples/earlier-trace.json").read_text("utf-8"), TEXT.split("```json\n")[1].split("```")[0])
+DOCUMENTS = (DOCS / "examples/two-traces.jsonl").read_bytes().splitlines()
 EARLIER, TRACE = map(parse_trace, DOCUMENTS)
 HALF = 5e-5
 """The document gives four places: half of the last one, and a little for sums of rounded numbers."""
