@@ -16,7 +16,7 @@ from tests.support.snippets import snippets
 from tests.support.surroundings import DOCS, ROOT, environment
 
 BLOCKS = snippets("tests/docs/test_agent_logs.py")
-RUN, TRACE = (block.text for block in BLOCKS if block.language == "json")
+(RUN,) = (block.text for block in BLOCKS if block.language == "json")
 (CONSOLE,) = (block for block in BLOCKS if block.language == "console")
 
 
@@ -67,7 +67,7 @@ def test_the_command_prints_what_the_page_says(tmp_path: Path) -> None:
     said, trace = convert(command, tmp_path)
     shown = CONSOLE.text.replace("\\\n", " ").splitlines(keepends=True)
     assert said == "".join(line for line in shown if not line.startswith("$ "))
-    assert trace | {"id": "kp:trace:ID"} == json.loads(TRACE)
+    assert trace | {"id": "kp:trace:ID"} == json.loads((DOCS / "examples/converted-run.json").read_text("utf-8"))
 
 
 @pytest.mark.slow
