@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -74,8 +74,22 @@ def validator(name: str, part: str) -> Draft202012Validator:
     return Draft202012Validator(schema, registry=REGISTRY)
 
 
-def headers_of(record: Any) -> dict[str, str]:
-    return {name: value.decode() for name, value in record.headers}
+def checked(name: str, record: Any) -> tuple[set[str], dict[str, Any]]:
+    """Validate a record of the code as this message; return the names of its headers, and their schema."""
+    if "$ref" in MESSAGES[name]["payload"]:  # others are any bytes
+        validator(name, "payload").validate(json.loads(record.value))
+    headers = {header: value.decode() for header, value in record.headers}
+    validator(name, "headers").validate(headers)
+    return set(headers), resolved(MESSAGES[name].get("headers", {}))
+
+
+def check_row(name: str, raw: bytes | None, fields: Sequence[str]) -> list[Any]:
+    """Validate a row of the code, whose elements are these fields; return it."""
+    assert [item["title"] for item in resolved(MESSAGES[name]["payload"])["items"]] == list(fields)
+    row: list[Any] = msgspec.msgpack.decode(raw or b"")
+    as_json = [base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in row]
+    validator(name, "payload").validate(as_json)
+    return row
 
 
 def test_its_topics_are_the_default_settings_and_its_version_the_worker_s() -> None:
@@ -110,31 +124,22 @@ def test_scored_records_of_the_code_satisfy_the_schemas_and_name_the_same_header
     for number, raw in enumerate((trace_bytes(), trace_bytes(steps=["thought"]), trace_bytes(confidence=1.0))):
         scored = scorer.score(parse_trace(raw), [1.0, 0.0], 0)
         record = scored_record(make_record(raw, number), scored, None)
-        assert record.value is not None
-        validator(record.kind, "payload").validate(json.loads(record.value))
-        validator(record.kind, "headers").validate(headers_of(record))
-        named = resolved(MESSAGES[record.kind]["headers"])
-        assert set(headers_of(record)) == set(named["required"])
-        marked = scored_record(
-            make_record(raw.replace(b"kp:trace:1", "kp:trace:1\U000e0041\u202e".encode()), number),
-            scored,
-            None,
-            screen=screen_json,
-        )
-        validator(marked.kind, "payload").validate(json.loads(marked.value or b""))
-        validator(marked.kind, "headers").validate(headers_of(marked))
-        assert set(headers_of(marked)) == set(named["properties"])
+        headers, schema = checked(record.kind, record)
+        assert headers == set(schema["required"])
+        hidden = raw.replace(b"kp:trace:1", "kp:trace:1\U000e0041\u202e".encode())
+        marked = scored_record(make_record(hidden, number), scored, None, screen=screen_json)
+        assert checked(marked.kind, marked)[0] == set(schema["properties"])
 
 
-@pytest.mark.parametrize("score", ["0", "1.0", "0.1", "1e-7", "5.5e-17", "0.7804000000000001"])
-def test_the_pattern_of_the_score_takes_what_the_encoder_writes(score: str) -> None:
-    written = msgspec.json.encode(float(score)).decode()
-    validator("accepted", "headers").validate({"kp-score": written, "kp-decision": "accepted"})
-
-
-@pytest.mark.parametrize("score", ["1.1", "-0.1", "nan", ".5", ""])
-def test_the_pattern_of_the_score_refuses(score: str) -> None:
-    assert not validator("accepted", "headers").is_valid({"kp-score": score, "kp-decision": "accepted"})
+@pytest.mark.parametrize(
+    ("score", "valid"),
+    [
+        *((msgspec.json.encode(score).decode(), True) for score in (0.0, 1.0, 0.1, 1e-7, 5.5e-17, 0.7804000000000001)),
+        *((score, False) for score in ("1.1", "-0.1", "nan", ".5", "")),
+    ],
+)
+def test_the_pattern_of_the_score_takes_what_the_encoder_writes(score: str, valid: bool) -> None:
+    assert validator("accepted", "headers").is_valid({"kp-score": score, "kp-decision": "accepted"}) == valid
 
 
 def test_dead_letters_of_the_code_name_the_same_headers() -> None:
@@ -142,53 +147,27 @@ def test_dead_letters_of_the_code_name_the_same_headers() -> None:
     with pytest.raises(InvalidTrace) as caught:
         parse_trace(record.value)
     letter = dead_letter(record, caught.value)
-    schema = resolved(MESSAGES["deadLetter"]["headers"])
-    optional = {TRUNCATED_HEADER, DROPPED_HEADER, SOURCE_KEY_HEADER}
-    assert set(schema["properties"]) >= set(schema["required"]) | optional
-    original = set(headers_of(letter)) - set(schema["required"])
+    headers, schema = checked("deadLetter", letter)
+    required = set(schema["required"])
+    assert required <= headers
     for cut, names in (
-        (letter, set()),
         (fit_dead_letter(letter, 3000), {TRUNCATED_HEADER}),
         (last_resort(letter, 3000, b"traces/0/0"), {TRUNCATED_HEADER, DROPPED_HEADER}),
         (readdressed(letter), {SOURCE_KEY_HEADER}),
     ):
-        validator("deadLetter", "headers").validate(headers_of(cut))
-        assert set(headers_of(cut)) - original == set(schema["required"]) | names
+        assert names <= set(schema["properties"])
+        assert checked("deadLetter", cut)[0] - (headers - required) == required | names
     assert set(schema["properties"]["kp-error-reason"]["enum"]) == set(map(str, Reason))
 
 
-def test_what_contribute_and_redrive_write_is_the_code_s() -> None:
+def test_what_contribute_writes_is_the_code_s() -> None:
     record = make_record(trace_bytes(), 7)
-    unit = Unit("kp:trace:1", b"{}", {}, {})
-    written = receipt(record, unit, 201, "Tue, 14 Apr 2026 08:00:03 GMT")
+    written = receipt(record, Unit("kp:trace:1", b"{}", {}, {}), 201, "Tue, 14 Apr 2026 08:00:03 GMT")
     assert written.kind == "contributed"
-    validator("contributed", "payload").validate(json.loads(written.value or b""))
-    refused = refused_record(record, Refusal("conflict", "other content", status=200))
-    validator("refused", "headers").validate(headers_of(refused))
-    schema = resolved(MESSAGES["refused"]["headers"])
-    assert set(schema["required"]) <= set(headers_of(refused))
+    checked("contributed", written)
+    headers, schema = checked("refused", refused_record(record, Refusal("conflict", "other content", status=200)))
+    assert set(schema["required"]) <= headers
     assert schema["properties"]["kp-error-reason"]["enum"] == list(REFUSAL_REASONS)
-
-
-def test_the_cache_entry_is_the_code_s() -> None:
-    schema: Mapping[str, Any] = resolved(MESSAGES["cacheEntry"]["payload"])
-    assert tuple(item["title"] for item in schema["items"]) == changelog.Entry.__struct_fields__
-    assert schema["items"][0]["const"] == changelog.VERSION
-    scored = PartitionScorer(dimensions=2).score(make_trace(), [1.0, 0.0], 0)
-    assert scored.vector is not None
-    raw = changelog.encode(
-        sequence=0,
-        source_offset=0,
-        stream_time_ms=0,
-        trace_id=scored.trace_id,
-        model="m",
-        vector=scored.vector,
-        epoch=1,
-        text_hash=changelog.text_hash("text"),
-    )
-    row = msgspec.msgpack.decode(raw)
-    as_json = [base64.b64encode(value).decode() if isinstance(value, bytes) else value for value in row]
-    validator("cacheEntry", "payload").validate(as_json)
 
 
 def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
@@ -198,20 +177,32 @@ def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
     }  # fmt: skip
     verdict = make_verdict(line, topic="traces", topic_id=TOPIC_ID, issued_at=datetime.now(UTC))
     signed = sign_verdict(verdict, b"k" * 32)
-    validator("verdict", "payload").validate(json.loads(signed.value))
-    headers = {name: value.decode() for name, value in signed.headers}
-    validator("verdict", "headers").validate(headers)
-    assert set(headers) == set(resolved(MESSAGES["verdict"]["headers"])["required"])
+    headers, schema = checked("verdict", signed)
+    assert headers == set(schema["required"])
     written = judged_record(make_record(signed.value, 7), Ruling(verdict, counts=True, used=0.5))
-    validator("judged", "payload").validate(json.loads(written.value or b""))
+    checked("judged", written)
     (change,) = TrackRecord(TOPIC_ID).add(verdict, 0, 7).changes
     key, value = encode_row(change)
     assert key.startswith(RECORD_PREFIX)
-    fields = msgspec.msgpack.decode(value or b"")
-    items = resolved(MESSAGES["trackRecord"]["payload"])["items"]
-    assert [it["title"] for it in items] == list(Stored.__struct_fields__)
-    readable = [base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in fields]
-    validator("trackRecord", "payload").validate(readable)
+    check_row("trackRecord", value, Stored.__struct_fields__)
+
+
+def test_the_cache_entry_is_the_code_s() -> None:
+    scored = PartitionScorer(dimensions=2).score(make_trace(), [1.0, 0.0], 0)
+    assert scored.vector is not None
+    raw = changelog.encode(
+        sequence=0, source_offset=0, stream_time_ms=0, trace_id=scored.trace_id, model="m", vector=scored.vector,
+        epoch=1, text_hash=changelog.text_hash("text"),
+    )  # fmt: skip
+    check_row("cacheEntry", raw, changelog.Entry.__struct_fields__)
+    assert resolved(MESSAGES["cacheEntry"]["payload"])["items"][0]["const"] == changelog.VERSION
+
+
+def test_the_record_of_the_epochs_is_the_code_s() -> None:
+    chain = (changelog.Segment(1, 0, 0), changelog.Segment(2, 1800, 2104))
+    raw = changelog.encode_marker(changelog.Marker(changelog.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
+    row = check_row("passes", raw, changelog.Marker.__struct_fields__)
+    assert row == MESSAGES["passes"]["examples"][0]["payload"]
 
 
 MARK = open_runs.Mark("otlp_spans", 0, 5)
@@ -229,23 +220,11 @@ MARK = open_runs.Mark("otlp_spans", 0, 5)
     ids=lambda value: value if isinstance(value, str) else "row",
 )
 def test_the_rows_of_assemble_are_the_code_s(name: str, row: msgspec.Struct) -> None:
-    schema: Mapping[str, Any] = resolved(MESSAGES[name]["payload"])
-    assert tuple(item["title"] for item in schema["items"]) == ("tag", *row.__struct_fields__)
-    written = msgspec.msgpack.decode(open_runs.encode(row))
-    as_json = [base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in written]
-    validator(name, "payload").validate(as_json)
+    fields = ("tag", *row.__struct_fields__)
+    check_row(name, open_runs.encode(row), fields)
     (example,) = MESSAGES[name]["examples"]
-    read = [base64.b64decode(it) if item["title"] == "content" else it
-            for it, item in zip(example["payload"], schema["items"], strict=True)]  # fmt: skip
+    read = [base64.b64decode(it) if field == "content" else it
+            for it, field in zip(example["payload"], fields, strict=True)]  # fmt: skip
     assert isinstance(msgspec.msgpack.decode(open_runs.encode(read), type=type(row)), type(row))
-    if "content" in row.__struct_fields__:
+    if "content" in fields:
         assert len(open_runs.unpacked(read[-1])) == read[-2]
-
-
-def test_the_record_of_the_epochs_is_the_code_s() -> None:
-    schema: Mapping[str, Any] = resolved(MESSAGES["passes"]["payload"])
-    assert tuple(item["title"] for item in schema["items"]) == changelog.Marker.__struct_fields__
-    chain = (changelog.Segment(1, 0, 0), changelog.Segment(2, 1800, 2104))
-    raw = changelog.encode_marker(changelog.Marker(changelog.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
-    validator("passes", "payload").validate(msgspec.msgpack.decode(raw))
-    assert msgspec.msgpack.decode(raw) == MESSAGES["passes"]["examples"][0]["payload"]

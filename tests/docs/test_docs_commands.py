@@ -112,8 +112,7 @@ def test_every_command_with_options_that_is_printed_or_shown_is_one() -> None:
     for path in PRINTING:
         for text in texts_of(path):
             for words, options in with_options(text):
-                command = cli.commands.get(words[0])
-                if command is None:  # prose: "kp-worker would set"
+                if words[0] not in cli.commands and len(words) > 1:  # prose: "kp-worker would set"
                     continue
                 _, command, _ = cli.resolve_command(click.Context(cli), [words[0]])
                 if isinstance(command, click.Group):

@@ -1,6 +1,6 @@
 """What the code writes into the pages: the tables of settings and metrics, and the config file's JSON Schema.
 
-`make docs` runs this module, which writes it between the markers of the pages; tests/docs/test_generated.py compares.
+`make docs` runs this module, which writes it between the markers of the pages; tests/docs/test_pages.py compares.
 """
 
 from __future__ import annotations
