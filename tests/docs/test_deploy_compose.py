@@ -35,11 +35,11 @@ def test_versions_are_pinned_and_ours() -> None:
 
 def test_topics_are_those_that_the_worker_would_create() -> None:
     (script,) = SERVICES["topics"]["command"]
-    found = {}
-    for line in re.sub(r"\\\n", " ", script).splitlines():
-        if line.startswith("create "):
-            name = line.split()[1]
-            found[name] = dict(option.split("=") for option in re.findall(r"--config (\S+)", line))
+    found = {
+        line.split()[1]: dict(option.split("=") for option in re.findall(r"--config (\S+)", line))
+        for line in script.replace("\\\n", " ").splitlines()
+        if line.startswith("create ")
+    }
     settings = Settings()
     output = {"max.message.bytes": str(settings.max_message_bytes + OUTPUT_OVERHEAD)}
     assert found == {
@@ -68,11 +68,9 @@ def test_workers_are_hardened_and_can_be_scaled() -> None:
 
 
 def test_workers_read_the_config_file_that_is_mounted() -> None:
-    for name in WORKERS:
-        mounts = dict(mount.removesuffix(":ro").split(":") for mount in SERVICES[name]["volumes"])
-        (source,) = (
-            source for source, target in mounts.items() if target == SERVICES[name]["environment"]["KP_CONFIG"]
-        )
+    for service in (SERVICES[name] for name in WORKERS):
+        mounts = [mount.removesuffix(":ro").split(":") for mount in service["volumes"]]
+        (source,) = (source for source, target in mounts if target == service["environment"]["KP_CONFIG"])
         text = (ROOT / source).read_text("utf-8")
         assert load(ROOT / source).log_format == "json"
         # The lines that are commented out must be right, too.
@@ -91,20 +89,15 @@ def test_start_order_waits_for_something_that_happens() -> None:
                 assert "restart" not in SERVICES[name]
 
 
-def test_only_this_machine_reaches_the_ports() -> None:
-    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+def test_only_this_machine_reaches_the_ports_no_secrets_are_there_and_mounts_exist() -> None:
+    ports, names, mounts = (
+        [each for service in SERVICES.values() for each in service.get(part, ())]
+        for part in ("ports", "environment", "volumes")
+    )
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_no_secrets() -> None:
-    names = [name for service in SERVICES.values() for name in service.get("environment", {})]
     assert not [name for name in names if re.search("PASSWORD|SECRET|TOKEN|JAAS", name)]
-
-
-def test_mounts_exist() -> None:
-    mounts = [mount.split(":") for service in SERVICES.values() for mount in service.get("volumes", [])]
-    for source, *_ in mounts:
+    for source in (mount.split(":")[0] for mount in mounts):
         assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
 
 
@@ -112,10 +105,7 @@ def test_contribute_takes_the_registry_of_the_environment_and_no_other_profile_n
     """Compose reads the variables of all services before it chooses a profile's."""
     environment = SERVICES["contribute"]["environment"]
     assert SERVICES["contribute"]["profiles"] == ["contribute"]
-    assert {name: environment[name] for name in ("KP_REGISTRY_URL", "KP_REGISTRY_KEY")} == {
-        "KP_REGISTRY_URL": "${KP_REGISTRY_URL:-}",
-        "KP_REGISTRY_KEY": "${KP_REGISTRY_KEY:-}",
-    }
+    assert all(environment[name] == f"${{{name}:-}}" for name in ("KP_REGISTRY_URL", "KP_REGISTRY_KEY"))
     assert ":?" not in (ROOT / "docker-compose.yml").read_text("utf-8").replace("${...:?}", "")
 
 
@@ -129,14 +119,8 @@ def test_assemble_has_all_that_it_needs() -> None:
 
 def test_prometheus_finds_every_worker() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())
-    found = {job["job_name"]: job["dns_sd_configs"] for job in config["scrape_configs"]}
-    assert {job: discovery["names"] for job, (discovery,) in found.items()} == {
-        "kp-worker": ["worker"],
-        "kp-contribute": ["contribute"],
-        "kp-assemble": ["assemble"],
+    names = ("worker", "contribute", "assemble")
+    assert {job["job_name"]: job["dns_sd_configs"] for job in config["scrape_configs"]} == {
+        f"kp-{name}": [{"names": [name], "type": "A", "port": Settings().http_port}] for name in names
     }
-    for (discovery,) in found.values():
-        assert discovery["names"][0] in SERVICES
-        assert (discovery["type"], discovery["port"]) == ("A", Settings().http_port)
-    for name in ("worker", "contribute", "assemble"):
-        assert "KP_HTTP_PORT" not in SERVICES[name]["environment"]
+    assert all("KP_HTTP_PORT" not in SERVICES[name]["environment"] for name in names)
