@@ -121,6 +121,7 @@ def test_prometheus_finds_every_worker() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())
     names = ("worker", "contribute", "assemble")
     assert {job["job_name"]: job["dns_sd_configs"] for job in config["scrape_configs"]} == {
-        f"kp-{name}": [{"names": [name], "type": "A", "port": Settings().http_port}] for name in names
+        f"kp-{name}": [{"names": [name], "type": "A", "port": Settings().http_port, "refresh_interval": "5s"}]
+        for name in names
     }
     assert all("KP_HTTP_PORT" not in SERVICES[name]["environment"] for name in names)
