@@ -30,7 +30,7 @@ def settings() -> str:
     tables = []
     for title, section in SECTIONS.items():
         rows = [
-            f"| `{name}` | {f'`{default}`' if default else ''} | {meaning.replace('|', '/')} |"
+            f"| `{name}` | {f'`{default}`' if default else ''} | {meaning.replace(' | ', '/').replace('|', '/')} |"
             for name, default, meaning in describe(section)
         ]
         tables.append("\n".join([f"### {title}\n\n| variable | default | meaning |\n|---|---|---|", *rows]))
@@ -49,18 +49,18 @@ INFO_LABELS = {
 def metrics(kind: type[Metrics | ContributeMetrics | AssembleMetrics]) -> str:
     """Return the table of a process's metrics."""
     made = kind(CollectorRegistry())
-    rows = ["| metric | type | meaning |", "|---|---|---|"]
+    rows = ["| metric | meaning |", "|---|---|"]
     for metric in vars(made).values():
         if not hasattr(metric, "collect") or metric is made.registry:
             continue
         (family,) = metric.collect()
-        name = family.name + ("" if family.type == "histogram" else SUFFIXES[family.type][0])
         if isinstance(metric, Histogram):
-            labels = metric._label or ""
+            name, labels, mark = family.name, metric._label or "", " (histogram)"
         else:
-            labels = INFO_LABELS.get(name) or ", ".join(metric._labelnames)
+            name = family.name + SUFFIXES[family.type][0]
+            labels, mark = INFO_LABELS.get(name) or ", ".join(metric._labelnames), ""
         shown = f"{name}{{{labels}}}" if labels else name
-        rows.append(f"| `{shown}` | {family.type} | {family.documentation} |")
+        rows.append(f"| `{shown}`{mark} | {family.documentation} |")
     return "\n".join(rows)
 
 

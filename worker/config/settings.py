@@ -55,29 +55,25 @@ class KafkaSettings(BaseModel):
     """The brokers, the group, its topics and the login."""
 
     bootstrap_servers: Annotated[str, AfterValidator(check_brokers)] = Field(
-        "127.0.0.1:9092", min_length=1, description="Kafka brokers, host:port[,host:port...]"
+        "127.0.0.1:9092", min_length=1, description="brokers, host:port[,host:port...]"
     )
-    group_id: str = Field(
-        "kp-worker", min_length=1, description="consumer group; also the prefix of the transactional ids"
-    )
+    group_id: str = Field("kp-worker", min_length=1, description="consumer group, and prefix of the transactional ids")
     group_instance_id: str | None = Field(
         None,
         pattern=r"^[a-zA-Z0-9._-]{1,249}$",
         description="static membership: this worker's unique name; a quick restart then causes no rebalance",
     )
-    source_topic: TopicName = Field("traces", description="topic to read traces from")
-    accepted_topic: TopicName = Field("traces.accepted", description="topic for accepted traces (score >= threshold)")
-    rejected_topic: TopicName = Field("traces.rejected", description="topic for rejected traces")
-    dead_letter_topic: TopicName = Field(
-        "traces.dead-letter", description="topic for dead letters (records that could not be processed)"
-    )
+    source_topic: TopicName = Field("traces", description="topic of traces")
+    accepted_topic: TopicName = Field("traces.accepted", description="topic of accepted traces")
+    rejected_topic: TopicName = Field("traces.rejected", description="topic of rejected traces")
+    dead_letter_topic: TopicName = Field("traces.dead-letter", description="topic of dead letters")
     changelog_topic: TopicName | None = Field(
-        None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
+        None, description="compacted topic of the caches (default: <group>-novelty-changelog)"
     )
     judged_topic: TopicName | None = Field(
-        None, description="with KP_VERDICT_KEY_FILE: topic for the verdicts that count (default: <source>.judged)"
+        None, description="topic of the verdicts that count (default: <source>.judged)"
     )
-    create_topics: bool = Field(False, description="create missing topics at startup instead of failing")
+    create_topics: bool = Field(False, description="create missing topics at startup")
     topic_partitions: int = Field(4, ge=1, le=10_000, description="partitions of a created source topic")
     topic_replication: int = Field(
         -1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default"
@@ -86,34 +82,30 @@ class KafkaSettings(BaseModel):
         "PLAINTEXT", description="protocol of the brokers (docs/security.md)"
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = Field(
-        None, description="login mechanism for SASL_SSL and SASL_PLAINTEXT"
+        None, description="login mechanism"
     )
     sasl_username: str | None = Field(None, description="user for PLAIN and SCRAM")
     sasl_password: SecretStr | None = Field(None, description="password for PLAIN and SCRAM; better in a file")
-    sasl_password_file: FilePath | None = Field(None, description="file with the password for PLAIN and SCRAM")
+    sasl_password_file: FilePath | None = Field(None, description="file with the password")
     sasl_token_file: FilePath | None = Field(
-        None, description="file with the bearer token for OAUTHBEARER; read again for each connection"
+        None, description="file with the token for OAUTHBEARER; read for each connection"
     )
     tls_ca_file: FilePath | None = Field(None, description="PEM file of the brokers' CAs (default: the system's)")
-    tls_certificate_file: FilePath | None = Field(
-        None, description="PEM file of this worker's certificate chain (mTLS)"
-    )
+    tls_certificate_file: FilePath | None = Field(None, description="PEM file of the worker's certificate chain (mTLS)")
     tls_key_file: FilePath | None = Field(
         None, description="PEM file of the private key (default: in KP_TLS_CERTIFICATE_FILE)"
     )
-    tls_key_password: SecretStr | None = Field(None, description="password of an encrypted key; better in a file")
-    tls_key_password_file: FilePath | None = Field(None, description="file with the password of an encrypted key")
+    tls_key_password: SecretStr | None = Field(None, description="password of the key; better in a file")
+    tls_key_password_file: FilePath | None = Field(None, description="file with the password of the key")
     delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
     session_timeout_seconds: float = Field(
         15.0, ge=1, le=1800, description="a worker without heartbeats for this long loses its partitions"
     )
     transaction_timeout_seconds: float = Field(
-        60.0, ge=1, le=900, description="longest broker outage that a transaction survives; beyond it the worker exits"
+        60.0, ge=1, le=900, description="longest broker outage before the worker exits"
     )
     commit_interval_seconds: float = Field(
-        1.0,
-        ge=0,
-        description="with a backlog, scored traces wait up to this long to be committed together",
+        1.0, ge=0, description="with a backlog, longest wait of scored traces to be committed together"
     )
 
     @property
@@ -177,9 +169,7 @@ class ScoringSettings(BaseModel):
         default_factory=dict,
         description='profiles to add or change, as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
     )
-    cache_max_elements: int = Field(
-        1000, ge=1, le=1_000_000, description="capacity of each partition's novelty cache, in entries"
-    )
+    cache_max_elements: int = Field(1000, ge=1, le=1_000_000, description="entries of each partition's novelty cache")
     cache_ttl_seconds: float | None = Field(
         3600.0,
         gt=0,
@@ -189,43 +179,28 @@ class ScoringSettings(BaseModel):
     )
     event_time: Literal["created_at", "record"] = Field(
         "created_at",
-        description="event time: the trace's created_at (never later than the record's timestamp), or the "
-        "record's timestamp",
+        description="a trace's time is its created_at, at most the record's timestamp; or always that timestamp",
     )
     stream_time_max_step_seconds: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="how far one trace may advance stream time; unset: no limit (docs/security.md)",
+        None, gt=0, allow_inf_nan=False, description="how far one trace may advance stream time (docs/security.md)"
     )
     verdict_key_file: FilePath | None = Field(
-        None,
-        description="file with the judges' keys, one line JUDGE KEY each, at least 32 bytes (docs/verdicts.md); "
-        "unset: verdicts become dead letters",
+        None, description="file with the judges' keys (docs/verdicts.md); unset: verdicts become dead letters"
     )
     confidence: Literal["stated", "record"] = Field(
         "stated",
-        description="outcome confidence of a trace that claims success: as stated, or the agent's share of "
-        "successes by the verdicts (docs/verdicts.md)",
+        description="confidence of a trace that claims success: as stated, or from the agent's verdicts "
+        "(docs/verdicts.md)",
     )
-    output_embedding: bool = Field(
-        False, description="write each trace's embedding into its output document (scoring.embedding)"
-    )
+    output_embedding: bool = Field(False, description="write the embedding into scoring.embedding of the output")
     redact: Literal["off", "accepted", "all"] = Field(
-        "off",
-        description="outputs in which secrets and personal data are replaced with markers (docs/redaction.md)",
+        "off", description="outputs in which secrets and personal data are replaced (docs/redaction.md)"
     )
     redact_rules: Literal["reference", "strict"] | None = Field(
-        None,
-        description="what is redacted (docs/redaction.md); default: reference for KP_REDACT, strict for `contribute`",
+        None, description="rules of redaction (default: reference for KP_REDACT, strict for `contribute`)"
     )
-    redact_patterns_file: FilePath | None = Field(
-        None, description="TOML file with your own patterns to redact (docs/redaction.md)"
-    )
-    screen: Literal["off", "mark"] = Field(
-        "off",
-        description="mark output documents with hidden text (docs/redaction.md)",
-    )
+    redact_patterns_file: FilePath | None = Field(None, description="TOML file with your own patterns to redact")
+    screen: Literal["off", "mark"] = Field("off", description="mark outputs that have hidden text")
 
     @field_validator("cache_ttl_seconds", mode="before")
     @classmethod
@@ -260,48 +235,37 @@ class ModelSettings(BaseModel):
 
     embedder: Literal["auto", "openvino", "sentence-transformers", "http", "none"] = Field(
         "auto",
-        description="auto is openvino if the model is exported, otherwise sentence-transformers; http is a "
-        "service (docs/models.md); none means novelty 0.5 for every trace",
+        description="auto is openvino if the model is exported, otherwise sentence-transformers; http is a service "
+        "(docs/models.md); none is novelty 0.5",
     )
     embedder_url: Annotated[str, AfterValidator(check_embedder_url)] | None = Field(
-        None,
-        description="with KP_EMBEDDER=http: URL of a service with OpenAI's /v1/embeddings",
+        None, description="URL of the service, with OpenAI's /v1/embeddings"
     )
     embedder_token_file: FilePath | None = Field(
         None, description="file with the service's token; read again when it changes"
     )
     model: str | None = Field(
         None,
-        description="multilingual, the directory of an exported model, or a sentence-transformers model's "
-        "directory or hub name (default: all-MiniLM-L6-v2); with KP_EMBEDDER=http the service's name for it "
-        "(docs/models.md)",
+        description="multilingual, a model's directory, its hub name, or the service's name for it (default: "
+        "all-MiniLM-L6-v2; docs/models.md)",
     )
     precision: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        description="number format of an exported model; bf16 changes scores slightly (docs/settings.md)",
+        "fp32", description="number format of an exported model (docs/settings.md)"
     )
     embed_text: Literal["whole", "objective"] = Field(
-        "whole",
-        description="what is embedded: the whole text, or the objective and the text with equal weight "
-        "(docs/tuning.md)",
+        "whole", description="embed the text, or the objective and the text in equal parts (docs/tuning.md)"
     )
     max_tokens: int = Field(
-        256,
-        ge=8,
-        le=8192,
-        description="most tokens of a text that are embedded; with KP_EMBEDDER=http, how many the service reads",
+        256, ge=8, le=8192, description="most tokens of a text that are embedded; with http, how many the service reads"
     )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one per core")
     embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
-        description="most texts embedded at once; auto: 2, or 1 where two would exceed KP_LATENCY_BUDGET_SECONDS; with "
-        "KP_EMBEDDER=http, requests at once (auto: 4)",
+        description="most texts embedded at once; auto: 2, or 1 where two would exceed KP_LATENCY_BUDGET_SECONDS; "
+        "with http, requests at once (auto: 4)",
     )
     embed_remembered: int = Field(
-        1024,
-        ge=0,
-        le=1_000_000,
-        description="recent embeddings kept, so that texts that the model reads alike are embedded once",
+        1024, ge=0, le=1_000_000, description="recent embeddings kept for texts that the model reads alike"
     )
 
     @model_validator(mode="after")
@@ -340,13 +304,12 @@ class LimitSettings(BaseModel):
     max_batch_bytes: int = Field(
         67_108_864,
         ge=1_048_576,
-        description="largest unpacked size of a compressed batch; a larger one becomes one dead letter "
-        "(docs/publishing.md)",
+        description="largest unpacked batch; a larger one becomes one dead letter (docs/publishing.md)",
     )
     memory_budget_bytes: int = Field(
         100_663_296,
         ge=16_777_216,
-        description="memory for uncommitted records and unpacked batches, over all partitions (docs/capacity.md)",
+        description="memory for uncommitted records and unpacked batches, over all partitions",
     )
     max_steps: int = Field(10_000, ge=1, description="traces with more steps become dead letters")
     max_depth: int = Field(64, ge=8, le=256, description="documents with deeper nesting become dead letters")
@@ -354,18 +317,15 @@ class LimitSettings(BaseModel):
     dead_letter_breaker_share: float = Field(
         0.0, ge=0, le=1, description="stop when more than this share of the last records are dead letters; 0: never"
     )
-    dead_letter_breaker_window: int = Field(1000, ge=10, description="number of last records that the share counts")
+    dead_letter_breaker_window: int = Field(1000, ge=10, description="records that the share counts")
     latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
     stuck_seconds: float = Field(
         60.0,
         gt=0,
-        description="/healthz returns 503 when an embedding takes longer; with KP_EMBEDDER=http the time limit "
-        "of a request",
+        description="/healthz returns 503 when an embedding takes longer; with http, the time limit of a request",
     )
     shutdown_timeout_seconds: float = Field(
-        20.0,
-        gt=0,
-        description="longest drain on SIGTERM; after it the process exits, and the remaining records are read again",
+        20.0, gt=0, description="longest drain on SIGTERM, before the process exits"
     )
 
     @property
@@ -387,23 +347,16 @@ class HttpSettings(BaseModel):
     """The port, the status page, logs and spans."""
 
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
-    http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, probes and status page; 0: a free one")
-    status_page: bool = Field(
-        False,
-        description="serve a live status page at /: trace ids and scores, for anyone who can reach the port",
-    )
-    status_hosts: str = Field(
-        "",
-        description="more host names of the status page, separated by commas; others get 421 (docs/security.md)",
-    )
+    http_port: int = Field(9108, ge=0, le=65535, description="port of the same; 0: a free one")
+    status_page: bool = Field(False, description="serve the status page at / (docs/security.md)")
+    status_hosts: str = Field("", description="more host names of the status page, with commas; others get 421")
     status_texts: bool = Field(
-        False,
-        description="also show objectives and dead letters' messages, which quote the record",
+        False, description="also show objectives and dead letters' messages, which quote the record"
     )
     tracing: bool = Field(
         False, description="export OpenTelemetry spans, configured by OTEL_* variables (docs/tracing-and-logs.md)"
     )
-    log_format: Literal["text", "json"] = Field("text", description="log format, one event per line")
+    log_format: Literal["text", "json"] = Field("text", description="log format")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest severity that is logged"
     )
@@ -413,37 +366,29 @@ class ContributeSettings(KafkaSettings):
     """`kp-worker contribute`."""
 
     registry_url: Annotated[str, AfterValidator(check_registry_url)] | None = Field(
-        None, description="base URL of the registry for `contribute`: https, plain http only to loopback"
+        None, description="base URL of the registry: https, or http to loopback"
     )
     registry_key: SecretStr | None = Field(None, description="key for the registry; better in a file")
-    registry_key_file: FilePath | None = Field(
-        None, description="file with the key for the registry; read again when it changes"
-    )
+    registry_key_file: FilePath | None = Field(None, description="file with the key; read again when it changes")
     contribute_visibility: Annotated[str, AfterValidator(check_choices("network", "org", "private"))] = Field(
-        "network", description="metadata.visibility that `contribute` posts; several with commas"
+        "network", description="metadata.visibility that is posted; several with commas"
     )
     contribute_privacy: Annotated[str, AfterValidator(check_choices("aggregated", "federated", "private"))] = Field(
-        "aggregated",
-        description="metadata.privacy_level that `contribute` posts; several with commas",
+        "aggregated", description="metadata.privacy_level that is posted; several with commas"
     )
     contribute_screen: Literal["off", "hidden"] = Field(
-        "hidden", description="what `contribute` refuses: nothing, or hidden text (docs/redaction.md)"
+        "hidden", description="refuse nothing, or hidden text (docs/redaction.md)"
     )
     contribute_rate: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="most POSTs a minute per `contribute` process; unset: the registry's limit",
+        None, gt=0, allow_inf_nan=False, description="most POSTs a minute per process; unset: the registry's limit"
     )
     contribute_timeout_seconds: float = Field(
-        30.0, ge=0.1, le=300, description="longest time for a request to the registry, its answer included"
+        30.0, ge=0.1, le=300, description="time limit of a request to the registry"
     )
     contributed_topic: TopicName | None = Field(
         None, description="compacted topic of receipts (default: <accepted>.contributed)"
     )
-    refused_topic: TopicName | None = Field(
-        None, description="topic for traces that the registry refuses (default: <accepted>.refused)"
-    )
+    refused_topic: TopicName | None = Field(None, description="topic of refused traces (default: <accepted>.refused)")
 
     @property
     def contributed(self) -> str:
@@ -465,59 +410,39 @@ class AssembleSettings(KafkaSettings):
     """`kp-worker assemble`."""
 
     spans_topic: Annotated[str, AfterValidator(check_topics)] = Field(
-        "otlp_spans",
-        min_length=1,
-        description="topics with spans or logs for `assemble`; several with commas (docs/opentelemetry.md)",
+        "otlp_spans", min_length=1, description="topics of spans or logs; several with commas (docs/opentelemetry.md)"
     )
-    spans_keyed: bool = Field(
-        False,
-        description="all records of a trace are on one partition of KP_SPANS_TOPIC, which is a single topic",
-    )
+    spans_keyed: bool = Field(False, description="KP_SPANS_TOPIC is one topic that keeps each trace on one partition")
     assemble_confidence: AssembleRule | None = Field(
         None,
-        description="outcome.confidence of assembled traces: 0 to 1, or an attribute (docs/opentelemetry.md); "
-        "`assemble` needs this and the next three",
+        description="outcome.confidence: 0 to 1, or an attribute (docs/opentelemetry.md); required, like the next "
+        "three",
     )
-    assemble_domain: AssembleRule | None = Field(
-        None, description="metadata.task_domain of assembled traces, or an attribute"
-    )
+    assemble_domain: AssembleRule | None = Field(None, description="metadata.task_domain, or an attribute")
     assemble_visibility: AssembleRule | None = Field(
-        None,
-        description="metadata.visibility: network, org, private or an attribute",
+        None, description="metadata.visibility: network, org, private or an attribute"
     )
     assemble_privacy: AssembleRule | None = Field(
-        None,
-        description="metadata.privacy_level: aggregated, federated, private or an attribute",
+        None, description="metadata.privacy_level: aggregated, federated, private or an attribute"
     )
     assemble_agent: AssembleRule = Field(
-        "name",
-        description="agent id: `name`, `service/name`, an attribute, or a text for runs without a name "
-        "(docs/opentelemetry.md)",
+        "name", description="agent id: `name`, `service/name`, an attribute, or a text for runs without a name"
     )
     assemble_key: Literal["agent", "trace"] = Field(
-        "agent",
-        description="key of assembled traces: the agent's id, or the OpenTelemetry trace's id",
+        "agent", description="a trace's key is the agent's id, or the OpenTelemetry trace's"
     )
     assemble_grace_seconds: float = Field(
-        60.0,
-        ge=0,
-        le=86_400,
-        allow_inf_nan=False,
-        description="how long `assemble` waits for more spans after a run's root has ended",
+        60.0, ge=0, le=86_400, allow_inf_nan=False, description="wait for more spans after a run's root has ended"
     )
     assemble_gap_seconds: float = Field(
-        900.0,
-        gt=0,
-        le=604_800,
-        allow_inf_nan=False,
-        description="how long `assemble` waits for a run's next span before its root has ended",
+        900.0, gt=0, le=604_800, allow_inf_nan=False, description="wait for a run's next span before its root has ended"
     )
     assemble_memory_seconds: float = Field(
         86_400.0,
         ge=0,
         le=2_592_000,
         allow_inf_nan=False,
-        description="how long `assemble` remembers closed runs, so that late spans make no second trace",
+        description="how long closed runs are remembered, so that late spans make no second trace",
     )
 
     @property

@@ -165,12 +165,12 @@ class Metrics:
         histogram = partial(Histogram, registry=registry)
         self.evaluation = histogram(
             "kp_evaluation_duration_seconds",
-            "Time to score one trace, without queueing, with the wait for the embedder.",
+            "Time to score a trace, with the wait for the embedder, without queueing.",
             buckets=SECONDS,
         )
         self.stage = histogram(
             "kp_stage_duration_seconds",
-            "Time of one stage of a trace; embed with the wait for the embedder, publish is one transaction.",
+            "Time of a stage; embed includes the wait for the embedder, publish is one transaction.",
             buckets=STAGE_SECONDS,
             label="stage",
             values=STAGES,
@@ -178,51 +178,37 @@ class Metrics:
         self.stages = {stage: self.stage.labels(stage) for stage in STAGES}
         self.end_to_end = histogram(
             "kp_end_to_end_latency_seconds",
-            "Time from the source record's timestamp to the commit of its output.",
+            "From the source record's timestamp to the commit of its output.",
             buckets=END_TO_END_SECONDS,
         )
         self.over_budget = counter(
             "kp_evaluations_over_budget_total", "Evaluations slower than KP_LATENCY_BUDGET_SECONDS."
         )
         self.consumed = counter(
-            "kp_records_consumed_total",
-            "Source records with a committed output: a trace, dead letter or receipt.",
+            "kp_records_consumed_total", "Committed source records: traces, dead letters and verdicts."
         )
         self.traces = counter(
-            "kp_traces_total",
-            "Committed traces.",
-            decision=(ACCEPTED, REJECTED),
-            profile=self._profiles,
+            "kp_traces_total", "Committed traces.", decision=(ACCEPTED, REJECTED), profile=self._profiles
         )
         self.dead_letters = counter("kp_dead_letters_total", "Committed dead letters.", reason=map(str, Reason))
-        self.redactions = counter(
-            "kp_redactions_total",
-            "Markers in committed traces, for secrets and personal data.",
-            type=STRICT_TYPES,
-        )
+        self.redactions = counter("kp_redactions_total", "Markers in committed traces.", type=STRICT_TYPES)
         self.screened = counter(
-            "kp_screened_total", "Committed traces in which a rule of the screen matched.", rule=SCREEN_RULES
+            "kp_screened_total", "Committed traces that a rule of the screen matched.", rule=SCREEN_RULES
         )
-        self.score = histogram("kp_score", "Scores of committed traces, 0 to 1.", buckets=SCORES)
+        self.score = histogram("kp_score", "Scores of committed traces.", buckets=SCORES)
         self.commit_traces = histogram("kp_commit_traces", "Records in one commit.", buckets=COMMIT_TRACES)
         self.turn_wait = histogram(
-            "kp_turn_wait_seconds", "Time for which a partition with records waited for its turn.", buckets=TURN_WAITS
+            "kp_turn_wait_seconds", "Wait of a partition with records for its turn.", buckets=TURN_WAITS
         )
-        self.truncated = counter("kp_truncated_texts_total", "Texts whose end, beyond KP_MAX_TOKENS, was not embedded.")
+        self.truncated = counter("kp_truncated_texts_total", "Texts beyond KP_MAX_TOKENS, whose end was not embedded.")
         self.truncated_objectives = counter(
-            "kp_truncated_objectives_total",
-            "Objectives whose end the model does not read (KP_EMBED_TEXT=objective).",
+            "kp_truncated_objectives_total", "Objectives whose end was not embedded (KP_EMBED_TEXT=objective)."
         )
-        self.remembered = counter(
-            "kp_embedding_hits_total",
-            "Texts that the model would have read like a recent one: its embedding was reused.",
-        )
+        self.remembered = counter("kp_embedding_hits_total", "Texts that got the embedding of a recent one.")
         self.service_requests = counter(
-            "kp_embedder_requests_total",
-            "Requests to the embedding service (KP_EMBEDDER=http).",
-            result=("answered", "failed"),
+            "kp_embedder_requests_total", "Requests to the embedding service.", result=("answered", "failed")
         )
-        self.service_texts = counter("kp_embedder_texts_total", "Texts that the embedding service answered.")
+        self.service_texts = counter("kp_embedder_texts_total", "Texts that the embedding service embedded.")
         self.service_seconds = counter(
             "kp_embedder_request_seconds_total", "Time of all requests to the embedding service."
         )
@@ -231,23 +217,16 @@ class Metrics:
         )
         self.cache_entries = gauge("kp_cache_entries", "Unexpired entries of the novelty cache.", ["partition"])
         self.cache_evictions = counter(
-            "kp_cache_evictions_total",
-            "Entries evicted from the novelty cache.",
-            cause=("capacity", "expired"),
+            "kp_cache_evictions_total", "Entries evicted from the novelty cache.", cause=("capacity", "expired")
         )
-        self.embed_in_flight = gauge(
-            "kp_embed_in_flight",
-            "Texts that are embedded at once: KP_EMBED_IN_FLIGHT, or what auto has chosen.",
-        )
+        self.embed_in_flight = gauge("kp_embed_in_flight", "KP_EMBED_IN_FLIGHT, or the number that auto has chosen.")
         self.cache_reach = gauge(
-            "kp_cache_reach_seconds",
-            "Age in stream time at which a full novelty cache evicts its oldest entry; absent until it is full.",
-            ["partition"],
+            "kp_cache_reach_seconds", "Age in stream time of the oldest entry of a full cache.", ["partition"]
         )
-        self.cache_ttl = gauge("kp_cache_ttl_seconds", "KP_CACHE_TTL_SECONDS; 0: entries do not expire.")
+        self.cache_ttl = gauge("kp_cache_ttl_seconds", "KP_CACHE_TTL_SECONDS; 0: no expiry.")
         self.verdicts = counter(
             "kp_verdicts_total",
-            "Committed verdicts that count, by the trace's profile and decision; unknown: made without its document.",
+            "Committed verdicts that count; decision unknown: made without the document.",
             profile=self._profiles,
             decision=(ACCEPTED, REJECTED, "unknown"),
         )
@@ -259,46 +238,37 @@ class Metrics:
         )
         self.verdict_errors = counter(
             "kp_verdict_squared_error_total",
-            "Sum of (confidence used - success)^2 over compared verdicts; divided by their number: the Brier score.",
+            "Sum of (confidence used - success)^2; divided by kp_verdicts_compared_total: the Brier score.",
             profile=self._profiles,
         )
         self.verdicts_compared = counter(
-            "kp_verdicts_compared_total",
-            "Committed verdicts that name the used confidence.",
-            profile=self._profiles,
+            "kp_verdicts_compared_total", "Committed verdicts that name the confidence used.", profile=self._profiles
         )
         self.verdicts_late = counter(
-            "kp_verdicts_superseded_total",
-            "Committed verdicts that change nothing: copies, or older than the one that counts.",
+            "kp_verdicts_superseded_total", "Committed verdicts that change nothing: copies and older ones."
         )
-        self.track_records = gauge("kp_track_records", "Track records: agents by domain with a verdict.", ["partition"])
-        self.stream_time = gauge(
-            "kp_stream_time_seconds", "Stream time: the greatest event time, in seconds since 1970.", ["partition"]
-        )
+        self.track_records = gauge("kp_track_records", "Track records: agents with verdicts, by domain.", ["partition"])
+        self.stream_time = gauge("kp_stream_time_seconds", "Stream time, in seconds since 1970.", ["partition"])
         self.lag = gauge(
             "kp_consumer_lag", "Source records not yet committed; absent while no broker answers.", ["partition"]
         )
         self.lag_seconds = gauge(
             "kp_consumer_lag_seconds",
-            "Age of the oldest uncommitted source record by its timestamp; 0: none.",
+            "Age of the oldest uncommitted source record, by its timestamp; 0: none.",
             ["partition"],
         )
         self.open_transaction_offsets = gauge(
-            "kp_open_transaction_offsets",
-            "Source offsets that wait for the end of a producer's transaction: high watermark - last stable offset.",
-            ["partition"],
+            "kp_open_transaction_offsets", "Source offsets behind a producer's open transaction.", ["partition"]
         )
         self.open_transaction_seconds = gauge(
             "kp_open_transaction_seconds",
-            "Time for which one transaction has kept them from being read, as this worker saw it; 0: none.",
+            "Time for which this worker has seen a producer's transaction open; 0: none.",
             ["partition"],
         )
-        self.committed_offset = gauge(
-            "kp_committed_offset", "Offset of the next source record to commit.", ["partition"]
-        )
+        self.committed_offset = gauge("kp_committed_offset", "Committed source offset.", ["partition"])
         self.restore = histogram(
             "kp_restore_duration_seconds",
-            "Time to restore an assignment's partitions from the changelog.",
+            "Time to restore an assignment's partitions.",
             buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
         )
         self.restored_entries = counter("kp_restored_entries_total", "Changelog entries restored into a cache.")
@@ -308,9 +278,9 @@ class Metrics:
             cause=("corrupt", "other_model"),
         )
         self.lost = counter(
-            "kp_source_records_lost_total", "Source records that retention deleted before they were scored."
+            "kp_source_records_lost_total", "Source records deleted by retention before they were scored."
         )
-        self.rebalances = counter("kp_rebalances_total", "Partition assignments from the consumer group.")
+        self.rebalances = counter("kp_rebalances_total", "Partition assignments.")
         self.partitions = gauge("kp_assigned_partitions", "Source partitions assigned to this worker.")
         self.ready = gauge("kp_ready", "1 while /readyz answers 200.")
         self.build = Info("kp_build", "Version, consumer group and embedder.", registry=registry)
@@ -443,13 +413,12 @@ class ContributeMetrics:
         histogram = partial(Histogram, registry=registry)
         self.posted = counter("kp_contribute_posted_total", "Traces that the registry stored (201).")
         self.found = counter(
-            "kp_contribute_found_total",
-            "Traces that the registry already had with the same content.",
+            "kp_contribute_found_total", "Traces that the registry already had, with the same content."
         )
         self.refused = counter("kp_contribute_refused_total", "Traces refused for good.", reason=REFUSAL_REASONS)
         self.skipped = counter(
             "kp_contribute_skipped_total",
-            "Traces kept back by KP_CONTRIBUTE_VISIBILITY or KP_CONTRIBUTE_PRIVACY, or deleted by retention (lost).",
+            "Traces kept back by their visibility or privacy, or deleted by retention (lost).",
             reason=SKIP_REASONS,
         )
         self.redactions = counter("kp_contribute_redactions_total", "Markers in posted traces.", type=STRICT_TYPES)
@@ -457,16 +426,13 @@ class ContributeMetrics:
         self.held = gauge(
             "kp_contribute_held", "Traces that wait because something other than the registry answers.", ["partition"]
         )
-        self.rate_left = gauge("kp_contribute_rate_left", "POSTs that the registry still allows, by its answers.")
+        self.rate_left = gauge("kp_contribute_rate_left", "POSTs that the registry still allows.")
         self.duration = histogram(
             "kp_contribute_request_duration_seconds",
-            "Time of one request to the registry, answered or not.",
+            "Time of a request to the registry, answered or not.",
             buckets=REQUEST_SECONDS,
         )
-        self.late = counter(
-            "kp_contribute_late_total",
-            "Requests known to have taken effect after a look-up had found nothing.",
-        )
+        self.late = counter("kp_contribute_late_total", "Requests that took effect after a look-up had found nothing.")
         self.retries = counter(
             "kp_contribute_retries_total", "Requests that failed and are tried again.", cause=RETRY_CAUSES
         )
@@ -494,35 +460,31 @@ class AssembleMetrics:
         counter, gauge = partial(counter_at_zero, registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self.records = counter("kp_assemble_records_total", "Records read from KP_SPANS_TOPIC.")
-        self.parts = counter("kp_assemble_parts_total", "Parts of records given to runs: one per trace in a record.")
+        self.parts = counter("kp_assemble_parts_total", "Parts of records: one for each trace in a record.")
         self.repeated = counter("kp_assemble_repeated_parts_total", "Parts that came again while their run was open.")
         self.spans = counter("kp_assemble_spans_total", "Spans of closed runs.")
         self.closed = counter("kp_assemble_closed_runs_total", "Closed runs.", cause=CAUSES)
         self.traces = counter("kp_assemble_traces_total", "Traces written to the worker's source topic.")
         self.shortened = counter(
-            "kp_assemble_shortened_traces_total",
-            "Traces whose longest texts were cut to fit KP_MAX_MESSAGE_BYTES and the topic.",
+            "kp_assemble_shortened_traces_total", "Traces whose longest texts were cut to fit the limits."
         )
         self.without_trace = counter(
             "kp_assemble_without_trace_total", "Runs that did not become a trace.", reason=missing
         )
         self.unread_runs = counter(
-            "kp_assemble_unread_runs_total",
-            "Runs with likely content in attributes that are not read.",
+            "kp_assemble_unread_runs_total", "Runs with likely content in attributes that are not read."
         )
         self.conventions = counter(
-            "kp_assemble_conventions_total",
-            "Runs by their attributes' naming convention.",
-            convention=conventions,
+            "kp_assemble_conventions_total", "Runs by their attributes' naming convention.", convention=conventions
         )
-        self.late = counter("kp_assemble_late_parts_total", "Parts that came after their run was closed: dead letters.")
+        self.late = counter("kp_assemble_late_parts_total", "Parts that came after their run had closed.")
         self.dead_letters = counter(
             "kp_assemble_dead_letters_total", "Committed dead letters.", reason=map(str, Reason)
         )
-        self.lost = counter("kp_assemble_lost_records_total", "Records that retention deleted before they were read.")
+        self.lost = counter("kp_assemble_lost_records_total", "Records deleted by retention before they were read.")
         self.delay = histogram(
             "kp_assemble_delay_seconds",
-            "Time from the end of a run's last span to the commit of its trace.",
+            "From the end of a run's last span to the commit of its trace.",
             buckets=DELAY_SECONDS,
         )
         self.open_runs = gauge("kp_assemble_open_runs", "Open runs.", ["partition"])
