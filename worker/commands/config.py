@@ -178,12 +178,11 @@ def _effective(settings: Settings, name: str) -> object:
 
 def _plain(name: str, value: object) -> Any:
     """Return a value as in JSON, hidden if it is a secret, or may hold one where the settings are not checked."""
-    from worker.config import Settings
-    from worker.config.loading import may_hold_secret, secret_fields
+    from worker.config.loading import SECRETS, may_hold_secret
 
     if hasattr(value, "get_secret_value") or isinstance(value, Mapping | list):
         return HIDDEN
-    if isinstance(value, str) and (may_hold_secret(value) or (value and name in secret_fields(Settings.model_fields))):
+    if isinstance(value, str) and (may_hold_secret(value) or (value and name in SECRETS)):
         return HIDDEN
     return str(value) if isinstance(value, Path) else value
 

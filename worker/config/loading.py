@@ -10,13 +10,12 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from pydantic import SecretStr, ValidationError
-from pydantic.fields import FieldInfo
 
 from worker.config.checks import PEM
 from worker.config.settings import PREFIX, ProfileSetting, Settings
@@ -65,79 +64,92 @@ def read(
 
     Not `checked`: the values as they are written, to show where wrong ones come from; a source must still be readable.
     """
+    named = file or os.environ.get(CONFIG_VARIABLE)
+    given = {name: value for name, value in fields.items() if value is not None}
     try:
-        sources = _sources(file, options or {}, fields)
-        return (
-            _read(sources)
-            if checked
-            else Loaded(Settings.model_construct(**_known(sources)), sources, (), checked=False)
-        )
+        sources: tuple[Source, ...] = (Source("call", given), Source("option", options or {}), environment())
+        if named:
+            sources += (config_file(Path(named)),)
+        values = merged(sources)
+        if not checked:
+            written = {name: value for name, value in values.items() if name in FIELDS}
+            return Loaded(Settings.model_construct(**written), sources, (), checked=False)
+        problems = [line for source in sources for line in _odd_keys(source)]
+        settings = None
+        try:
+            settings = Settings.model_validate(values)
+        except ValidationError as error:
+            problems += explain(error, sources)
+        problems += _hidden_problems(sources, problems)
     except RecursionError:
         raise ConfigError("a value is nested too deeply; the settings have four levels") from None
-
-
-def _read(sources: tuple[Source, ...]) -> Loaded:
-    problems = [line for source in sources for line in _odd_keys(source)]
-    settings = None
-    try:
-        settings = Settings(**_known(sources))
-    except ValidationError as error:
-        problems += explain(error, sources, Settings.model_fields)
-    problems += _hidden_problems(sources, problems)
     if problems or settings is None:
         raise ConfigError("\n".join(problems))
-    return Loaded(settings, sources, tuple(unknown_variables(Settings.model_fields)))
-
-
-def _sources(file: Path | None, options: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[Source, ...]:
-    named = os.environ.get(CONFIG_VARIABLE)
-    path = file or (Path(named) if named else None)
-    sources = [
-        Source("call", {name: value for name, value in fields.items() if value is not None}),
-        Source("option", options),
-        environment(Settings.model_fields),
-    ]
-    if path:
-        sources.append(config_file(path))
-    return tuple(sources)
-
-
-def _known(sources: tuple[Source, ...]) -> dict[str, Any]:
-    return {name: value for name, value in merged(sources).items() if name in Settings.model_fields}
+    return Loaded(settings, sources, tuple(_unknown_variables()))
 
 
 def _hidden_problems(sources: tuple[Source, ...], known: list[str]) -> list[str]:
     """Return the errors in values of the file that another source hides: they would surprise the user later."""
-    files = tuple(source for source in sources if source.kind == "file")
-    hidden = tuple(source for source in sources if source.kind != "file")
-    if not files or not any(source.values for source in hidden):
+    *others, file = sources
+    if file.kind != "file" or not any(source.values for source in others):
         return []
     try:
-        Settings(**_known((*files, *hidden)))
+        Settings.model_validate(merged((file, *others)))
     except ValidationError as error:
-        lines = explain(error, files, Settings.model_fields)
-        return [line for line in lines if line.startswith(files[0].label) and line not in known]
+        return [line for line in explain(error, (file,)) if line.startswith(file.label) and line not in known]
     return []
 
 
-def _odd_keys(source: Source) -> list[str]:
-    """Return the errors in keys, and in values that pydantic would take for another type."""
-    if source.kind == "call":
-        return []
+def _odd_keys(source: Source) -> Iterator[str]:
+    """Describe each key that is not a setting, and each value that pydantic would take for another type."""
     if source.kind == "environment":
-        return list(removed_variables())
-    problems = list(unknown_keys(source, Settings.model_fields))
-    for name, value in source.values.items():
-        info = Settings.model_fields.get(name)
-        if isinstance(value, bool) and info is not None and bool not in (info.annotation, *get_args(info.annotation)):
-            written = source.written((name,))
-            problems.append(f"{written} = {str(value).lower()} is wrong: the setting takes neither true nor false")
-    return problems
+        for name in sorted(_variables(REMOVED)):
+            yield f"{PREFIX}{name.upper()} is no longer a setting: {REMOVED[name]}. Unset it"
+    elif source.kind != "call":
+        for key, value in source.values.items():
+            info, written = FIELDS.get(key), source.written((key,))
+            if info is None:
+                yield _unknown_key(source, key)
+            elif isinstance(value, bool) and bool not in (info.annotation, *get_args(info.annotation)):
+                yield f"{written} = {str(value).lower()} is wrong: the setting takes neither true nor false"
+
+
+def _unknown_key(source: Source, key: str) -> str:
+    name, written = key.lower().removeprefix(PREFIX.lower()).replace("-", "_"), source.written((key,))
+    if name in REMOVED:
+        return f"{written} is no longer a setting: {REMOVED[name]}. Remove it"
+    # --set sasl_passwordSECRET== has lost its first "=".
+    glued = [secret for secret in SECRETS if name.startswith(secret) and name not in FIELDS]
+    if source.kind == "option" and glued:
+        written = f"--set {glued[0]}..."
+    return f"{written} is not a setting{_nearest(name, FIELDS)}"
+
+
+def _unknown_variables() -> Iterator[str]:
+    """Describe each KP_ variable that is not a setting (usually a misspelt one), with the nearest one that is."""
+    known = [PREFIX + name.upper() for name in (*FIELDS, *REMOVED)] + [CONFIG_VARIABLE]
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and name not in known:
+            yield f"{name} is not a setting{_nearest(name, known)}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question that names the nearest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 # -- the sources
 
 CONFIG_VARIABLE: Final = "KP_CONFIG"
+FIELDS: Final = Settings.model_fields
+
+SECRETS: Final = tuple(
+    name
+    for name, info in FIELDS.items()
+    if name == "registry_url" or SecretStr in (info.annotation, *get_args(info.annotation))
+)
+"""The settings whose value no message shows: secrets, and a URL that may hold a password."""
 
 OPTIONS: Final[Mapping[str, str]] = {"bootstrap_servers": "--bootstrap-servers", "group_id": "--group"}
 """Settings with their own option; any other is given by --set."""
@@ -179,27 +191,23 @@ class Source:
             return OPTIONS.get(path[0]) or f"--set {dotted(path)}"
         return PREFIX + path[0].upper()
 
-    def get(self, path: KeyPath) -> Any:
-        """Return the value at the path. Raises KeyError where this source gives none."""
+    def get(self, path: KeyPath, default: Any = None) -> Any:
+        """Return the value at the path, or the default."""
         value: Any = self.values
         for key in path:
-            if not isinstance(value, Mapping):
-                raise KeyError(key)
+            if not isinstance(value, Mapping) or key not in value:
+                return default
             value = value[key]
         return value
 
     def gives(self, path: KeyPath) -> bool:
         """Whether this source gives a value at the path."""
-        try:
-            self.get(path)
-        except KeyError:
-            return False
-        return True
+        return self.get(path, missing := object()) is not missing
 
 
-def environment(fields: Iterable[str]) -> Source:
+def environment() -> Source:
     """Return what the KP_ variables give; an empty one counts as not set. Raises ConfigError for wrong JSON."""
-    values = _variables(fields)
+    values = _variables(FIELDS)
     if "profiles" in values:
         try:
             values["profiles"] = json.loads(values["profiles"])
@@ -289,51 +297,6 @@ def _fill(into: dict[str, Any], values: Mapping[str, Any]) -> None:
             _fill(into[key], value)
 
 
-def removed_variables() -> Iterator[str]:
-    """Describe each KP_ variable that was a setting of an earlier version, with what to do without it."""
-    for name in sorted(_variables(REMOVED)):
-        yield f"{PREFIX}{name.upper()} is no longer a setting: {REMOVED[name]}. Unset it"
-
-
-def unknown_variables(fields: Iterable[str]) -> Iterator[str]:
-    """Describe each KP_ variable that is not a setting (usually a misspelt one), with the nearest one that is."""
-    known = [PREFIX + name.upper() for name in (*fields, *REMOVED)] + [CONFIG_VARIABLE]
-    for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in known:
-            yield f"{name} is not a setting{nearest(name, known)}"
-
-
-def unknown_keys(source: Source, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
-    """Describe each key of a config file, or of --set, that is not a setting, with the nearest one that is."""
-    for key in source.values:
-        if key not in fields:
-            name = key.lower().removeprefix(PREFIX.lower()).replace("-", "_")
-            written = source.written((key,))
-            if name in REMOVED:
-                yield f"{written} is no longer a setting: {REMOVED[name]}. Remove it"
-                continue
-            # --set sasl_passwordSECRET== has lost its first "=".
-            glued = [secret for secret in secret_fields(fields) if name.startswith(secret) and name not in fields]
-            if source.kind == "option" and glued:
-                written = f"--set {glued[0]}..."
-            yield f"{written} is not a setting{nearest(name, fields)}"
-
-
-def secret_fields(fields: Mapping[str, FieldInfo]) -> list[str]:
-    """Return the settings whose value no message shows: secrets, and a URL that may hold a password."""
-    return [
-        name
-        for name, info in fields.items()
-        if name == "registry_url" or SecretStr in (info.annotation, *get_args(info.annotation))
-    ]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the nearest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 def dotted(path: KeyPath) -> str:
     """Write a path as TOML writes a key: profiles.code.threshold, with quotes where a part needs them."""
     return ".".join(
@@ -346,7 +309,6 @@ def dotted(path: KeyPath) -> str:
 
 NOT_SHOWN: Final = "(not shown)"  # in place of what is a secret, or may be one
 SHOWN: Final = 120  # characters of a wrong value that a message repeats
-
 
 WORDS: Final[Mapping[str, str]] = {
     "bool_parsing": "give true or false",
@@ -367,9 +329,8 @@ WORDS: Final[Mapping[str, str]] = {
 """Pydantic's types of findings, in words for a user who knows no Python."""
 
 
-def explain(error: ValidationError, sources: Sequence[Source], fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+def explain(error: ValidationError, sources: Sequence[Source]) -> Iterator[str]:
     """Yield a line for each finding, with the source that gave the value."""
-    secrets = set(secret_fields(fields))
     for issue in error.errors():
         message = WORDS.get(issue["type"]) or issue["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "it must be").replace("String should", "it must")
@@ -377,38 +338,35 @@ def explain(error: ValidationError, sources: Sequence[Source], fields: Mapping[s
         if not path:
             yield f"settings conflict: {message}"
             continue
-        info = fields.get(path[0]) if len(path) == 1 else None
-        about = f" ({info.description})" if info is not None and info.description else ""
         unknown = issue["type"] == "extra_forbidden"
         if unknown:
-            message = f"it is not a key of a profile{nearest(path[-1], ProfileSetting.model_fields)}"
+            message = f"it is not a key of a profile{_nearest(path[-1], ProfileSetting.model_fields)}"
+        about = f" ({FIELDS[path[0]].description})" if len(path) == 1 else ""
         before, value, after = _place(path, sources, issue.get("input"))
         # A setting below the tables of a file is taken for a key of the last one, whatever it is.
-        hidden = not secrets.isdisjoint(path) or (unknown and isinstance(value, str))
-        yield f"{before}{NOT_SHOWN if hidden else _shown(value, secrets)} is wrong{after}: {message}{about}"
+        hidden = not set(SECRETS).isdisjoint(path) or (unknown and isinstance(value, str))
+        yield f"{before}{NOT_SHOWN if hidden else _shown(value)} is wrong{after}: {message}{about}"
 
 
-def _place(path: KeyPath, sources: Iterable[Source], given: Any) -> tuple[str, Any, str]:
-    """Return the words before a value, the value, and the words behind it: (KP_PROFILES=, {...}, at code.threshold)."""
-    source = next((source for source in sources if _reached(source, path)), Source("call", {}))
+def _place(path: KeyPath, sources: Sequence[Source], given: Any) -> tuple[str, Any, str]:
+    """Return the words before a value, the value, and the words behind it: (KP_PROFILES=, {...}, at code.threshold).
+
+    The source is the one that gives the value, or the table in which it is missing.
+    """
+    reached = (each for each in sources if each.gives(path) or (len(path) > 1 and each.gives(path[:-1])))
+    source = next(reached, Source("call", {}))
     if source.kind == "file" or (source.kind == "option" and source.gives(path)):
-        value = source.get(path) if source.gives(path) else given
-        return f"{source.written(path)}{' = ' if source.kind == 'file' else '='}", value, ""
+        return f"{source.written(path)}{' = ' if source.kind == 'file' else '='}", source.get(path, given), ""
     # A variable holds a whole table, as JSON.
     where = f" at {'.'.join(path[1:])}" if path[1:] else ""
     return f"{source.written(path[:1])}=", source.values.get(path[0], given), where
 
 
-def _reached(source: Source, path: KeyPath) -> bool:
-    """Whether the source gives the value, or the table in which it is missing."""
-    return source.gives(path) or (len(path) > 1 and source.gives(path[:-1]))
-
-
-def _shown(value: object, secrets: Set[str]) -> str:
+def _shown(value: object) -> str:
     if may_hold_secret(str(value)):
         return NOT_SHOWN
     if isinstance(value, Mapping | list):
-        return json.dumps(_without_texts(value, secrets))[:SHOWN]
+        return json.dumps(_without_texts(value))[:SHOWN]
     return repr(value[:SHOWN]) if isinstance(value, str) else str(value)[:SHOWN]
 
 
@@ -417,10 +375,10 @@ def may_hold_secret(text: str) -> bool:
     return PEM in text or re.search(r"://(?:[^/]*@|.*\?)", text) is not None
 
 
-def _without_texts(value: object, secrets: Set[str]) -> object:
+def _without_texts(value: object) -> object:
     """Return a table or list with its numbers alone: the tables of the settings hold no texts, and this one may."""
     if isinstance(value, Mapping):
-        return {key: NOT_SHOWN if key in secrets else _without_texts(inner, secrets) for key, inner in value.items()}
+        return {key: NOT_SHOWN if key in SECRETS else _without_texts(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_texts(inner, secrets) for inner in value]
+        return [_without_texts(inner) for inner in value]
     return value if value is None or isinstance(value, int | float) else NOT_SHOWN

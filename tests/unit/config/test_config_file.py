@@ -356,13 +356,6 @@ def test_check_warns_of_a_misspelt_variable_and_with_strict_exits_with_1() -> No
     assert run("check", "--strict", KP_THRESHOLD="7", KP_TRESHOLD="1")[0] == 2
 
 
-def test_check_exits_with_2_and_every_error(file: Path) -> None:
-    file.write_text("threshold = 5\nx = 1")
-    code, out, err = run("check", "--config", str(file), "--set", "max_steps=0")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 3
-
-
 def test_show_tells_value_and_origin_and_hides_secrets(file: Path) -> None:
     file.write_text(
         'sasl_password = "hunter2"\nsasl_username = "u"\nsasl_mechanism = "PLAIN"\nsecurity_protocol = "SASL_SSL"\n'

@@ -61,16 +61,15 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def given_options() -> str:
     """Return the options behind this command's settings, without secrets, for another command that it prints."""
-    from worker.config import Settings
-    from worker.config.loading import parse_assignments, secret_fields
+    from worker.config.loading import SECRETS, parse_assignments
 
-    meta, secrets = click.get_current_context().meta, secret_fields(Settings.model_fields)
+    meta = click.get_current_context().meta
     words = []
     for option, name in (("--config", "config"), ("-b", "bootstrap_servers"), ("-g", "group_id")):
         if (value := meta.get(f"{__name__}.{name}")) is not None:
             words += [option, str(value)]
     for assignment in meta.get(f"{__name__}.set") or ():
-        if not {*parse_assignments([assignment])} & {*secrets}:
+        if not {*parse_assignments([assignment])} & {*SECRETS}:
             words += ["--set", assignment]
     return "".join(f" {shlex.quote(word)}" for word in words)
 
