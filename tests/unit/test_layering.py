@@ -322,10 +322,10 @@ def test_a_worker_that_neither_redacts_nor_screens_loads_no_rules_of_either() ->
     """Nor do the settings, the metrics and the start checks, which know their names."""
     code = (
         "import worker.stream.worker\nfrom worker.config import load\n"
-        "from worker.config.redaction_rules import cleaning, output_rules, screening\n"
+        "from worker.config.redaction_rules import evaluation_config, output_rules\n"
         "settings = load(redact=%r, screen=%r)\n"
         "for check in worker.stream.worker.START_CHECKS.values(): check(settings)\n"
-        "cleaning(settings, output_rules(settings)), screening(settings)"
+        "evaluation_config(settings, output_rules(settings))"
     )
 
     def rules(redact: str, screen: str) -> set[str]:

@@ -34,24 +34,6 @@ def output_rules(settings: Settings) -> Rules | None:
     return None if off else redaction_rules(settings)
 
 
-def cleaning(settings: Settings, rules: Rules | None) -> Clean | None:
-    """Return what redacts an output by `output_rules`; None with KP_REDACT=off."""
-    if rules is None or settings.redact == "off":
-        return None
-    from worker.redact.documents import redact_json
-
-    return partial(redact_json, rules=rules)
-
-
-def screening(settings: Settings) -> Screen | None:
-    """Return what finds the marks of an output; None with KP_SCREEN=off."""
-    if settings.screen == "off":
-        return None
-    from worker.redact.screen import screen_json
-
-    return screen_json
-
-
 def _read(file: Path) -> tuple[OwnPattern, ...]:
     from worker.redact.markers import MOST_INSTRUCTIONS
 
@@ -109,12 +91,22 @@ def evaluation_config(settings: Settings, rules: Rules | None, judges: Judges | 
     """Return how records are evaluated. `rules`: those of `output_rules`; `judges`: whose verdicts count."""
     from worker.core.scorer import EvaluationConfig  # numpy: other commands redact without it
 
+    clean: Clean | None = None
+    screen: Screen | None = None
+    if rules is not None and settings.redact != "off":
+        from worker.redact.documents import redact_json
+
+        clean = partial(redact_json, rules=rules)
+    if settings.screen != "off":
+        from worker.redact.screen import screen_json
+
+        screen = screen_json
     return EvaluationConfig(
         settings.limits,
         settings.event_time,
         settings.output_embedding,
-        clean=cleaning(settings, rules),
+        clean=clean,
         clean_rejected=settings.redact == "all",
-        screen=screening(settings),
+        screen=screen,
         judges=judges or {},
     )
