@@ -36,18 +36,45 @@ _USER_NAME: Final = "[a-zA-Z0-9._-]++"
 _REST_OF_PATH: Final = rf"""[^{_SPACE}'"`,;)}}\]]*+"""
 
 
+_Begin = Callable[[str, int, re.Match[str]], int | None]
+"""Returns where the marker of a match begins, not before the end of the match before (the number); None: not a match.
+
+A pattern that began there would read the characters to the left again from each of them.
+"""
+
+
+def _local_part(text: str, done: int, at: re.Match[str]) -> int | None:
+    """Return where an address begins. If the @ is at `done`, the part before it belongs to the previous address."""
+    return None if at.start() == done else done + len(text[done : at.start()].rstrip(_LOCAL_PART))
+
+
+def _country_code(text: str, done: int, digits: re.Match[str]) -> int:
+    """Return where a phone number begins."""
+    before = _COUNTRY_CODE.search(text, max(done, digits.start() - 4), digits.start())
+    return (before or digits).start()
+
+
 class _Rule(NamedTuple):
     """A pattern of the cleaner."""
 
     kind: str
     hint: str  # a text without it has no match
     pattern: re.Pattern[str]
-    replacement: str | Callable[[re.Match[str]], str]
+    kept: str = ""  # before the marker
+    begin: _Begin = lambda _text, _done, match: match.start()
+
+    def places(self, text: str) -> Iterator[Found]:
+        """Yield what the pattern finds."""
+        done = 0
+        for match in self.pattern.finditer(text):
+            start = self.begin(text, done, match)
+            if start is not None:
+                done = match.end()
+                yield Found(start, done, self.kind)
 
 
 def _rule(kind: str, hint: str, pattern: str, kept: str = "") -> _Rule:
-    """Return the rule; `kept` is the text before the marker that is kept."""
-    return _Rule(kind, hint, re.compile(pattern, re.ASCII), f"{kept}[REDACTED:{kind}]")
+    return _Rule(kind, hint, re.compile(pattern, re.ASCII), kept)
 
 
 _SECRETS: Final = (
@@ -63,7 +90,7 @@ _SECRETS: Final = (
         "password",
         "",
         re.compile(rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}", re.ASCII),
-        lambda match: f"{match[1]}{PASSWORD_MARKER}",
+        begin=lambda _text, _done, match: match.end(1),
     ),
 )
 
@@ -74,7 +101,10 @@ _ADDRESS_FROM_AT: Final = re.compile(r"@(?<=[0-9A-Za-z._%+-]@)[a-zA-Z0-9.-]+\.[a
 _TEN_DIGITS: Final = re.compile(rf"[0-9]{{3}}\)?{_BREAK}?[{_SPACE}]?[0-9]{{3}}{_BREAK}[0-9]{{4}}\b", re.ASCII)
 _COUNTRY_CODE: Final = re.compile(rf"(?:\+?1{_BREAK}?\(?|\()\Z")
 
-_IDENTIFIERS: Final = (
+_ALL: Final = (
+    *_SECRETS,
+    _Rule("email", "@", _ADDRESS_FROM_AT, begin=_local_part),
+    _Rule("phone", "", _TEN_DIGITS, begin=_country_code),
     _rule("phone", "+", r"\+[1-9][0-9]{6,14}\b"),
     _rule("ip", ".", rf"\b(?=[0-9]){_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}\b"),
     _rule("filepath", "/", rf"/(?:home|Users)/{_USER_NAME}(?:/{_REST_OF_PATH})?"),
@@ -86,80 +116,22 @@ def redact_as_reference(text: str, level: str, counts: dict[str, int]) -> str:
     """Return the text with the SDK's markers, and add them to `counts`."""
     if len(text) < _SHORTEST or not _SIGNS.search(text):
         return text
-    text = _apply(_SECRETS, text, counts)
-    if level == "private":
-        return text
-    for kind, pattern, begin in _LEFTWARDS:
-        text = _apply_leftwards(kind, pattern, begin, text, counts)
-    return _apply(_IDENTIFIERS, text, counts)
-
-
-def _apply(rules: tuple[_Rule, ...], text: str, counts: dict[str, int]) -> str:
-    for rule in rules:
-        if rule.hint in text:
-            text, found = rule.pattern.subn(rule.replacement, text)
-            if found:
-                counts[rule.kind] = counts.get(rule.kind, 0) + found
+    for rule in _SECRETS if level == "private" else _ALL:
+        if rule.hint not in text:
+            continue
+        pieces: list[str] = []
+        done = 0
+        for start, end, _ in rule.places(text):
+            pieces.append(text[done:start])
+            done = end
+        if pieces:
+            counts[rule.kind] = counts.get(rule.kind, 0) + len(pieces)
+            text = f"{rule.kept}[REDACTED:{rule.kind}]".join([*pieces, text[done:]])
     return text
-
-
-_Begin = Callable[[str, int, int], int | None]
-"""`begin(text, done, start)` returns the beginning of a match that a pattern found at `start`, not before `done`; None:
-it is not a match."""
-
-
-def _apply_leftwards(kind: str, pattern: re.Pattern[str], begin: _Begin, text: str, counts: dict[str, int]) -> str:
-    """Replace the matches of the pattern, extended to the left."""
-    pieces: list[str] = []
-    done = 0
-    for start, end in _leftwards(pattern, begin, text):
-        pieces.append(text[done:start])
-        done = end
-    if not pieces:
-        return text
-    counts[kind] = counts.get(kind, 0) + len(pieces)
-    return f"[REDACTED:{kind}]".join([*pieces, text[done:]])
-
-
-def _leftwards(pattern: re.Pattern[str], begin: _Begin, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the places of the pattern's matches, extended to the left."""
-    done = 0
-    for match in pattern.finditer(text):
-        start = begin(text, done, match.start())
-        if start is not None:
-            done = match.end()
-            yield start, done
-
-
-def _local_part(text: str, done: int, at: int) -> int | None:
-    """Return where an address begins. A pattern starting there would read a long word again from each letter."""
-    # If the @ is at `done`, the part before it belongs to the previous address.
-    return None if at == done else done + len(text[done:at].rstrip(_LOCAL_PART))
-
-
-def _country_code(text: str, done: int, start: int) -> int:
-    """Return where a phone number begins. A pattern starting there would try each of its forms at every digit."""
-    before = _COUNTRY_CODE.search(text, max(done, start - 4), start)
-    return start if before is None else before.start()
-
-
-_LEFTWARDS: Final[tuple[tuple[str, re.Pattern[str], _Begin], ...]] = (
-    ("email", _ADDRESS_FROM_AT, _local_part),
-    ("phone", _TEN_DIGITS, _country_code),
-)
 
 
 def found_by_reference(text: str, level: str) -> Iterator[Found]:
     """Yield what the reference's patterns find in a text without disguises."""
-    for rule in (*_SECRETS, *(_IDENTIFIERS if level != "private" else ())):
+    for rule in _SECRETS if level == "private" else _ALL:
         if rule.hint in text:
-            group = 1 if rule.kind == "password" else 0
-            places = (
-                Found(match.end(1) if group else match.start(), match.end(), rule.kind)
-                for match in rule.pattern.finditer(text)
-            )
-            yield from bounded(places, len(text))
-    if level != "private":
-        for kind, pattern, begin in _LEFTWARDS:
-            places = (Found(start, end, kind) for start, end in _leftwards(pattern, begin, text))
-            yield from bounded(places, len(text))
+            yield from bounded(rule.places(text), len(text))

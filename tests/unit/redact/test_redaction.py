@@ -94,8 +94,8 @@ def test_no_pattern_reads_without_bound_and_gives_back() -> None:
     """A pattern that does can take quadratic time; only the address does, between its @ and the last dot."""
     assert backs_off("(?:a|b+)c")
     assert not backs_off("(?:a|b++)c{1,9}")
-    patterns = [rule.pattern for rule in (*reference._SECRETS, *reference._IDENTIFIERS)]
-    patterns += [reference._TEN_DIGITS, reference._COUNTRY_CODE, reference._SIGNS, documents._PASSWORD_NAME]
+    patterns = [rule.pattern for rule in reference._ALL if rule.kind != "email"]
+    patterns += [reference._COUNTRY_CODE, reference._SIGNS, documents._PASSWORD_NAME]
     assert not [pattern.pattern for pattern in patterns if backs_off(pattern.pattern)]
     assert backs_off(reference._ADDRESS_FROM_AT.pattern)
     assert "@" not in reference._LOCAL_PART, "no two addresses share what is between their @ and the last dot"
