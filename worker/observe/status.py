@@ -239,22 +239,19 @@ class _Moment(NamedTuple):
     evaluations: tuple[int, ...]
 
 
-_ASKED: Final = ("source_topic", "accepted_topic", "rejected_topic", "dead_letter_topic", "changelog_topic")
-"""Settings that say where `explain` finds a record, beside the brokers and the group."""
+_OPTIONS: Final = {"bootstrap_servers": "-b ", "group_id": "-g "} | {
+    name: f"--set {name}="
+    for name in ("source_topic", "accepted_topic", "rejected_topic", "dead_letter_topic", "changelog_topic")
+}
+"""How `explain` is told where it finds a record."""
 
 
 def explain_command(settings: Settings) -> str:
     """Return `kp-worker explain` with the options by which it finds this worker's records, wherever it is entered."""
-    default = Settings.model_fields
     options = [
-        f"{option} {shlex.quote(value)}"
-        for option, name in (("-b", "bootstrap_servers"), ("-g", "group_id"))
-        if (value := getattr(settings, name)) != default[name].default
-    ]
-    options += [
-        f"--set {shlex.quote(f'{name}={value}')}"
-        for name in _ASKED
-        if (value := getattr(settings, name)) != default[name].default
+        option + shlex.quote(value)
+        for name, option in _OPTIONS.items()
+        if (value := getattr(settings, name)) != Settings.model_fields[name].default
     ]
     return " ".join(["kp-worker explain", *options])
 

@@ -85,18 +85,17 @@ def put_markers(text: str, found: list[Found], counts: dict[str, int], marker: s
     return "".join([*pieces, text[done:]]) if pieces else text
 
 
-def _merged(found: list[Found]) -> Iterator[Found]:
-    last: Found | None = None
+def _merged(found: list[Found]) -> list[Found]:
+    merged: list[Found] = []
     for place in sorted(found):
-        if last is not None and place.start < last.end:
-            kind = place.kind if last.kind == "password" else last.kind  # the more specific one
-            last = Found(last.start, max(last.end, place.end), kind)
+        if merged and place.start < merged[-1].end:
+            start, end, kind = merged[-1]
+            merged[-1] = Found(
+                start, max(end, place.end), place.kind if kind == "password" else kind
+            )  # the specific one
         else:
-            if last is not None:
-                yield last
-            last = place
-    if last is not None:
-        yield last
+            merged.append(place)
+    return merged
 
 
 _MOST_KEPT: Final = 1000
@@ -104,7 +103,7 @@ _MOST_KEPT: Final = 1000
 _LONG_PLACE: Final = _MOST_KEPT * len("[REDACTED:ip]")
 
 
-def _apart(found: Iterator[Found], kept: list[tuple[int, int]]) -> Iterator[Found]:
+def _apart(found: list[Found], kept: list[tuple[int, int]]) -> Iterator[Found]:
     """Yield the places minus existing markers; the rest of a text (`bounded`) includes them."""
     marker = 0
     starts = [start for start, _ in kept]
