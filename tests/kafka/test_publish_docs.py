@@ -1,11 +1,10 @@
-"""The Python of docs/publishing.md does what it says."""
+"""docs/examples/publish_aiokafka.py does what it says."""
 
 from __future__ import annotations
 
 import json
-import re
+import runpy
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -15,14 +14,9 @@ from tests.support.surroundings import DOCS
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-DOCUMENT = (DOCS / "publishing.md").read_text("utf-8")
-
 
 async def test_the_aiokafka_example_publishes_traces(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = re.search(r"## Python, aiokafka\n.*?```python\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert found is not None
-    names: dict[str, Any] = {}
-    exec(compile(found[1], "docs/publishing.md", "exec"), names)
+    names = runpy.run_path(str(DOCS / "examples/publish_aiokafka.py"))
     publish: Callable[..., Awaitable[list[tuple[int, int]]]] = names["publish"]
     topic = unique("docs")
     await create_topics_async(kafka.bootstrap_servers, {topic: 3})
