@@ -1,11 +1,11 @@
 """Spans and log events, as values and as OTLP in both encodings."""
 
-from __future__ import annotations
-
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
@@ -58,20 +58,14 @@ def shape(document: Mapping[str, Any]) -> list[str]:
 
 def any_value(value: Any) -> dict[str, Any]:
     """Return a value as OTLP's JSON has it."""
-    if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
-        return {"intValue": str(value)}
-    if isinstance(value, float):
-        return {"doubleValue": value}
-    if isinstance(value, str):
-        return {"stringValue": value}
+    if value is None:
+        return {}
     if isinstance(value, list):
         return {"arrayValue": {"values": [any_value(each) for each in value]}}
     if isinstance(value, dict):
         return {"kvlistValue": {"values": pairs(value)}}
-    assert value is None
-    return {}
+    kinds = {bool: "boolValue", int: "intValue", float: "doubleValue", str: "stringValue"}
+    return {kinds[type(value)]: str(value) if type(value) is int else value}
 
 
 def pairs(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,9 +102,6 @@ def logs_as_json(logs: Sequence[LogEvent]) -> dict[str, Any]:
 
 def as_protobuf(document: Mapping[str, Any]) -> bytes:
     """Return OTLP's JSON as protobuf, by protobuf's own parser, which takes the ids for base64."""
-    from base64 import b64encode
-
-    from google.protobuf.json_format import ParseDict
 
     def encoded(value: Any, name: str = "") -> Any:
         if isinstance(value, dict):

@@ -1,17 +1,14 @@
 """Record batches byte by byte, for what no client library sends but every broker takes.
 
-Belongs here: Kafka's record batch format (magic 2) as producers write it, and sending one as it is. Written apart from
-the worker's own reader of batches, so that the two check each other.
+Kafka's record batch format (magic 2), written apart from the worker's reader of batches: the two check each other.
 """
-
-from __future__ import annotations
 
 import asyncio
 import gzip
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +19,10 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.util import calc_crc32c
 
 CODECS: Final[Mapping[str, int]] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
+    "none": bytes, "gzip": gzip.compress, "snappy": codecs.snappy_encode, "lz4": codecs.lz4_encode,
+    "zstd": codecs.zstd_encode,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,7 @@ def encode_record(record: RawRecord, offset_delta: int, timestamp_delta: int) ->
 
 def compress(payload: bytes, codec: str) -> bytes:
     """Compress as producers do."""
-    match codec:
-        case "none":
-            return payload
-        case "gzip":
-            return gzip.compress(payload, 9)
-        case "snappy":
-            return bytes(codecs.snappy_encode(payload))
-        case "lz4":
-            return bytes(codecs.lz4_encode(payload))
-        case "zstd":
-            return bytes(codecs.zstd_encode(payload))
-    raise ValueError(codec)
+    return bytes(COMPRESS[codec](payload))
 
 
 def gzip_of_repeated(head: bytes, block: bytes, times: int, tail: bytes) -> bytes:

@@ -1,16 +1,12 @@
 """Reading a topic batch by batch, with whatever a producer put into it: the judge's own eyes.
 
-Belongs here: fetching raw batches and taking them apart, independently of aiokafka's reader and of the worker's. Does
-not belong here: what a worker should make of them (oracle.py). It trusts the topic not to hold more than fits into
-memory, and reads what was committed only in so far as nothing on it is transactional.
+Independent of aiokafka's reader and of the worker's. The topic must fit into memory, and have no transactions.
 """
-
-from __future__ import annotations
 
 import asyncio
 import gzip
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +17,6 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 FETCH_BYTES = 32 << 20
-
-
-@dataclass(frozen=True)
-class RawBatch:
-    """A batch as it is on the topic: first and last offset, unpacked size (bytes), its records."""
-
-    partition: int
-    first: int
-    last: int
-    unpacked: int
-    records: tuple[RawSourceRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -61,8 +46,23 @@ class RawSourceRecord:
         return False
 
 
-async def read_batches_async(bootstrap: str, topic: str) -> list[RawBatch]:
+@dataclass(frozen=True)
+class RawBatch:
+    """A batch as it is on the topic: first and last offset, unpacked size (bytes), its records."""
+
+    partition: int
+    first: int
+    last: int
+    unpacked: int
+    records: tuple[RawSourceRecord, ...]
+
+
+def read_batches(bootstrap: str, topic: str) -> list[RawBatch]:
     """Return all batches of a topic on one broker, partition by partition."""
+    return asyncio.run(_read(bootstrap, topic))
+
+
+async def _read(bootstrap: str, topic: str) -> list[RawBatch]:
     host, port = bootstrap.split(",", maxsplit=1)[0].rsplit(":", 1)
     connection = await create_conn(host, int(port), request_timeout_ms=60_000)
     try:
@@ -87,19 +87,6 @@ async def read_batches_async(bootstrap: str, topic: str) -> list[RawBatch]:
         connection.close()
 
 
-def read_batches(bootstrap: str, topic: str) -> list[RawBatch]:
-    """As read_batches_async."""
-    return asyncio.run(read_batches_async(bootstrap, topic))
-
-
-def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    """Return each partition's end: the offset that its next record takes."""
-    ends: dict[int, int] = {}
-    for batch in read_batches(bootstrap, topic):
-        ends[batch.partition] = max(ends.get(batch.partition, 0), batch.last + 1)
-    return ends
-
-
 def split(partition: int, data: bytes) -> Iterator[RawBatch]:
     """Take the complete batches of a fetch response apart."""
     at = 0
@@ -108,27 +95,17 @@ def split(partition: int, data: bytes) -> Iterator[RawBatch]:
         if at + 12 + length > len(data):
             return  # cut off by the size of the fetch
         attributes, last_delta, first_ms, max_ms, *_, count = struct.unpack_from(">hiqqqhii", data, at + 21)
-        payload = unpack(data[at + 61 : at + 12 + length], attributes & 7)
+        payload = bytes(UNPACK[attributes & 7](data[at + 61 : at + 12 + length]))
         moment = max_ms if attributes & 8 else None
         records = tuple(_records(partition, base, first_ms, moment, count, payload))
         yield RawBatch(partition, base, base + last_delta, len(payload), records)
         at += 12 + length
 
 
-def unpack(payload: bytes, codec: int) -> bytes:
-    """Decompress without a bound."""
-    match codec:
-        case 0:
-            return payload
-        case 1:
-            return gzip.decompress(payload)
-        case 2:
-            return bytes(codecs.snappy_decode(payload))
-        case 3:
-            return bytes(codecs.lz4_decode(payload))
-        case 4:
-            return bytes(codecs.zstd_decode(payload))
-    raise ValueError(codec)
+UNPACK: tuple[Callable[[bytes], bytes], ...] = (
+    bytes, gzip.decompress, codecs.snappy_decode, codecs.lz4_decode, codecs.zstd_decode,
+)  # fmt: skip
+"""By the number of the codec; none has a bound."""
 
 
 def _records(

@@ -6,6 +6,7 @@ JavaScript's white space spelt out. Nothing here cares about time.
 
 import random
 import re
+from typing import Any
 
 _WHITE = "".join(map(chr, [*range(9, 14), 0x20, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F]))
 _WHITE += "\u3000\ufeff"
@@ -74,121 +75,71 @@ def slow_redact_text(text: str, level: str) -> tuple[str, list[tuple[str, int]]]
     return cleaned.decode("utf-16-le", "surrogatepass"), list(counts.items())
 
 
-_LETTERS = "abcxyzABCXYZ"
+# -- texts: parts that come close to the patterns
+
+_DIGITS, _ALNUM = "0123456789", "0123456789abcxyzABCXYZ"
 _ODD: list[str] = [
-    *_WHITE,
-    "\u200b",
-    "\u180e",
-    "\x85",
-    "\x1c",
-    "\x00",
-    "\u212a",
-    "\u017f",
-    "\u0130",
-    "\u0131",
-    "é",
-    "日",
-    "\u0301",
-]
-_ODD += ["🙂", "\U0010ffff", "٣", "３", "ａ"]  # noqa: RUF001 digits and letters beyond ASCII
+    *_WHITE, *"\u200b\u180e\x85\x1c\x00\u212a\u017f\u0130\u0131é日\u0301",
+    *"🙂\U0010ffff٣３ａ",  # noqa: RUF001 digits and letters beyond ASCII
+]  # fmt: skip
 _SIGNS = [*"'\"`,;:=)}]([{.@-_+/\\%~!?#<>|& \n\t"]
 _MARKERS = ["[REDACTED:password]", "[redacted", "[REDACTED:email]", "[Redacted:ip]"]
 
+Piece = str | tuple[str, int, int] | list[Any]
+"""A text, so many characters of an alphabet, or one of several pieces."""
 
-def _run(rng: random.Random, signs: str, least: int, most: int) -> str:
-    return "".join(rng.choices(signs, k=rng.randint(least, most)))
-
-
-def _space(rng: random.Random) -> str:
-    return rng.choice(["", "", " ", " ", "  ", rng.choice(_ODD), "\n"])
-
-
-def _gap(rng: random.Random) -> str:
-    return rng.choice(["", "-", ".", " ", "\xa0", ") ", ")", "--", rng.choice(_ODD)])
+_SPACE: Piece = ["", "", " ", " ", "  ", "\n", _ODD]
+_GAP_PIECE: Piece = ["", "-", ".", " ", "\xa0", ") ", ")", "--", _ODD]
+_LABEL: list[Piece] = [("ab1-Z", 0, 3), "."]
+_TAIL: Piece = ("ab1/\\.;' é", 0, 8)
+_THREE: Piece = [*[(_DIGITS, 3, 3)] * 18, (_DIGITS, 2, 2), (_DIGITS, 4, 4)]
+_OCTET: Piece = ["0", "00", "007", "25", "99", "199", "249", "255", "256", "300", "1234"]
 
 
-def _secret(rng: random.Random) -> str:
-    """Return something close to what one of the secrets' patterns finds."""
-    alnum = "0123456789" + _LETTERS
-    kind = rng.randrange(8)
-    if kind == 0:
-        scheme = rng.choice([*_SCHEMES.split(), "http", "postgre", "my\u017fql"])
-        scheme = rng.choice([scheme, scheme.upper(), scheme.title()])
-        return scheme + rng.choice(["://", "://", "://", ":/", ":"]) + _run(rng, alnum + "@:/?.%=é", 0, 14)
-    if kind == 1:
-        word = rng.choice(["Bearer", "Bearer", "Bearer", "bearer", "Beare"])
-        return word + _space(rng) + rng.choice(["", "", "kp_"]) + _run(rng, alnum + "-._~+/=", 0, 26)
-    if kind == 2:
-        return rng.choice(["sk-", "sk-", "sk_", "SK-", "sk-proj-"]) + _run(rng, alnum, 17, 23)
-    if kind == 3:
-        return "gh" + rng.choice("poaspxu") + rng.choice("___-") + _run(rng, alnum, 33, 39)
-    if kind == 4:
-        return rng.choice(["AKIA", "AKIA", "akia", "AKI"]) + _run(rng, "ABCXYZ0123456789", 14, 18)
-    if kind == 5:
-        return (
-            rng.choice(["kp_", "kp_", "KP_", "kp-"])
-            + _run(rng, "0123456789abcdef", 13, 19)
-            + rng.choice(["", "g", "A"])
-        )
-    if kind == 6:
-        return "xox" + rng.choice("bprasx") + "-" + _run(rng, alnum + "-", 0, 9)
-    return _assignment(rng)
+def _cases(*words: str) -> Piece:
+    return [[word, word.upper(), word.title()] for word in words]
 
 
-def _assignment(rng: random.Random) -> str:
-    key = rng.choice([*_KEYS.split(), "pasword", "Secret", "toKen", "to\u212aen", "pa\u017fsword", "API-KEY"])
-    key = rng.choice([key, key, key.upper(), key.title()])
-    value = _run(rng, "0123456789" + _LETTERS + rng.choice(["", "é🙂", "'\"", " []"]), 0, 6)
-    quote = rng.choice(["", "", "", "'", '"', "`"])
-    value = rng.choice([value, value, value, rng.choice(_MARKERS), "🙂"])
-    before = rng.choice(["", "", "my_", "x-", "é", ".", "\u212a"])
-    return (
-        before
-        + key
-        + _space(rng)
-        + rng.choice("==::> ")
-        + _space(rng)
-        + quote
-        + value
-        + rng.choice([quote, quote, "'"])
-    )
+_NEAR_SECRETS: list[list[list[Piece]]] = [  # kinds, each of which has several forms, each of pieces
+    [[_cases(*_SCHEMES.split(), "http", "postgre", "my\u017fql"), ["://", "://", "://", ":/", ":"],
+      (_ALNUM + "@:/?.%=é", 0, 14)]],
+    [[["Bearer", "Bearer", "Bearer", "bearer", "Beare"], _SPACE, ["", "", "kp_"], (_ALNUM + "-._~+/=", 0, 26)]],
+    [[["sk-", "sk-", "sk_", "SK-", "sk-proj-"], (_ALNUM, 17, 23)]],
+    [["gh", [*"poaspxu"], [*"___-"], (_ALNUM, 33, 39)]],
+    [[["AKIA", "AKIA", "akia", "AKI"], ("ABCXYZ0123456789", 14, 18)]],
+    [[["kp_", "kp_", "KP_", "kp-"], ("0123456789abcdef", 13, 19), ["", "g", "A"]]],
+    [["xox", [*"bprasx"], "-", (_ALNUM + "-", 0, 9)]],
+    [[["", "", "my_", "x-", "é", ".", "\u212a"],
+      _cases(*_KEYS.split(), "pasword", "Secret", "toKen", "to\u212aen", "pa\u017fsword", "API-KEY"),
+      _SPACE, [*"==::> "], _SPACE, quote,
+      [*[(_ALNUM + more, 0, 6) for more in ("", "é🙂", "'\"", " []") * 3], *[_MARKERS] * 4, *["🙂"] * 4],
+      [quote, quote, "'"]] for quote in ("", "", "", "'", '"', "`")],
+]  # fmt: skip
+_NEAR_IDENTIFIERS: list[list[list[Piece]]] = [
+    [[("abZ09._%+-", 0, 6), "@", *_LABEL * labels, ("ab1-Z", 0, 3),
+      [".com", ".c", ".co.uk", ".x1", "", ".com.", "."]] for labels in range(3)],
+    [[["", "", "+1", "1", "+", "+11"], ["", _GAP_PIECE, "("], _THREE, _GAP_PIECE, _THREE, _GAP_PIECE, (_DIGITS, 3, 5)]],
+    [["+", (_DIGITS, 5, 17)]],
+    [[_OCTET, *[".", _OCTET] * dots, ["", "", ".", ".1", "a"]] for dots in (3, 3, 3, 2)],
+    [[["/home/", "/Users/", "/home", "/HOME/", "home/"], ("abZ9._-é", 0, 5), "/", _TAIL],
+     [["C:", "C:", "c:", "CD:", ""], ["\\Users\\", "\\\\Users\\\\"], _TAIL]],
+]  # fmt: skip
 
 
-def _identifier(rng: random.Random) -> str:
-    """Return something close to what one of the identifiers' patterns finds."""
-    kind = rng.randrange(5)
-    if kind == 0:
-        host = ".".join(_run(rng, "ab1-Z", 0, 3) for _ in range(rng.randint(1, 3)))
-        return (
-            _run(rng, "abZ09._%+-", 0, 6) + "@" + host + rng.choice([".com", ".c", ".co.uk", ".x1", "", ".com.", "."])
-        )
-    if kind == 1:
-        digits = [_run(rng, "0123456789", size, size) for size in rng.choices([2, 3, 4], [1, 18, 1], k=2)]
-        front = rng.choice(["", "", "+1", "1", "+", "+11"]) + rng.choice(["", _gap(rng), "("])
-        return front + digits[0] + _gap(rng) + digits[1] + _gap(rng) + _run(rng, "0123456789", 3, 5)
-    if kind == 2:
-        return "+" + _run(rng, "0123456789", 5, 17)
-    if kind == 3:
-        octets = [
-            rng.choice(["0", "00", "007", "25", "99", "199", "249", "255", "256", "300", "1234"]) for _ in range(4)
-        ]
-        return ".".join(octets[: rng.choice([4, 4, 4, 3])]) + rng.choice(["", "", ".", ".1", "a"])
-    tail = _run(rng, "ab1/\\.;' é", 0, 8)
-    if rng.random() < 0.5:
-        return rng.choice(["/home/", "/Users/", "/home", "/HOME/", "home/"]) + _run(rng, "abZ9._-é", 0, 5) + "/" + tail
-    return rng.choice(["C:", "C:", "c:", "CD:", ""]) + rng.choice(["\\Users\\", "\\\\Users\\\\"]) + tail
+def _drawn(rng: random.Random, piece: Piece) -> str:
+    if isinstance(piece, list):
+        return _drawn(rng, rng.choice(piece))
+    return piece if isinstance(piece, str) else "".join(rng.choices(piece[0], k=rng.randint(*piece[1:])))
 
 
 def random_text(rng: random.Random) -> str:
     """Return a short text of parts that come close to the patterns, and of what may stand between them."""
     parts = []
     for _ in range(rng.randint(1, 6)):
-        part = rng.choice([_secret, _secret, _identifier, _identifier])(rng)
+        form = rng.choice(rng.choice(rng.choice([_NEAR_SECRETS, _NEAR_IDENTIFIERS])))
+        part = "".join(_drawn(rng, piece) for piece in form)
         if rng.random() < 0.1:
             place = rng.randrange(len(part) + 1)
             part = part[:place] + rng.choice(_ODD + _SIGNS + _MARKERS) + part[place + rng.randint(0, 1) :]
-        parts += [
-            part,
-            rng.choice(["", "", " ", ", ", "\n", rng.choice(_SIGNS), rng.choice(_ODD), rng.choice(_MARKERS)]),
-        ]
+        parts += [part, _drawn(rng, ["", "", " ", ", ", "\n", _SIGNS, _ODD, _MARKERS])]
     return "".join(parts)

@@ -1,7 +1,5 @@
 """Spans of made-up agents as OTLP, in both encodings, and the traces that belong to them; made from numbers alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -9,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
-from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
-
+from tests.support import otlp
 from worker.assemble.open_runs import packed
 from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.runs.otlp.mapping import assembled
@@ -20,11 +16,9 @@ from worker.runs.otlp.spans import decoded, split
 
 RULES: Rules = parse_rules(confidence="0.8", domain="code", visibility="org", privacy="private")
 SETTINGS = {
-    "KP_ASSEMBLE_CONFIDENCE": "0.8",
-    "KP_ASSEMBLE_DOMAIN": "code",
-    "KP_ASSEMBLE_VISIBILITY": "org",
+    "KP_ASSEMBLE_CONFIDENCE": "0.8", "KP_ASSEMBLE_DOMAIN": "code", "KP_ASSEMBLE_VISIBILITY": "org",
     "KP_ASSEMBLE_PRIVACY": "private",
-}
+}  # fmt: skip
 
 Span = dict[str, Any]
 """A span as OTLP/JSON has it, with its attributes as a plain mapping."""
@@ -43,13 +37,13 @@ def span_id(number: int, name: str) -> str:
 def run_spans(number: int, turns: int = 2, start_ns: int = START_NS, size: int = 0) -> list[Span]:
     """Return the spans of a run in the order in which they end: the agent's, the root, is the last.
 
-    Each turn but the last calls a tool; each call of the model repeats what was said before. `size`: more characters in
+    Each turn but the last calls a tool; each call of the model repeats what was past before. `size`: more characters in
     each result.
     """
     second = 1_000_000_000
     begin = start_ns + number * second
     agent = span_id(number, "agent")
-    said: list[dict[str, Any]] = [_message("user", {"type": "text", "content": f"Do task {number}."})]
+    past: list[dict[str, Any]] = [_message("user", {"type": "text", "content": f"Do task {number}."})]
     spans = []
     for turn in range(turns):
         last = turn == turns - 1
@@ -58,22 +52,18 @@ def run_spans(number: int, turns: int = 2, start_ns: int = START_NS, size: int =
         ask = {"type": "tool_call", "id": call, "name": "look", "arguments": {"at": turn}}
         answer = _message("assistant", *([text] if last else [text, ask]))
         attributes = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "openai",
-            "gen_ai.input.messages": json.dumps(said),
-            "gen_ai.output.messages": json.dumps([answer]),
-        }
+            "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai",
+            "gen_ai.input.messages": json.dumps(past), "gen_ai.output.messages": json.dumps([answer]),
+        }  # fmt: skip
         at = begin + (2 * turn + 1) * second
         spans.append(_span(number, f"chat {turn}", agent, at, attributes))
         if not last:
             result = f"seen {turn} " + "x" * size
-            said += [answer, _message("tool", {"type": "tool_call_response", "id": call, "response": result})]
+            past += [answer, _message("tool", {"type": "tool_call_response", "id": call, "response": result})]
             tool = {
-                "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": "look",
-                "gen_ai.tool.call.id": call,
-                "gen_ai.tool.call.result": result,
-            }
+                "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "look",
+                "gen_ai.tool.call.id": call, "gen_ai.tool.call.result": result,
+            }  # fmt: skip
             spans.append(_span(number, f"execute_tool look {turn}", agent, at + second, tool))
     root = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": f"agent-{number % 5}"}
     return [*spans, _span(number, "agent", "", begin, root, seconds=2 * turns + 1)]
@@ -91,31 +81,24 @@ def _span(number: int, name: str, parent: str, start_ns: int, attributes: dict[s
     }  # fmt: skip
 
 
+def document(spans: Iterable[Span]) -> dict[str, Any]:
+    """Return the spans as OTLP's JSON: numbers of 64 bits are strings."""
+    rows = [
+        {key: str(value) if key.endswith("Nano") else value for key, value in each.items()}
+        | {"attributes": otlp.pairs(each["attributes"])}
+        for each in spans
+    ]
+    return {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "agent.loop"}, "spans": rows}]}]}
+
+
 def as_protobuf(spans: Iterable[Span]) -> bytes:
     """Return the spans as one record of the Collector with the encoding otlp_proto."""
-    message = TracesData()
-    scope = message.resource_spans.add().scope_spans.add()
-    scope.scope.name = "agent.loop"
-    for each in spans:
-        span = scope.spans.add(
-            trace_id=bytes.fromhex(each["traceId"]), span_id=bytes.fromhex(each["spanId"]),
-            parent_span_id=bytes.fromhex(each["parentSpanId"]), name=each["name"], kind=each["kind"],
-            start_time_unix_nano=each["startTimeUnixNano"], end_time_unix_nano=each["endTimeUnixNano"],
-        )  # fmt: skip
-        for key, value in each["attributes"].items():
-            span.attributes.add(key=key).value.string_value = value
-    return bytes(message.SerializeToString())
+    return otlp.as_protobuf(document(spans))
 
 
 def as_json(spans: Iterable[Span]) -> bytes:
-    """Return the spans as one record with the encoding otlp_json: numbers of 64 bits are strings."""
-    rows = []
-    for each in spans:
-        row = {key: str(value) if key.endswith("Nano") else value for key, value in each.items()}
-        row["attributes"] = [{"key": key, "value": {"stringValue": value}} for key, value in each["attributes"].items()]
-        rows.append(row)
-    scope = {"scope": {"name": "agent.loop"}, "spans": rows}
-    return json.dumps({"resourceSpans": [{"scopeSpans": [scope]}]}).encode()
+    """Return the spans as one record with the encoding otlp_json."""
+    return json.dumps(document(spans)).encode()
 
 
 def records(spans: Sequence[Span], rng: random.Random, most: int = 3) -> list[bytes]:
@@ -136,17 +119,14 @@ def content(spans: Sequence[Span]) -> bytes:
 
 def as_logs(spans: Iterable[Span]) -> bytes:
     """Return a log event of each span, as a record of the Collector."""
-    message = LogsData()
-    scope = message.resource_logs.add().scope_logs.add()
-    for each in spans:
-        event = scope.log_records.add(
-            trace_id=bytes.fromhex(each["traceId"]),
-            span_id=bytes.fromhex(each["spanId"]),
-            time_unix_nano=each["startTimeUnixNano"],
-            event_name="gen_ai.user.message",
-        )
-        event.body.string_value = each["name"]
-    return bytes(message.SerializeToString())
+    ids = ("traceId", "spanId")
+    rows = [
+        {name: each[name] for name in ids}
+        | {"timeUnixNano": str(each["startTimeUnixNano"]), "eventName": "gen_ai.user.message"}
+        | {"body": otlp.any_value(each["name"])}
+        for each in spans
+    ]
+    return otlp.as_protobuf({"resourceLogs": [{"scopeLogs": [{"logRecords": rows}]}]})
 
 
 def documents(spans: Iterable[Span], limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
