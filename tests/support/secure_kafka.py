@@ -177,7 +177,7 @@ def secure_kafka(directory: Path) -> Iterator[SecureKafka]:
 
 def _add_scram_user(broker: EmbeddedKafka) -> None:
     """Run kafka-configs (the admin client of aiokafka has no such request), once for each mechanism, both at once."""
-    runtime = broker._runtime
+    runtime = broker.runtime
     assert runtime is not None
     class_path, class_name = config_command(runtime)
     started = []

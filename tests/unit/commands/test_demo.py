@@ -20,8 +20,7 @@ from worker.core.documents import scored_record
 from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
 from worker.lab.demo import show as demo_view
-from worker.lab.demo.process import PARTITIONS, DemoOutcome, _environment
-from worker.lab.demo.samples import samples
+from worker.lab.demo.process import PARTITIONS, DemoOutcome, _environment, samples
 from worker.observe.metrics import quantile
 
 LINES = SAMPLES.read_bytes().splitlines()

@@ -16,6 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -26,10 +27,8 @@ __all__ = ["KAFKA_VERSION", "BrokerError", "EmbeddedKafka"]
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 120.0  # 1 s on an idle machine; a slow start must not fail a test run
-START_ATTEMPTS = 3  # each on other ports: another process may take a free port before Kafka listens
 
-
+@dataclass(eq=False)
 class EmbeddedKafka:
     """Runs `nodes` combined broker and controller nodes on loopback ports; a restarted node keeps its ports and data.
 
@@ -42,32 +41,21 @@ class EmbeddedKafka:
     default_runtime: ClassVar[Callable[[], Runtime]]
     """Tests replace it to run on another release of Kafka."""
 
-    def __init__(
-        self,
-        nodes: int = 1,
-        *,
-        data_dir: Path | None = None,
-        config: Mapping[str, str] | None = None,
-        features: Mapping[str, int] | None = None,
-        listeners: Mapping[str, str] | None = None,
-        port: int | None = None,
-        heap_mb: int = 256,
-        jvm_flags: Sequence[str] = (),
-        start_timeout_s: float = START_TIMEOUT_S,
-        runtime: Runtime | None = None,
-    ) -> None:
-        if nodes < 1 or (port is not None and nodes != 1):
+    nodes: int = 1
+    _: KW_ONLY
+    data_dir: Path | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, int] | None = None
+    listeners: Mapping[str, str] = field(default_factory=dict)
+    port: int | None = None
+    heap_mb: int = 256
+    jvm_flags: Sequence[str] = ()
+    start_timeout_s: float = 120.0  # 1 s on an idle machine; a slow start must not fail a test run
+    runtime: Runtime | None = None
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or (self.port is not None and self.nodes != 1):
             raise ValueError("at least one node, and a fixed port only for a single node")
-        self._count = nodes
-        self._data_dir = data_dir
-        self._config = dict(config or {})
-        self._features = dict(features or {})
-        self._protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(listeners or {})}
-        self._port = port
-        self._heap_mb = heap_mb
-        self._start_timeout_s = start_timeout_s
-        self._jvm_flags = tuple(jvm_flags)
-        self._runtime = runtime
         self._temporary: Path | None = None
         self._nodes: list[KafkaNode] = []
 
@@ -81,26 +69,24 @@ class EmbeddedKafka:
         """Start all nodes and return when each knows all others. Raises BrokerError with the end of the log."""
         if self._nodes:
             raise BrokerError("already started")
-        if self._port is not None and not is_free(self._port):
-            raise BrokerError(f"port {self._port} is in use")
-        self._runtime = self._runtime or EmbeddedKafka.default_runtime()
-        own_place = self._port is not None or self._data_dir is not None
-        for attempt in range(1, START_ATTEMPTS + 1):
+        if self.port is not None and not is_free(self.port):
+            raise BrokerError(f"port {self.port} is in use")
+        self.runtime = self.runtime or EmbeddedKafka.default_runtime()
+        # Another process may take a free port before Kafka listens
+        more_tries = 2 if self.port is None and self.data_dir is None else 0
+        while True:
             try:
-                self._prepare(self._runtime)
+                self._prepare(self.runtime)
                 for node in self._nodes:
                     node.start()
-                self._wait_ready(range(self._count))
-                break
-            except BrokerError as error:
+                self._wait_ready(range(self.nodes))
+                return self
+            except BaseException as error:
                 self.stop()
-                if own_place or attempt == START_ATTEMPTS:
+                if not (isinstance(error, BrokerError) and more_tries):
                     raise
+                more_tries -= 1
                 log.warning("%s; trying again on other ports", error)
-            except BaseException:
-                self.stop()
-                raise
-        return self
 
     def stop(self) -> None:
         """Stop all nodes and remove temporary data. Nodes with temporary data are killed, since nothing can be lost."""
@@ -167,71 +153,66 @@ class EmbeddedKafka:
 
     def _prepare(self, runtime: Runtime) -> None:
         """Write each node's files, and format its storage the first time."""
-        if self._data_dir is None:
+        if self.data_dir is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="kp-kafka-"))
-        root = (self._temporary or self._data_dir or Path()).resolve()
-        free = (p for p in free_ports(self._count * len(self._protocols) + 1) if p != self._port)
-        ports = [{name: next(free) for name in self._protocols} for _ in range(self._count)]
-        if self._port is not None:
-            ports[0]["PLAINTEXT"] = self._port
+        root = (self._temporary or self.data_dir or Path()).resolve()
+        protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **self.listeners}
+        free = (p for p in free_ports(self.nodes * len(protocols) + 1) if p != self.port)
+        ports = [{name: next(free) for name in protocols} for _ in range(self.nodes)]
+        if self.port is not None:
+            ports[0]["PLAINTEXT"] = self.port
         self._nodes = [
-            KafkaNode(i, root / f"node-{i}", runtime, heap_mb=self._heap_mb, jvm_flags=self._jvm_flags)
-            for i in range(self._count)
+            KafkaNode(i, root / f"node-{i}", runtime, heap_mb=self.heap_mb, jvm_flags=self.jvm_flags)
+            for i in range(self.nodes)
         ]
         for i, node in enumerate(self._nodes):
-            node.write_files(server_properties(i, ports, self._protocols, node.data, self._config))
-        self._format(root / "cluster.id")
-
-    def _format(self, id_file: Path) -> None:
-        """Format all nodes without storage, in parallel, with one cluster id."""
-        if not id_file.exists():
-            id_file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
-        fresh = [node for node in self._nodes if not node.formatted]
+            node.write_files(server_properties(i, ports, protocols, node.data, self.config))
+        cluster_id = root / "cluster.id"
+        if not cluster_id.exists():
+            cluster_id.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
+        fresh = [node for node in self._nodes if not (node.data / "meta.properties").exists()]
+        for node in fresh:  # in parallel
+            node.start_format(cluster_id.read_text(), self.features or {})
         for node in fresh:
-            node.start_format(id_file.read_text(), self._features)
-        for node in fresh:
-            if node.reap(self._start_timeout_s) != 0:
+            if node.reap(self.start_timeout_s) != 0:
                 raise BrokerError(f"Kafka's storage could not be formatted; {node.tail()}")
 
     def _wait_ready(self, wanted: Sequence[int]) -> None:
         """Return when each wanted node answers and reports all wanted nodes as live."""
-        deadline = time.monotonic() + self._start_timeout_s
+        deadline = time.monotonic() + self.start_timeout_s
         for i in wanted:
             while not self._nodes[i].ready(set(wanted)):
                 for other in wanted:  # without one of them, none becomes ready
                     if not self.alive(other):
                         raise BrokerError(f"Kafka node {other} ended while starting; {self._nodes[other].tail()}")
                 if time.monotonic() > deadline:
-                    late = f"Kafka node {i} was not ready in {self._start_timeout_s} s"
+                    late = f"Kafka node {i} was not ready in {self.start_timeout_s} s"
                     raise BrokerError(f"{late}; {self._nodes[i].tail()}")
                 time.sleep(0.05)
 
 
 def with_class_cache(runtime: Runtime) -> Runtime:
-    """Return the runtime once the JVM's class cache exists (66 MB, built on first use)."""
+    """Return the runtime once it has the JVM's class cache (66 MB): starts take 1.1 s instead of 2.7 s (JEP 514).
+
+    It is built on first use, from the classes of one broker run. The JVM ignores a cache of other jars or another JRE.
+    After a failure the file is empty, and brokers run without it.
+    """
     with (runtime.aot_cache.parent / ".lock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
-        if not runtime.aot_cache.exists():
-            _make_class_cache(runtime)
+        if runtime.aot_cache.exists():
+            return runtime
+        log.info("making the JVM's class cache for faster broker starts (once, about 10 s)")
+        part = runtime.aot_cache.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        try:
+            with EmbeddedKafka(jvm_flags=[f"-XX:{runtime.class_cache_options[0]}={part}"], runtime=runtime) as recorder:
+                recorder.stop_node(0, timeout_s=120)
+        except BrokerError as error:
+            log.warning("no class cache, broker starts stay slower: %s", error)
+            part.unlink(missing_ok=True)
+        part.touch()
+        part.replace(runtime.aot_cache)
     return runtime
 
 
 EmbeddedKafka.default_runtime = staticmethod(lambda: with_class_cache(install(default_cache())))
-
-
-def _make_class_cache(runtime: Runtime) -> None:
-    """Record the classes of one broker run: later starts take 1.1 s instead of 2.7 s (JEP 514).
-
-    The JVM ignores a cache of other jars or another JRE. After a failure the file is empty, and brokers run without it.
-    """
-    log.info("making the JVM's class cache for faster broker starts (once, about 10 s)")
-    part = runtime.aot_cache.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    try:
-        with EmbeddedKafka(jvm_flags=[f"-XX:{runtime.class_cache_options[0]}={part}"], runtime=runtime) as recorder:
-            recorder.stop_node(0, timeout_s=120)
-    except BrokerError as error:
-        log.warning("no class cache, broker starts stay slower: %s", error)
-        part.unlink(missing_ok=True)
-    part.touch()
-    part.replace(runtime.aot_cache)

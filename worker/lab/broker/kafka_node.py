@@ -119,12 +119,9 @@ def server_properties(
         **_TUNING,
         **overrides,
     }
-    if "advertised.listeners" not in overrides:
-        controllers = properties["controller.listener.names"].split(",")
-        listeners = properties["listeners"].split(",")
-        clients = [item for item in listeners if item.split("://")[0] not in controllers]
-        properties["advertised.listeners"] = ",".join(clients)
-    return properties
+    controllers, listeners = properties["controller.listener.names"].split(","), properties["listeners"].split(",")
+    clients = [item for item in listeners if item.split("://")[0] not in controllers]
+    return {"advertised.listeners": ",".join(clients), **properties}
 
 
 def java_properties(properties: Mapping[str, str]) -> bytes:
@@ -134,7 +131,6 @@ def java_properties(properties: Mapping[str, str]) -> bytes:
 
 
 STOP_TIMEOUT_S = 30.0  # 0.2 s on an idle machine; then SIGKILL, which costs a log recovery at the next start
-LOG_TAIL_LINES = 20
 
 # The child: start a watchdog, then become the JVM. The watchdog is the JVM's child, so getppid() shows whether the JVM
 # still runs: it can never kill another process that got the same pid.
@@ -182,18 +178,13 @@ class KafkaNode:
         self._runtime = runtime
         self._heap_mb = heap_mb
         self._jvm_flags = tuple(jvm_flags)
-        self._probe = ""  # host:port of a listener without TLS or SASL; "": none
+        self._probe = ""  # host:port of a listener without TLS or SASL
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def data(self) -> Path:
         """Return the directory of the node's log segments."""
         return self._directory / "data"
-
-    @property
-    def formatted(self) -> bool:
-        """Return whether the node has storage from an earlier start."""
-        return (self.data / "meta.properties").exists()
 
     @property
     def alive(self) -> bool:
@@ -212,11 +203,9 @@ class KafkaNode:
         (self._directory / "tmp").mkdir(parents=True, exist_ok=True)
         (self._directory / "server.properties").write_bytes(java_properties(properties))
         (self._directory / "log4j2.properties").write_text(LOG4J2)
-        advertised = properties["advertised.listeners"].split(",")
         protocol = dict(p.split(":") for p in properties["listener.security.protocol.map"].split(","))
-        self.listeners = dict(item.split("://", 1) for item in advertised)
-        plain = (address for name, address in self.listeners.items() if protocol.get(name) == "PLAINTEXT")
-        self._probe = next(plain, "")
+        self.listeners = dict(item.split("://", 1) for item in properties["advertised.listeners"].split(","))
+        self._probe = next(address for name, address in self.listeners.items() if protocol.get(name) == "PLAINTEXT")
 
     def start_format(self, cluster_id: str, features: Mapping[str, int]) -> None:
         """Start Kafka's StorageTool on the node; `reap` returns its exit status."""
@@ -242,34 +231,26 @@ class KafkaNode:
         process, self._process = self._process, None
         if process is None:
             return None
-        late = False
         try:
-            process.wait(timeout_s)
+            return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            late = True
             process.kill()
             process.wait()
+            raise BrokerError(f"Kafka did not stop in {timeout_s} s and was killed; {self.tail()}") from None
         finally:
             if process.stdin is not None:
                 process.stdin.close()
-        if late:
-            raise BrokerError(f"Kafka did not stop in {timeout_s} s and was killed; {self.tail()}")
-        return process.returncode
 
     def ready(self, wanted: set[int]) -> bool:
         """Return whether the node answers and reports all wanted nodes as live."""
         with contextlib.suppress(OSError):
-            if self._probe:
-                return wanted <= _live_brokers(self._probe)
-            for address in self.listeners.values():  # TLS or SASL only: an accepted TCP connection must suffice
-                socket.create_connection(_split(address), timeout=2).close()
-            return True
+            return wanted <= _live_brokers(self._probe)
         return False
 
     def tail(self) -> str:
         """Return the end of the log, for an error message."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return f"last lines of {self.log}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+        return f"last lines of {self.log}:\n" + "\n".join(lines[-20:])
 
     def _java(self, main: str, *arguments: str, jvm_flags: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """Start one of Kafka's programs on the node's server.properties, with its output in the node's log."""
@@ -296,18 +277,14 @@ class KafkaNode:
             )
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, port = address.rsplit(":", 1)
-    return host, int(port)
-
-
 def _live_brokers(address: str) -> set[int]:
     """Ask one broker for the ids of all live brokers that it knows: Metadata v1 for no topics, without TLS or SASL.
 
     Raises OSError while nothing answers.
     """
     request = struct.pack(">hhih5si", 3, 1, 0, 5, b"probe", 0)
-    with socket.create_connection(_split(address), timeout=2) as connection:
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=2) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         with connection.makefile("rb") as stream:
             (size,) = struct.unpack(">i", stream.read(4).ljust(4, b"\0"))
@@ -318,7 +295,7 @@ def _live_brokers(address: str) -> set[int]:
     ids = set()
     for _ in range(count):  # node id, host, port, nullable rack
         node_id, length = struct.unpack_from(">ih", answer, at)
-        (rack,) = struct.unpack_from(">h", answer, at + 6 + length + 4)
+        (rack,) = struct.unpack_from(">h", answer, at + 10 + length)
         ids.add(node_id)
-        at += 6 + length + 4 + 2 + max(rack, 0)
+        at += 12 + length + max(rack, 0)
     return ids

@@ -16,20 +16,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from worker.commands.shared.options import SAMPLES
 from worker.commands.shared.scored_rows import TailFilter, TailRecord
 from worker.config import PREFIX, Settings
 from worker.core.records import SourceRecord
-from worker.kafka.reading.fetches import Consumer, Reading
+from worker.core.trace import CONTEXT
+from worker.kafka.cluster.connections import committed_reader
+from worker.kafka.reading.fetches import Reading
 from worker.lab.broker.kafka_node import HOST, free_ports
 from worker.lab.console import step
-from worker.lab.demo.samples import Sample
 from worker.observe.metrics import quantile
 
 PARTITIONS = 2
@@ -90,32 +93,25 @@ class DemoProcess:
 
     def figures(self) -> str:
         """Return evaluation times from /metrics, as text."""
-        buckets = {
-            float(sample.labels["le"]): sample.value
-            for family in text_string_to_metric_families(self.get("/metrics")[1])
-            for sample in family.samples
-            if sample.name == "kp_evaluation_duration_seconds_bucket"
-        }
+        name = "kp_evaluation_duration_seconds_bucket"
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        buckets = {float(it.labels["le"]): it.value for family in families for it in family.samples if it.name == name}
         p50, p99 = quantile(buckets, 0.5) * 1000, quantile(buckets, 0.99) * 1000
         return f"evaluation p50 {p50:.3g} ms, p99 {p99:.3g} ms"
 
     def check(self) -> None:
         """Raise DemoError with the end of the log if the process has ended."""
-        code = self.process.poll()
-        if code is not None:
+        if (code := self.process.poll()) is not None:
             raise DemoError(f"{self.name} ended with exit code {code}.\n{self.tail()}")
 
     def wait_ready(self, say: Callable[[str], None]) -> None:
         """Return when /readyz is answered with 200."""
         deadline = time.monotonic() + 600  # a first start may download a model
-        while True:
-            status, body = self.get("/readyz")
-            if status == 200:
-                return
+        while (answer := self.get("/readyz"))[0] != 200:
             self.check()
             if time.monotonic() > deadline:
-                raise DemoError(f"{self.name} was not ready in 10 minutes: {body}.\n{self.tail()}")
-            say(body.strip())
+                raise DemoError(f"{self.name} was not ready in 10 minutes: {answer[1]}.\n{self.tail()}")
+            say(answer[1].strip())
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -130,12 +126,11 @@ class DemoProcess:
 
     def tail(self) -> str:
         """Return the last lines of its log."""
-        lines = self.log.read_text(errors="replace").splitlines()[-15:]
-        return "\n".join(["The end of its log:", *lines])
+        return "\n".join(["The end of its log:", *self.log.read_text(errors="replace").splitlines()[-15:]])
 
 
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:
-    others = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+    others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     # With -P: a user's directory named worker must not be run instead of this package.
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.getenv("PYTHONPATH"))))
     return {**others, **settings, "PYTHONPATH": path}
@@ -151,23 +146,17 @@ class Stage:
 
     @contextlib.contextmanager
     def running(
-        self,
-        label: str,
-        name: str,
-        arguments: Sequence[str],
-        variables: Mapping[str, str],
-        *,
-        port: int | None = None,
-        says: str = "ready, metrics at {url}/metrics",
-    ) -> Iterator[DemoProcess]:
-        """Start a process on the demo's broker, print `says` once it is ready, and kill it at the end."""
+        self, label: str, name: str, command: str, variables: Mapping[str, str], *, port: int | None = None,
+        says: str = "",
+    ) -> Iterator[DemoProcess]:  # fmt: skip
+        """Start a command on the demo's broker, print `says` once it is ready, and kill it at the end."""
         port = port or free_ports(1)[0]
         own = {"BOOTSTRAP_SERVERS": self.bootstrap, "CREATE_TOPICS": "true", "HTTP_HOST": HOST, "HTTP_PORT": str(port)}
         settings = {PREFIX + key: value for key, value in {**variables, **own}.items()}
-        with DemoProcess(name, arguments, settings, port, self.directory) as process:
+        with DemoProcess(name, [command], settings, port, self.directory) as process:
             with step(self.console, label) as say:
                 process.wait_ready(say)
-                say(says.format(url=process.url))
+                say(f"{says} ready, metrics at {process.url}/metrics".lstrip())
             yield process
 
 
@@ -186,6 +175,39 @@ def worker_variables(settings: Settings) -> dict[str, str]:
 
 
 # -- what is published and read back
+
+
+class Sample(NamedTuple):
+    """A record to publish; the key is the agent, so that its traces stay in order and share one cache."""
+
+    key: bytes
+    value: bytes | None
+
+
+def samples() -> list[Sample]:
+    """Return the sample traces in the order of the story, with invalid ones among them."""
+    lines = SAMPLES.read_bytes().splitlines()
+    result = [Sample(msgspec.json.decode(line)["metadata"]["agent_id"].encode(), line) for line in lines]
+    for number, value in enumerate(broken_values(lines[0]), 1):
+        result.insert(10 * number, Sample(b"kp:agent:gremlin-%02d" % number, value))
+    return result
+
+
+def broken_values(trace: bytes) -> list[bytes | None]:
+    """Return values that are not valid traces, each for a different reason."""
+    document = msgspec.json.decode(trace)
+    del document["task"]
+    too_sure = msgspec.json.decode(trace)
+    too_sure["outcome"]["confidence"] = 90
+    return [
+        trace[:300],
+        trace.replace(CONTEXT.encode(), b"https://schema.org"),
+        msgspec.json.encode(document),
+        msgspec.json.encode(too_sure),
+        None,
+        b"PK\x03\x04\x14\x00\xff\xfe\x9c\x00",
+        trace.decode().replace("evening", "Märzabend").encode("latin-1"),
+    ]
 
 
 @dataclass
@@ -226,16 +248,10 @@ class DemoOutcome:
 @asynccontextmanager
 async def clients(bootstrap: str, *topics: str) -> AsyncIterator[tuple[AIOKafkaProducer, AIOKafkaConsumer]]:
     """Start a producer, and a consumer of these topics' committed records from the first one; stop both at the end."""
+    client = {"bootstrap_servers": bootstrap}
     async with (
-        AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer,
-        Consumer(
-            *topics,
-            reading=Reading(),
-            bootstrap_servers=bootstrap,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-        ) as consumer,
+        AIOKafkaProducer(**client, acks="all", enable_idempotence=True) as producer,
+        committed_reader(client, Reading(), *topics) as consumer,
     ):
         yield producer, consumer
 

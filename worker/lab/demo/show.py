@@ -11,7 +11,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,10 +49,10 @@ from worker.lab.demo.process import (
     Stage,
     clients,
     run_flow,
+    samples,
     scored,
     worker_variables,
 )
-from worker.lab.demo.samples import samples
 
 STORY = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
 """Beginnings of the ids of one incident reported three times: first, 39 minutes later, 69 minutes after that."""
@@ -82,7 +81,7 @@ def run_demo(settings: Settings, http_port: int | None, parts: Parts) -> int:
         ):
             stage = Stage(console, kafka.bootstrap_servers, Path(directory))
             variables = worker_variables(settings)
-            with stage.running("worker", "the worker", ["run"], variables, port=http_port) as worker:
+            with stage.running("worker", "the worker", "run", variables, port=http_port) as worker:
                 _show(stage, worker, settings, parts)
                 with step(console, "stop") as say:
                     say("worker drains, commits and leaves its group")
@@ -101,25 +100,17 @@ def run_demo(settings: Settings, http_port: int | None, parts: Parts) -> int:
 
 def _show(stage: Stage, worker: DemoProcess, settings: Settings, parts: Parts) -> None:
     """Send the samples through everything and show the results."""
-    console, assemble = stage.console, None
-    with contextlib.ExitStack() as stack:
-        with Live(console=console, transient=True, refresh_per_second=10) as live:
-            flow = run_flow(stage.bootstrap, samples(), worker, lambda outcome: live.update(_counts(outcome)))
-            outcome = asyncio.run(flow)
-        _print_outcome(console, outcome, worker, settings)
-        if problem := outcome.imbalance():
-            raise DemoError(f"{problem}.\n{worker.tail()}")
-        if parts.otlp:
-            assemble = stack.enter_context(running_assemble(stage))
-            show_spans(stage, assemble)
+    with Live(console=stage.console, transient=True, refresh_per_second=10) as live:
+        flow = run_flow(stage.bootstrap, samples(), worker, lambda outcome: live.update(_counts(outcome)))
+        outcome = asyncio.run(flow)
+    _print_outcome(stage.console, outcome, worker, settings)
+    if problem := outcome.imbalance():
+        raise DemoError(f"{problem}.\n{worker.tail()}")
+    with showing_spans(stage) if parts.otlp else contextlib.nullcontext():
         if parts.verdicts:
-            judged, key = stack.enter_context(running_judged(stage))
-            show_verdicts(stage, judged, key)
-            judged.stop()
+            show_verdicts(stage)
         if parts.keep_running:
             _stay(stage, worker)
-        if assemble is not None:
-            assemble.stop()
 
 
 def _counts(outcome: DemoOutcome) -> Text:
@@ -134,7 +125,6 @@ def _counts(outcome: DemoOutcome) -> Text:
 
 
 def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoProcess, settings: Settings) -> None:
-    told = story(outcome.scored)
     console.print(
         "",
         _counts(outcome),
@@ -146,11 +136,11 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoProcess, 
         rows(outcome.dead, only_dead_letters=True),
         sep="\n",
     )
-    if told is not None:
+    if (incident := story(outcome.scored)) is not None:
         retold = next(document for document in outcome.scored if document["id"].startswith(STORY[1]))
         console.print(
             Text("\nThe same incident, reported three times", "bold"),
-            told,
+            incident,
             Text("\nThe second one explained", "bold"),
             explanation_text(explain_trace(msgspec.json.encode(retold), settings)),
             "",
@@ -160,15 +150,15 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoProcess, 
 
 def story(documents: Sequence[Document]) -> Text | None:
     """Return how the incident that was reported three times was scored each time; None if it is missing."""
-    told = [document for document in documents if document["id"].startswith(STORY)]
-    if len(told) != len(STORY):
+    reports = [document for document in documents if document["id"].startswith(STORY)]
+    if len(reports) != len(STORY):
         return None
     lines: list[Text] = []
-    for document in told:
+    for document in reports:
         scoring, nearest = document["scoring"], document["scoring"]["nearest"]
         if nearest is None:
             chapter = "no embedder: novelty is neutral" if scoring["embedder"] is None else "the cache is still empty"
-        elif nearest["id"] in {it["id"] for it in told}:
+        elif nearest["id"] in [it["id"] for it in reports]:
             chapter = f"seen before: similarity {nearest['similarity']:.2f}"
         else:
             chapter = "the others have expired: new again" if lines else "nothing similar in the cache"
@@ -206,24 +196,25 @@ def _stay(stage: Stage, worker: DemoProcess) -> None:
 # -- spans
 
 
-def running_assemble(stage: Stage) -> AbstractContextManager[DemoProcess]:
-    """Start `assemble`; kill it at the end. The worker must be ready, because it creates the topics."""
+@contextlib.contextmanager
+def showing_spans(stage: Stage) -> Iterator[None]:
+    """Publish the spans, print the scores of their runs, and keep `assemble` running. Raises DemoError if one lacks.
+
+    The worker must be ready, because it creates the topics.
+    """
     variables = {
         "TOPIC_PARTITIONS": "2", "ASSEMBLE_GRACE_SECONDS": "1", "ASSEMBLE_CONFIDENCE": "0.9",
         "ASSEMBLE_DOMAIN": "general", "ASSEMBLE_VISIBILITY": "private", "ASSEMBLE_PRIVACY": "private",
     }  # fmt: skip
-    says = "assemble ready, metrics at {url}/metrics"
-    return stage.running("spans", "assemble", ["assemble"], variables, says=says)
-
-
-def show_spans(stage: Stage, assemble: DemoProcess) -> None:
-    """Publish the spans, wait for the scores of their runs, and print them. Raises DemoError if one is missing."""
     records = SAMPLES.with_name("demo_spans.jsonl").read_bytes().splitlines()  # of three runs
-    with step(stage.console, "spans") as say:
-        say(f"published {len(records)} records on {SPANS}; a run is complete a second after its last span")
-        found = asyncio.run(_scores(stage.bootstrap, records, assemble))
-    title = Text(f"\nFrom OpenTelemetry: {len(found)} runs in {len(records)} records of spans", "bold")
-    stage.console.print(title, rows(found), "", sep="\n")
+    with stage.running("spans", "assemble", "assemble", variables, says="assemble") as assemble:
+        with step(stage.console, "spans") as say:
+            say(f"published {len(records)} records on {SPANS}; a run is complete a second after its last span")
+            found = asyncio.run(_scores(stage.bootstrap, records, assemble))
+        title = Text(f"\nFrom OpenTelemetry: {len(found)} runs in {len(records)} records of spans", "bold")
+        stage.console.print(title, rows(found), "", sep="\n")
+        yield
+        assemble.stop()
 
 
 async def _scores(bootstrap: str, records: Sequence[bytes], assemble: DemoProcess) -> list[TailRecord]:
@@ -249,9 +240,11 @@ AGENTS = {"boaster": (0.99, 1 / 6), "steady": (0.8, 5 / 6)}
 """The confidence that each agent states for every run, and the share of its runs that succeed."""
 
 
-@contextlib.contextmanager
-def running_judged(stage: Stage) -> Iterator[tuple[DemoProcess, bytes]]:
-    """Start a worker that uses confidence from verdicts; yield it with the judge's key; stop it at the end."""
+def show_verdicts(stage: Stage) -> None:
+    """Start a worker that uses confidence from verdicts, publish rounds of runs, and print a line for each.
+
+    Each round is judged before the next. Raises DemoError.
+    """
     key = secrets.token_hex(32).encode()
     keys = stage.directory / "judges.key"
     keys.write_bytes(b"%s %s\n" % (JUDGE.encode(), key))
@@ -261,25 +254,20 @@ def running_judged(stage: Stage) -> Iterator[tuple[DemoProcess, bytes]]:
         "DEAD_LETTER_TOPIC": f"{JUDGED}.dead-letter", "VERDICT_KEY_FILE": str(keys), "CONFIDENCE": "record",
         "THRESHOLD": str(THRESHOLD),
     }  # fmt: skip
-    says = "worker with KP_CONFIDENCE=record ready, metrics at {url}/metrics"
-    with stage.running("judge", "verdicts", ["run"], variables, says=says) as worker:
-        yield worker, key
-
-
-def show_verdicts(stage: Stage, worker: DemoProcess, key: bytes) -> None:
-    """Publish rounds of runs, each judged before the next, and print a line for each. Raises DemoError."""
-    with step(stage.console, "judge") as say:
-        say(f"{ROUNDS} rounds of {RUNS} runs for each agent, each judged before the next")
-        rounds = asyncio.run(_judged_rounds(stage.bootstrap, worker, key))
-    stage.console.print(
-        Text("\nVerdicts: what agents say, and what becomes of it", "bold"),
-        Text("says: the stated confidence; judged: successes so far; used: the outcome confidence.", "dim"),
-        Text(f"Each row is an agent's last run in a round; a score of {THRESHOLD} is accepted.", "dim"),
-        Text("at 0.6: the score with weights where the outcome has 0.6 (docs/verdicts.md).", "dim"),
-        _verdict_table(rounds),
-        "",
-        sep="\n",
-    )
+    with stage.running("judge", "verdicts", "run", variables, says="worker with KP_CONFIDENCE=record") as worker:
+        with step(stage.console, "judge") as say:
+            say(f"{ROUNDS} rounds of {RUNS} runs for each agent, each judged before the next")
+            rounds = asyncio.run(_judged_rounds(stage.bootstrap, worker, key))
+        stage.console.print(
+            Text("\nVerdicts: what agents say, and what becomes of it", "bold"),
+            Text("says: the stated confidence; judged: successes so far; used: the outcome confidence.", "dim"),
+            Text(f"Each row is an agent's last run in a round; a score of {THRESHOLD} is accepted.", "dim"),
+            Text("at 0.6: the score with weights where the outcome has 0.6 (docs/verdicts.md).", "dim"),
+            _verdict_table(rounds),
+            "",
+            sep="\n",
+        )
+        worker.stop()
 
 
 def _verdict_table(rounds: list[dict[str, Document]]) -> PlainTable:
