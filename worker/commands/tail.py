@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from worker.commands.shared.console import Command, errors_for_the_user, say
+from worker.commands.shared.console import Command, say
 from worker.commands.shared.options import json_option, read_settings, settings_options
 
 if TYPE_CHECKING:
@@ -54,21 +54,16 @@ def tail(
     first = None if from_beginning else 10 if last is None else last
     table = table_writer(only_dead_letters=not (accepted or rejected), objectives=objective, follow=follow)
     try:
-        with nullcontext(write_lines) if as_json else table as show, errors_for_the_user():
+        with nullcontext(write_lines) if as_json else table as show:
             run_session(show_records(Session(settings), topics, chosen, show, last=first, follow=follow))
     except KeyboardInterrupt:
         sys.exit(0)
 
 
 async def show_records(
-    session: Session,
-    names: list[str],
-    chosen: TailFilter,
-    show: Callable[[list[TailRecord]], None],
-    *,
-    last: int | None,
-    follow: bool,
-) -> None:
+    session: Session, names: list[str], chosen: TailFilter, show: Callable[[list[TailRecord]], None], *,
+    last: int | None, follow: bool,
+) -> None:  # fmt: skip
     """Show records in portions: the `last` ones (None: all), then with `follow` new ones, until interrupted."""
     from worker.commands.shared.scored_rows import in_commit_order
     from worker.commands.shared.session import read_to
@@ -103,8 +98,7 @@ async def show_records(
             follower.seek(tp, offset)
         while True:
             batches = await follower.getmany(timeout_ms=1000)
-            read = map(chosen.read, chain.from_iterable(batches.values()))
-            if records := in_commit_order(filter(None, read)):
+            if records := in_commit_order(filter(None, map(chosen.read, chain.from_iterable(batches.values())))):
                 show(records)
 
 

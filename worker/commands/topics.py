@@ -12,13 +12,13 @@ import asyncio
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct
 
-from worker.commands.shared.console import Command, SettingsError, text_console, write_json
+from worker.commands.shared.console import Command, text_console, write_json
 from worker.commands.shared.options import json_option, read_settings, settings_options
 from worker.core.terminal import clean, number_of
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from worker.commands.shared.shown import PlainTable
     from worker.config import Settings
     from worker.kafka.cluster.describe import TopicDescription
     from worker.kafka.cluster.topics import Observed, Problem, TopicPlan
@@ -67,13 +66,8 @@ def topics(create: bool, as_json: bool) -> None:
     would start with these topics, 1 it would not.
     """
     settings = read_settings()
-    from worker.config import ConfigError
-
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # the error says the same
-    try:
-        rows, problems = asyncio.run(topics_report(settings, create))
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
+    rows, problems = asyncio.run(topics_report(settings, create))
     if as_json:
         write_json(*rows, *({"level": each.level, "message": each.message, "remedy": each.remedy} for each in problems))
     else:
@@ -131,13 +125,16 @@ def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: s
     topic, current = observed.topics.get(wanted.name), observed.configs.get(wanted.name, {})
     configs = []
     for name, value in wanted.configs.items():
-        now = current.get(name)
-        fits = None if now is None else _FITS[_bound(wanted.variable, name)](now, value)
+        now, bound = current.get(name), _bound(wanted.variable, name)
+        fits = None
+        if now is not None:
+            more, less = (int(now) > int(value), int(now) < int(value)) if bound else (False, False)
+            fits = now == value or (bound == ">=" and more) or (bound == "<=" and less)
         configs.append(ConfigRow(name, now, value, fits))
     # Any number fits an output, and more than the plan's a changelog.
-    is_changelog = wanted.name == settings.changelog
     partitions = wanted.partitions if topic is None else topic.partitions
-    partitions = max(partitions, wanted.partitions) if is_changelog else partitions
+    if wanted.name == settings.changelog:
+        partitions = max(partitions, wanted.partitions)
     state = "denied" if wanted.name in observed.denied else "missing" if topic is None else "exists"
     commands = [] if state == "denied" else _commands(settings, wanted, topic, partitions, configs)
     return TopicRow(
@@ -145,13 +142,6 @@ def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: s
         partitions=None if topic is None else topic.partitions, partitions_wanted=partitions,
         replicas=None if topic is None else topic.replicas, configs=configs, commands=commands, needed_by=needed_by,
     )  # fmt: skip
-
-
-_FITS: Final[Mapping[str, Callable[[str, str], bool]]] = {
-    ">=": lambda now, wanted: int(now) >= int(wanted),
-    "<=": lambda now, wanted: int(now) <= int(wanted),
-    "": str.__eq__,
-}
 
 
 def _bound(variable: str, name: str) -> str:
@@ -189,10 +179,18 @@ def print_report(console: Console, rows: Sequence[TopicRow], problems: Sequence[
     """Print the report for people; commands are not wrapped, so that they can be copied."""
     from rich.text import Text
 
+    from worker.commands.shared.shown import columns
+
+    names = ("    setting", "is", "should be")
     for row in rows:
         console.print(_head(row))
+        table = columns(*names, fold=names)
+        for config in row.configs:
+            current = Text(clean(config.current or "-"), "red" if config.ok is False else "")
+            wanted = f"{_bound(row.setting, config.name)} {config.wanted}".strip()
+            table.add_row(Text(f"    {config.name}"), current, wanted)
         if row.configs:
-            console.print(_config_table(row))
+            console.print(table)
     for problem in problems:
         text = clean(f"\n{problem.level}: {problem.message}; {problem.remedy}", "\n")
         console.print(Text(text, "red" if problem.level == "fail" else "yellow"))
@@ -207,27 +205,12 @@ def _head(row: TopicRow) -> Text:
     from rich.text import Text
 
     needed = row.needed_by == "run"
-    missing = "not bold red" if needed else "not bold yellow"
-    text = Text(clean(row.topic), "bold").append(f"  {row.state}", "not bold" if row.state == "exists" else missing)
+    colour = "" if row.state == "exists" else "red" if needed else "yellow"
+    text = Text.assemble((clean(row.topic), "bold"), "  ", (row.state, colour))
     if row.partitions is None:
-        text.append(f", needs {number_of(row.partitions_wanted, 'partition')}", "not bold")
-        return text if needed else text.append(f" (for kp-worker {row.needed_by})", "not bold")
-    text.append(f", {number_of(row.partitions, 'partition')}", "not bold")
+        command = "" if needed else f" (for kp-worker {row.needed_by})"
+        return text.append(f", needs {number_of(row.partitions_wanted, 'partition')}{command}")
+    text.append(f", {number_of(row.partitions, 'partition')}")
     if row.partitions != row.partitions_wanted:
-        text.append(f" (should be {row.partitions_wanted})", "not bold red")
-    return text.append(f", replicas {row.replicas}", "not bold")
-
-
-def _config_table(row: TopicRow) -> PlainTable:
-    from rich.text import Text
-
-    from worker.commands.shared.shown import columns
-
-    names = ("    setting", "is", "should be")
-    table = columns(*names, fold=names)
-    for config in row.configs:
-        current = Text(clean(config.current or "-"), "red" if config.ok is False else "")
-        table.add_row(
-            Text(f"    {config.name}"), current, f"{_bound(row.setting, config.name)} {config.wanted}".strip()
-        )
-    return table
+        text.append(f" (should be {row.partitions_wanted})", "red")
+    return text.append(f", replicas {row.replicas}")

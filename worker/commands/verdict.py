@@ -11,19 +11,27 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
+import msgspec
 
-from worker.commands.shared.console import Command
+from worker.commands.shared.console import (
+    ArgumentError,
+    BadLines,
+    Command,
+    CommandError,
+    open_file,
+    say,
+)
+from worker.commands.shared.json_lines import lines_as_they_come
 from worker.commands.shared.options import read_settings, settings_options
 from worker.core.terminal import number_of
 
 if TYPE_CHECKING:
     from aiokafka import AIOKafkaProducer
 
-    from worker.commands.shared.console import BadLines
-    from worker.commands.shared.session import Session, Topic
+    from worker.commands.shared.session import Session
     from worker.config import Settings
     from worker.core.documents import RecordPlace
-    from worker.core.verdicts import Judges, SignedVerdict
+    from worker.core.verdicts import Judges
 
 
 @click.command(cls=Command)
@@ -39,37 +47,29 @@ def verdict(file: str) -> None:
     be - for standard input. Exit code 1: a line is wrong, or not all could be written.
     """
     settings = read_settings()
-    from worker.commands.shared.console import (
-        ArgumentError,
-        BadLines,
-        CommandError,
-        errors_for_the_user,
-        open_file,
-        say,
-    )
     from worker.commands.shared.session import Session, run_session
     from worker.config import ConfigError
     from worker.config.keys import judge_keys
 
     wrong, sent = BadLines(file), Counter[str]()
-    with errors_for_the_user():
-        judges = judge_keys(settings)
-        if not judges:
-            raise ConfigError("verdicts are signed: set KP_VERDICT_KEY_FILE, with a line JUDGE KEY for each judge")
-        session = Session(settings)
+    judges = judge_keys(settings)
+    if not judges:
+        raise ConfigError("verdicts are signed: set KP_VERDICT_KEY_FILE, with a line JUDGE KEY for each judge")
+    session = Session(settings)
     try:
         source = open_file(file, "rb")
     except OSError as error:
         raise ArgumentError("FILE", f"{file}: {error.strerror}") from None
     try:
-        with source, errors_for_the_user():
+        with source:
             run_session(_write(session, judges, source, wrong, sent))
     except KeyboardInterrupt:
         say(f"interrupted after {number_of(sent.total(), 'verdict')}")
         sys.exit(130)
     except CommandError as error:
-        before = f"; {number_of(sent.total(), 'verdict was', 'verdicts were')} written before"
-        raise (error.adding(before) if sent else error) from None
+        if sent:
+            error.message += f"; {number_of(sent.total(), 'verdict was', 'verdicts were')} written before"
+        raise
     wrong.say_rest("correct these as well")
     written = f"{number_of(sent.total(), 'verdict')} written to topic {settings.source_topic}"
     say(written + (f", {number_of(wrong.count, 'line')} wrong" if wrong.count else ""))
@@ -78,9 +78,7 @@ def verdict(file: str) -> None:
 
 async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadLines, written: Counter[str]) -> None:
     """Write a verdict for each valid line as it arrives; count what is written. Raises ConfigError, SessionError."""
-    import msgspec
-
-    from worker.commands.shared.json_lines import lines_as_they_come
+    from worker.core.verdicts import make_verdict, sign_verdict
     from worker.kafka.cluster.connections import idempotent_producer, while_sending
     from worker.kafka.cluster.describe import topic_id
 
@@ -98,10 +96,16 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
 
         async def send(number: int, judged: Mapping[str, Any]) -> None:
             try:
-                it = _signed(judged, topic, judges, identity)
+                verdict = make_verdict(judged, topic=topic.name, topic_id=identity, issued_at=datetime.now(UTC))
+                if verdict.partition >= topic.partitions:
+                    has = f"topic {topic.name} has only 0 to {topic.partitions - 1}"
+                    raise ValueError(f"partition {verdict.partition}: {has}")
+                if verdict.judge not in judges:
+                    raise ValueError(f"KP_VERDICT_KEY_FILE has no key of judge {verdict.judge}")
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
                 wrong.name(f"{number}: {error}")
                 return
+            it = sign_verdict(verdict, judges[verdict.judge][0])
             waiting.append(await producer.send(it.topic, it.value, it.key, it.partition, headers=it.headers))
             waiting[-1].add_done_callback(count)
             while len(waiting) == 500 or (waiting and waiting[0].done()):  # in flight to the broker at once
@@ -116,11 +120,9 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
             except (ValueError, RecursionError) as error:
                 wrong.name(f"{line.number}: {error}")
                 continue
-            if judged is None:
-                continue
-            if judged.keys() == {"trace_id", "success", "judge"}:
+            if judged is not None and judged.keys() == {"trace_id", "success", "judge"}:
                 by_id.append((line.number, judged))
-            else:
+            elif judged is not None:
                 await send(line.number, judged)
         documents = await _scored(settings, {str(judged["trace_id"]) for _, judged in by_id})
         for number, judged in by_id:
@@ -140,8 +142,6 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
 
 async def _scored(settings: Settings, ids: Collection[str]) -> Mapping[str, dict[RecordPlace, dict[str, Any]]]:
     """Return the scored documents of traces by id and source record. Raises ConfigError."""
-    import msgspec
-
     from worker.commands.shared.session import read_topics
     from worker.core.documents import ScoredId
 
@@ -156,15 +156,3 @@ async def _scored(settings: Settings, ids: Collection[str]) -> Mapping[str, dict
     if ids:
         await read_topics(settings, (settings.accepted_topic, settings.rejected_topic), take)
     return documents
-
-
-def _signed(judged: Mapping[str, Any], topic: Topic, judges: Judges, topic_id: str) -> SignedVerdict:
-    """Return the signed verdict of a line. Raises ValueError, RecursionError."""
-    from worker.core.verdicts import make_verdict, sign_verdict
-
-    verdict = make_verdict(judged, topic=topic.name, topic_id=topic_id, issued_at=datetime.now(UTC))
-    if verdict.partition >= topic.partitions:
-        raise ValueError(f"partition {verdict.partition}: topic {topic.name} has only 0 to {topic.partitions - 1}")
-    if verdict.judge not in judges:
-        raise ValueError(f"KP_VERDICT_KEY_FILE has no key of judge {verdict.judge}")
-    return sign_verdict(verdict, judges[verdict.judge][0])

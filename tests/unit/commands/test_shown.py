@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import random
 import re
@@ -100,12 +99,6 @@ def test_a_report_shows_the_digits(score: float) -> None:
     text = words(rendered(report_of([scored_document(n, score=it) for n, it in enumerate((score, 0.9))])))
     assert str(score) in text.split()
     assert "0.750" not in text
-
-
-def test_what_machines_read_has_the_score_as_it_is() -> None:
-    document = scored_document(score=0.749996)
-    record = type("Record", (), {"value": json.dumps(document).encode()})()
-    assert json.loads(TailRecord(record, document, None).as_json())["scoring"]["score"] == 0.749996
 
 
 @pytest.mark.parametrize("width", [107, 80, 72, 60, 50, 40, 32])

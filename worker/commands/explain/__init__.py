@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -58,9 +59,9 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool) 
             explanation = explain_trace(raw, settings, novelty)
         except InvalidTrace as error:
             where = f"{_name_of(trace)}: {'' if line is None else f'line {line}: '}"
-            hint = "; the file holds one document over several lines: leave out --line"
             is_bracket = error.reason is Reason.NOT_JSON and line is not None and raw.strip() in (b"{", b"[")
-            raise CommandError(f"{where}{error.reason}: {error.message}{hint if is_bracket else ''}") from None
+            hint = "; the file holds one document over several lines: leave out --line" if is_bracket else ""
+            raise CommandError(f"{where}{error.reason}: {error.message}{hint}") from None
     else:
         if line is not None:
             raise ArgumentError("--line", f"goes with a file, and there is no file {trace}")
@@ -119,11 +120,13 @@ def read_document(path: str, line: int | None, most: int) -> bytes:
     except OSError as error:
         raise ArgumentError("TRACE", f"{path} cannot be read: {error.strerror}") from None
     first, _, rest = (raw or b"").partition(b"\n")
-    if line is None and rest.strip() and _is_json(first):
-        raise CommandError(
-            f"{name} holds JSON Lines: name the line of one trace, as in kp-worker explain {path} --line 1, or pick "
-            f"it by its id, as in grep -m1 ID {'FILE' if path == '-' else path} | kp-worker explain -"
-        )
+    with suppress(ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        if line is None and rest.strip():
+            document_decoder.decode(first)
+            raise CommandError(
+                f"{name} holds JSON Lines: name the line of one trace, as in kp-worker explain {path} --line 1, or "
+                f"pick it by its id, as in grep -m1 ID {'FILE' if path == '-' else path} | kp-worker explain -"
+            )
     if raw is None or len(raw) > most:
         where = "" if line is None else f"line {line}: "
         raise CommandError(f"{name}: {where}more than {most} bytes, the limit of one trace (KP_MAX_MESSAGE_BYTES)")
@@ -133,24 +136,12 @@ def read_document(path: str, line: int | None, most: int) -> bytes:
 def _line_at(file: BinaryIO, number: int, most: int, name: str) -> bytes | None:
     """Return one line; None if it is too long. Raises CommandError if it is missing or empty."""
     last = 0
-    for line in read_lines(file, most):
-        last = line.number
+    for last, data, _, problem in read_lines(file, most):
+        if last == number and problem is None and not data.strip():
+            raise CommandError(f"{name}: line {number} is empty")
         if last == number:
-            if line.problem is not None:
-                return None
-            if not line.data.strip():
-                raise CommandError(f"{name}: line {number} is empty")
-            return line.data
+            return data if problem is None else None
     raise CommandError(f"{name} has no line {number}, only {last}")
-
-
-def _is_json(raw: bytes) -> bool:
-    """Return whether the bytes are one JSON document, according to the parser of traces."""
-    try:
-        document_decoder.decode(raw)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        return False
-    return True
 
 
 def _name_of(path: str) -> str:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from worker.commands.shared.console import CommandError, errors_for_the_user, text_console, write_line
+from worker.commands.shared.console import CommandError, text_console, write_line
 from worker.commands.shared.explanation import Explanation, explain_trace, named_rows
 from worker.commands.shared.session import Session, SessionError, read_to, run_session
 from worker.commands.shared.shown import Pasted
@@ -64,12 +64,12 @@ def find(target: str, wanted: Wanted, settings: Settings, options: str) -> list[
     `options`: those that give a printed command the same settings.
     """
     try:
-        with errors_for_the_user(), Console(stderr=True).status("searching; press Ctrl-C to stop"):
+        with Console(stderr=True).status("searching; press Ctrl-C to stop"):
             hits = run_session(_search(Session(settings), target, wanted))
     except CommandError as error:
-        is_bare = isinstance(wanted, str) and wanted != target
-        taken = f"; there is no file {target}, so it was taken for a trace id"
-        raise (error.adding(taken) if is_bare else error) from None
+        if isinstance(wanted, str) and wanted != target:
+            error.message += f"; there is no file {target}, so it was taken for a trace id"
+        raise
     if isinstance(hits, str):
         raise CommandError(hits)
     exact = [hit for hit in hits if hit.id == wanted] or hits
@@ -121,8 +121,7 @@ async def _search(session: Session, target: str, wanted: Wanted) -> list[Hit] | 
     async with session.admin() as admin:
         topics = await session.topics(admin, *names)
     tps = [tp for topic in topics.values() for tp in topic.tps]
-    read, oldest_ms = Counter[str](), dict[str, int]()
-    hits: list[Hit] = []
+    read, oldest_ms, hits = Counter[str](), dict[str, int](), list[Hit]()
     # A portion ends somewhere within its last fetch: so a fetch is small.
     async with session.connected(session.reader(max_partition_fetch_bytes=1 << 20)) as reader:
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
@@ -148,15 +147,14 @@ async def _search(session: Session, target: str, wanted: Wanted) -> list[Hit] | 
             lines.append(f"  {name}: there is no such topic")
             continue
         count = f"{number_of(read[name], 'record')}, back to {rfc3339(oldest_ms[name])}" if read[name] else "no records"
-        days = topic.retention_ms and topic.retention_ms / 86_400_000
-        lines.append(f"  {name}: {count}" + ("" if days is None else f", kept for {days:g} days"))
-    note = "" if source is None else await _about_source(session, source)
-    lines.append(
-        note
-        or "It may not be scored yet (kp-worker doctor shows the lag), it may be older than the topics' retention, "
+        kept = "" if topic.retention_ms is None else f", kept for {topic.retention_ms / 86_400_000:g} days"
+        lines.append(f"  {name}: {count}{kept}")
+    note = (
+        "It may not be scored yet (kp-worker doctor shows the lag), it may be older than the topics' retention, "
         "or it is on other topics (KP_ACCEPTED_TOPIC, KP_REJECTED_TOPIC, KP_DEAD_LETTER_TOPIC)."
     )
-    return "\n".join(lines)
+    why = "" if source is None else await _about_source(session, source)
+    return "\n".join([*lines, why or note])
 
 
 def _hit(record: SourceRecord, settings: Settings) -> Hit | None:
@@ -237,32 +235,26 @@ def show_letter(hit: Hit, letter: DeadLetter, others: Sequence[Hit], options: st
         table.add_row("path", Text(clean(letter.path)))
     table.add_row("message", Text(clean(letter.message)))
     table.add_row("dead letter", Text(clean(str(hit.place))))
-    source = f"{letter.source_topic}:{letter.source_partition}"
-    offsets = f":{letter.source_offset}"
-    if hit.first_offset != letter.source_offset:
-        offsets = f", offsets {hit.first_offset} to {letter.source_offset}"
-    table.add_row("source", Text(clean(source + offsets)))
+    several = hit.first_offset != letter.source_offset
+    offsets = f", offsets {hit.first_offset} to {letter.source_offset}" if several else f":{letter.source_offset}"
+    table.add_row("source", Text(clean(f"{letter.source_topic}:{letter.source_partition}{offsets}")))
     if letter.timestamp_ms is not None:
         table.add_row("record time", rfc3339(letter.timestamp_ms))
     if letter.redriven:
-        table.add_row(
-            "redriven", f"{number_of(letter.redriven, 'time')}, the last time from here or an earlier dead letter"
-        )
+        times = number_of(letter.redriven, "time")
+        table.add_row("redriven", f"{times}, the last time from here or an earlier dead letter")
     for other in others:
         table.add_row("also", Pasted(clean(f"kp-worker explain{options} {other.place}")))
-    head = Text(clean(hit.id or "a record without a trace id"), "bold")
-    outcome = Text("not scored: it is a dead letter", "yellow")
-    text_console().print(Group(head, outcome, "", table, "", *_remedy(letter, options)))
-
-
-def _remedy(letter: DeadLetter, options: str) -> list[RenderableType]:
-    if letter.reason in NO_VALUE:
-        return [Text(f"It does not contain its source record: {NO_VALUE[letter.reason]}.")]
-    place = f"{letter.record.partition}-{letter.record.offset}"
-    command = f"kp-worker redrive{options} --partition {letter.record.partition} --offset {letter.record.offset}"
-    return [
+    partition, offset = letter.record.partition, letter.record.offset
+    command = f"kp-worker redrive{options} --partition {partition} --offset {offset}"
+    remedy: list[RenderableType] = [
         Text("Write it to a file, correct the trace in its `value`, and publish that (kp-worker publish):"),
-        Pasted(f"{command} --to-file letter-{place}.jsonl --execute"),
+        Pasted(f"{command} --to-file letter-{partition}-{offset}.jsonl --execute"),
         Text("Or send it unchanged, to a worker that accepts it now:"),
         Pasted(f"{command} --execute"),
     ]
+    if letter.reason in NO_VALUE:
+        remedy = [Text(f"It does not contain its source record: {NO_VALUE[letter.reason]}.")]
+    head = Text(clean(hit.id or "a record without a trace id"), "bold")
+    outcome = Text("not scored: it is a dead letter", "yellow")
+    text_console().print(Group(head, outcome, "", table, "", *remedy))

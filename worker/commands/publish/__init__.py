@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 from click.shell_completion import CompletionItem
 
-from worker.commands.shared.console import Command, errors_for_the_user
+from worker.commands.shared.console import Command
 from worker.commands.shared.options import read_settings, settings_options
 from worker.runs.sessions.session import FORMATS
 
@@ -130,7 +130,7 @@ def publish(
 
 
 def _cleaning(settings: Settings, redact: str) -> Clean | None:
-    """Return the function that redacts a trace, None for "off". Raises CommandError."""
+    """Return the function that redacts a trace, None for "off". Raises ConfigError."""
     if redact == "off":
         return None
     from functools import partial
@@ -140,5 +140,4 @@ def _cleaning(settings: Settings, redact: str) -> Clean | None:
 
     if redact != "on":
         settings = settings.model_copy(update={"redact_rules": redact})
-    with errors_for_the_user():
-        return partial(redact_json, rules=redaction_rules(settings))
+    return partial(redact_json, rules=redaction_rules(settings))

@@ -35,7 +35,6 @@ from typing import Final
 from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 
 from worker.commands.publish.send import KeyField, key_of
-from worker.commands.shared.console import errors_for_the_user
 from worker.commands.shared.marks import (
     MarkedBatch,
     MarkedRecord,
@@ -100,10 +99,9 @@ def default_name(folder: Path) -> str:
 
 def run_follow(settings: Settings, followed: Followed) -> None:
     """Follow a folder until SIGTERM or SIGINT. Raises CommandError."""
-    with errors_for_the_user():
-        session = Session(settings)
-        logs.configure(settings.log_level, settings.log_format)
-        run_session(_until_stopped(session, followed))
+    session = Session(settings)
+    logs.configure(settings.log_level, settings.log_format)
+    run_session(_until_stopped(session, followed))
 
 
 async def _until_stopped(session: Session, followed: Followed) -> None:

@@ -21,7 +21,6 @@ from worker.commands.shared.console import (
     ArgumentError,
     BadLines,
     CommandError,
-    errors_for_the_user,
     open_file,
     say,
     size_of,
@@ -176,8 +175,7 @@ def run_publish(
 
     `redact`: redacts a line; None: no redaction.
     """
-    with errors_for_the_user():
-        run = _Publishing(Session(settings), topic, key, rate, validate, redact)
+    run = _Publishing(Session(settings), topic, key, rate, validate, redact)
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.fields[sent]} sent"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     interrupted = False
@@ -193,14 +191,13 @@ def run_publish(
         }
         sources = [(source, bad[file]) for file, source in zip(files, opened, strict=True)]
         try:
-            with errors_for_the_user():
-                run_session(run.run(sources, lambda size: progress.update(task, advance=size, sent=run.sent)))
+            run_session(run.run(sources, lambda size: progress.update(task, advance=size, sent=run.sent)))
         except KeyboardInterrupt:
             interrupted = True
         except CommandError as error:
-            if not run.sent:
-                raise
-            raise error.adding(f"; {number_of(run.sent, 'trace was', 'traces were')} published before") from None
+            if run.sent:
+                error.message += f"; {number_of(run.sent, 'trace was', 'traces were')} published before"
+            raise
     for file, lines in bad.items():
         name = "FILE" if file == "-" else shlex.quote(file)
         lines.say_rest(

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import click
 
-from worker.commands.shared.console import ArgumentError, Command, errors_for_the_user, say
+from worker.commands.shared.console import ArgumentError, Command, say
 from worker.commands.shared.options import Moment, read_settings, settings_options
 from worker.core.terminal import number_of
 
@@ -77,9 +77,8 @@ def redrive(
         )
     with watching(settings.dead_letter_topic) as counts:
         try:
-            with errors_for_the_user():
-                run = Redrive(Session(settings), selection, max_redrives, counts)
-                run_session(run.run(to_file, execute=execute))
+            run = Redrive(Session(settings), selection, max_redrives, counts)
+            run_session(run.run(to_file, execute=execute))
         except KeyboardInterrupt:
             say(f"interrupted after {number_of(counts.done.total(), 'dead letter')}; run it again to continue")
             sys.exit(130)

@@ -9,7 +9,7 @@ import base64
 import json
 import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import BinaryIO
@@ -21,7 +21,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from worker.commands.shared.console import (
     BadLines,
     CommandError,
-    SettingsError,
     discard_buffered,
     file_problem,
     json_output,
@@ -32,7 +31,7 @@ from worker.commands.shared.console import (
 from worker.commands.shared.json_lines import not_traces, read_lines
 from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
 from worker.commands.shared.shown import shown_score, shown_threshold
-from worker.config import ConfigError, Settings
+from worker.config import Settings
 from worker.config.redaction_rules import evaluation_config, output_rules
 from worker.core.dead_letters import embedding_failed
 from worker.core.records import SourceRecord
@@ -63,9 +62,7 @@ def run_score(
     console = Console(stderr=True)
     scored, bad = json_output(output), dead_letters and json_output(dead_letters)
     try:
-        judged = []
-        if verdicts is not None:
-            judged = read_verdicts(verdicts, verdicts.name, settings.max_message_bytes)
+        judged = [] if verdicts is None else read_verdicts(verdicts, verdicts.name, settings.max_message_bytes)
         with console.status("loading the model"):
             embedder = load_configured(settings)
         columns = (TextColumn("scoring"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -74,11 +71,8 @@ def run_score(
             counts = score_lines(
                 files, scored, bad, settings, embedder, lambda size: progress.advance(task, size), on_bad, judged
             )
-        for written in (scored, bad):
-            if written is not None:
-                written.flush()  # so that a full disk is reported here, not in a traceback at the end
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
+        for written in filter(None, (scored, bad)):
+            written.flush()  # so that a full disk is reported here, not in a traceback at the end
     except ModelError as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
@@ -92,10 +86,9 @@ def run_score(
     except OSError as error:
         discard_buffered(output, dead_letters)
         raise CommandError(file_problem(error)) from None
-    dead = sum(counts.dead_letters.values())
-    total = counts.accepted + counts.rejected + dead
+    valid, dead = len(counts.scores), counts.dead_letters.total()
     say(
-        f"{number_of(total, 'trace')}: {counts.accepted} accepted, {counts.rejected} rejected, "
+        f"{number_of(valid + dead, 'trace')}: {counts.accepted} accepted, {valid - counts.accepted} rejected, "
         f"{number_of(dead, 'dead letter')}, {number_of(counts.truncated, 'text')} truncated at {settings.max_tokens} "
         "tokens"
     )
@@ -113,9 +106,9 @@ def run_score(
         bad_lines.say_rest("--dead-letters BAD.jsonl writes them all, with their reasons")
     for text in problems:
         say(text)
-    if counts.scores and (not counts.accepted or accepts_too_few(counts.accepted, len(counts.scores))):
+    if valid and (not counts.accepted or accepts_too_few(counts.accepted, valid)):
         say(_nothing_passed(counts, output_file(output)))
-    if not counts.scores:
+    if not valid:
         raise CommandError(
             "no line of the file is a valid trace; write them with their reasons: --dead-letters BAD.jsonl" if dead
             else f"{', '.join(named)}: no line holds anything; one trace per line is expected"
@@ -137,7 +130,6 @@ class Summary:
     """Counts of one run."""
 
     accepted: int = 0
-    rejected: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)  # by reason
     truncated: int = 0
     truncated_objectives: int = 0
@@ -166,9 +158,7 @@ def score_lines(
     identity = None if embedder is None else embedder.identity
     config = evaluation_config(settings, output_rules(settings))
     scorer = new_scorer(settings, identity)
-    evaluation = Evaluation(scorer, identity, config)
-    waiting = deque(enumerate(verdicts))
-    summary = Summary()
+    evaluation, waiting, summary = Evaluation(scorer, identity, config), deque(enumerate(verdicts)), Summary()
     lines = ((file, line) for file in sources for line in read_lines(file, settings.max_message_bytes))
     for number, (file, (in_file, line, size, problem)) in enumerate(lines, 1):
         on_line(size)
@@ -195,13 +185,12 @@ def score_lines(
             on_bad(file, in_file, line, error)
             summary.dead_letters[str(error.reason)] += 1
             if dead_letters is not None:
-                of = _name(file) if len(sources) > 1 else None
+                of = {"file": _name(file)} if len(sources) > 1 else {}
                 dead_letters.write(_dead_line(of, in_file, None if problem else line, error) + b"\n")
             continue
         summary.scores.append(scored.score)
         summary.thresholds.add(scored.threshold)
         summary.accepted += scored.accepted
-        summary.rejected += not scored.accepted
         if document.redactions and config.clean is not None:
             if document.redactions.keys() - summary.redactions.keys():
                 for kind, example in redaction_examples(line, config.clean(line)[0]).items():
@@ -225,14 +214,10 @@ def _embed(embedder: Embedder, texts: Sequence[str], view: str) -> Embedding:
         raise embedding_failed(error) from error
 
 
-def _dead_line(file: str | None, number: int, line: bytes | None, error: InvalidTrace) -> bytes:
+def _dead_line(file: Mapping[str, str], number: int, line: bytes | None, error: InvalidTrace) -> bytes:
     letter: dict[str, object] = {
-        **({"file": file} if file else {}),
-        "line": number,
-        "reason": str(error.reason),
-        "path": error.path,
-        "message": error.message,
-    }
+        **file, "line": number, "reason": str(error.reason), "path": error.path, "message": error.message,
+    }  # fmt: skip
     if line is not None:
         try:
             letter["value"] = line.decode()
@@ -253,38 +238,29 @@ def redaction_examples(raw: bytes, redacted: bytes) -> dict[str, str]:
         if isinstance(before, dict) and isinstance(after, dict):
             for (name, value), (cleaned_name, cleaned_value) in zip(before.items(), after.items(), strict=True):
                 place = f"{path}.{cleaned_name}" if path else cleaned_name
-                if name != cleaned_name:
-                    _add_markers(examples, name, cleaned_name, place)
-                pending.append((value, cleaned_value, place))
+                pending += [(name, cleaned_name, place), (value, cleaned_value, place)]
         elif isinstance(before, list) and isinstance(after, list):
             pending += [(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(before, after, strict=True))]
         elif isinstance(after, str) and before != after:
-            _add_markers(examples, before if isinstance(before, str) else json.dumps(before), after, path)
+            for kind, text in _markers(before if isinstance(before, str) else json.dumps(before), after):
+                examples.setdefault(kind, f"{path}: {text}".replace("\n", " "))
     return examples
-
-
-def _add_markers(examples: dict[str, str], before: str, after: str, path: str) -> None:
-    for kind, text in _markers(before, after):
-        examples.setdefault(kind, f"{path}: {text}".replace("\n", " "))
 
 
 def _markers(before: str, after: str) -> Iterator[tuple[str, str]]:
     """Yield the markers of a text. A replaced text lies between the parts around its marker, common to both texts."""
     markers = list(islice(MARKER.finditer(after), 1000))
-    place = 0
-    for number, marker in enumerate(markers):
-        end = markers[number + 1].start() if number + 1 < len(markers) else len(after)
-        start = place + marker.start() - (markers[number - 1].end() if number else 0)
-        following = after[marker.end() : end]
+    place = known = 0  # behind the last marker, in `before` and `after`
+    for marker, end in zip(markers, [*(it.start() for it in markers[1:]), len(after)], strict=False):
+        start, following = place + marker.start() - known, after[marker.end() : end]
         behind = before.find(following, start + 1) if following else len(before)
-        if number + 1 == len(markers):
+        if end == len(after):
             behind = len(before) - len(following)
-        place = behind = max(start, behind)
-        if before[start:behind] == marker[0]:
-            continue  # it was already there
-        left, right = after[max(0, marker.start() - 32) : marker.start()], after[marker.end() :][:32]
-        kind = marker[0].removeprefix("[REDACTED:").removesuffix("]")
-        yield kind, f"{left}«{_masked(before[start:behind])}»{right}"
+        place, known = max(start, behind), marker.end()
+        if before[start:place] != marker[0]:  # it was not already there
+            left, right = after[max(0, marker.start() - 32) : marker.start()], after[marker.end() :][:32]
+            kind = marker[0].removeprefix("[REDACTED:").removesuffix("]")
+            yield kind, f"{left}«{_masked(before[start:place])}»{right}"
 
 
 def _masked(secret: str) -> str:

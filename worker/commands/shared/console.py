@@ -56,10 +56,6 @@ def program() -> str:
 class CommandError(click.ClickException):
     """The command failed; the message is for the user. Exit code 1."""
 
-    def adding(self, text: str) -> CommandError:
-        """Return the same error with text appended to its message."""
-        return type(self)(self.message + text)
-
 
 class SettingsError(CommandError):
     """Wrong settings or topics. Exit code 2, as for wrong options."""
@@ -103,22 +99,21 @@ class Command(click.Command):
 
     def check_files(self, ctx: click.Context, args: list[str]) -> None:
         """Raise UsageError for a file that may be a forgotten --set, before an error about it shows a secret."""
-        several = [it.name for it in self.params if isinstance(it, click.Argument) and it.nargs == -1]
-        values = self.make_parser(ctx).parse_args(list(args))[0] if several else {}
-        for files in (values.get(name or "") for name in several):
-            for file in files if isinstance(files, list | tuple) else ():
-                if "=" in file and not os.path.exists(file) and not ctx.resilient_parsing:
-                    ctx.fail(
-                        "An argument with = is no file (not shown, since it may be a secret); a setting is given by "
-                        "--set NAME=VALUE"
-                    )
+        several = [it.name or "" for it in self.params if isinstance(it, click.Argument) and it.nargs == -1]
+        given = self.make_parser(ctx).parse_args(list(args))[0] if several and not ctx.resilient_parsing else {}
+        files = (file for name in several if isinstance(them := given.get(name), list | tuple) for file in them)
+        if any("=" in file and not os.path.exists(file) for file in files):
+            ctx.fail(
+                "An argument with = is no file (not shown, since it may be a secret); a setting is given by "
+                "--set NAME=VALUE"
+            )
 
     def about_setting(self, error: click.NoSuchOption) -> click.NoSuchOption:
         """Return the error, which says how to give a setting that this command takes and that has no option."""
-        name = error.option_name.lstrip("-").replace("-", "_")
         if any(it.name == "set" for it in self.params):
             from worker.config import Settings
 
+            name = error.option_name.lstrip("-").replace("-", "_")
             if name in Settings.model_fields:
                 error.message += f"; a setting is given by --set {name}=VALUE"
                 error.possibilities = None
@@ -162,7 +157,7 @@ PIPE_CLOSED: Final = 0
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Give all commands the same end if nobody reads their output: a closed pipe is no error, a full disk is one.
+    """Give all commands the same end: a closed pipe is no error, a full disk is one; a ConfigError is exit code 2.
 
     Raises click's Exit and CommandError.
     """
@@ -182,24 +177,14 @@ def ending_in_order() -> Iterator[None]:
             raise
         discard_buffered(sys.stdout.buffer)
         raise CommandError(f"standard output cannot be written: {error.strerror}") from None
-
-
-@contextmanager
-def errors_for_the_user() -> Iterator[None]:
-    """Turn the errors of a command's Kafka work into one line and exit code 1, or 2 for settings and topics."""
-    from worker.commands.shared.session import SessionError
-    from worker.config import ConfigError
-
-    try:
-        yield
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
-    except BrokenPipeError:
+    except (click.ClickException, click.Abort):
         raise
-    except OSError as error:
-        raise CommandError(file_problem(error)) from None
-    except SessionError as error:
-        raise CommandError(str(error)) from None
+    except Exception as error:
+        from worker.config.loading import ConfigError
+
+        if not isinstance(error, ConfigError):
+            raise
+        raise SettingsError(str(error)) from None
 
 
 def require_extra(extra: Literal["broker", "report", "otlp"], error: type[CommandError] = CommandError) -> None:

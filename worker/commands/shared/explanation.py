@@ -91,6 +91,7 @@ def explain_trace(
     trace = parse_trace(raw, limits or settings.limits)
     recorded, notes = _recorded(raw)
     profiles, novelty_from, nearest, recorded_score = settings.scoring_profiles(), "--novelty", None, None
+    confidence = used = None
     if recorded is not None:
         default = profiles[DEFAULT_PROFILE]
         if recorded.weights != profiles.get(recorded.profile, default).weights:
@@ -99,24 +100,23 @@ def explain_trace(
             )
         profiles = {DEFAULT_PROFILE: default, recorded.profile: Profile(recorded.weights)}
         notes += _about_time(trace, recorded, settings.stream_time_max_step_seconds)
+        confidence = recorded.confidence
+        used = None if confidence is None else confidence.used
     if novelty is None and recorded is not None:
         novelty, novelty_from, nearest = recorded.components.novelty, "the document", recorded.nearest
         recorded_score = recorded.score
     elif novelty is None:
         novelty, novelty_from = NEUTRAL_NOVELTY, "nothing to compare with"
         notes.append("novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty")
-    confidence = None if recorded is None else recorded.confidence
-    used = None if confidence is None else confidence.used
     score = score_trace(trace, novelty, profiles, used)
     if recorded_score not in (None, score.score):
         notes.append(f"the document says {recorded_score!r}: it was changed after scoring, or scored differently")
     steps, counts = arithmetic(score.components, score.weights, score.overrides), counted(trace, used)
-    own = profiles[score.profile].threshold
-    threshold, threshold_from = (
-        (settings.threshold, "KP_THRESHOLD") if own is None else (own, f"KP_PROFILES, {score.profile}")
-    )
+    threshold, threshold_from = settings.threshold, "KP_THRESHOLD"
     if recorded is not None:
         threshold, threshold_from = recorded.threshold, "the threshold stored with the trace"
+    elif (own := profiles[score.profile].threshold) is not None:
+        threshold, threshold_from = own, f"KP_PROFILES, {score.profile}"
     numbers = {
         "complexity": COMPLEXITY.numbers(counts),
         "novelty": f"1 - {nearest.similarity:.6g}" if nearest else f"{novelty:.6g} ({novelty_from})",
@@ -169,11 +169,9 @@ def _used_from(trace: ReasoningTrace) -> str:
 
 def _because(domain: str, profile: str, settings: Settings) -> str:
     """Return why a trace uses its profile, with the profile that its domain may mean."""
-    because = f"metadata.task_domain is {domain!r}"
-    if domain == profile:
-        return because
     near = near_miss(domain, settings.scoring_profiles())
-    return f"{because}, which has no profile" + ("" if near is None else f" (did you mean {near!r}?)")
+    without = ", which has no profile" + ("" if near is None else f" (did you mean {near!r}?)")
+    return f"metadata.task_domain is {domain!r}" + ("" if domain == profile else without)
 
 
 def _recorded(raw: bytes) -> tuple[ReadScoring | None, list[str]]:
@@ -201,7 +199,6 @@ def _about_time(trace: ReasoningTrace, recorded: ReadScoring, step: float | None
 
 def explanation_text(it: Explanation, options: str = "") -> RenderableType:
     """Return the explanation for a terminal; `options`: those that give a printed command the same settings."""
-    head = Text(clean(it.id), "bold")
     objective = Text(clean(it.objective), "dim", no_wrap=True, overflow="ellipsis")
     numbers = ("value", "* weight", "= part")
     weighting = columns("component", *numbers, right=numbers)
@@ -209,8 +206,8 @@ def explanation_text(it: Explanation, options: str = "") -> RenderableType:
         cells = (fixed(formula.value, 4), f"{formula.weight:.2f}", fixed(formula.weighted, 4))
         weighting.add_row(name.replace("_", " "), *cells)
     weighting.add_row("sum", "", "", Text(_score(it, it.weighted_sum), "bold"))
-    parts: list[RenderableType] = [head, objective, "", _formulas(it), "", weighting, "", _steps(it)]
-    return Group(*parts, "", _places(it, options)) if it.source or it.record or it.nearest else Group(*parts)
+    places: list[RenderableType] = ["", _places(it, options)] if it.source or it.record or it.nearest else []
+    return Group(Text(clean(it.id), "bold"), objective, "", _formulas(it), "", weighting, "", _steps(it), *places)
 
 
 def named_rows() -> PlainTable:
@@ -228,14 +225,10 @@ def _formulas(it: Explanation) -> PlainTable:
     for name, formula in it.components.items():
         table.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
         table.add_row("", Text(f"= {formula.numbers} = {fixed(formula.value, 3)}"))
-    if it.confidence is not None:
-        confidence = it.confidence
+    if (of := it.confidence) is not None:
         table.add_row("confidence", Text(clean(f"{it.used_from}"), "dim"))
-        table.add_row(
-            "",
-            f"= {confidence.used:.6g} (stated: {confidence.stated:.6g}); verdicts on the agent in this domain: "
-            f"{confidence.judged}, successes: {confidence.succeeded:g}",
-        )
+        verdicts = f"verdicts on the agent in this domain: {of.judged}, successes: {of.succeeded:g}"
+        table.add_row("", f"= {of.used:.6g} (stated: {of.stated:.6g}); {verdicts}")
     return table
 
 
@@ -268,14 +261,13 @@ def _places(it: Explanation, options: str) -> PlainTable:
         table.add_row("decision", Text(clean(str(it.record))))
     for place in it.also:
         table.add_row("also", Pasted(clean(f"kp-worker explain{options} {place}")))
-    if it.source is not None:
-        table.add_row("source", Text(clean(str(it.source))))
-    times = (("created at", it.created_at), ("stream time", it.stream_time), ("record time", it.record_time))
-    for name, time in times:
-        if time:
-            table.add_row(name, Text(clean(time)))
-    if it.nearest is not None:
-        table.add_row("nearest", Text(clean(str(it.nearest))))
-        if it.record is not None:
-            table.add_row("", Pasted(f"kp-worker explain{options} {shlex.quote(clean(it.nearest.id))}"))
+    rows = {
+        "source": it.source, "created at": it.created_at, "stream time": it.stream_time,
+        "record time": it.record_time, "nearest": it.nearest,
+    }  # fmt: skip
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, Text(clean(str(value))))
+    if it.nearest is not None and it.record is not None:
+        table.add_row("", Pasted(f"kp-worker explain{options} {shlex.quote(clean(it.nearest.id))}"))
     return table

@@ -93,11 +93,11 @@ class LineSplitter:
 
 def read_lines(file: BinaryIO, largest_trace: int) -> Iterator[Line]:
     """Yield the lines of a file, each as soon as it is complete. Raises OSError, which names the file."""
-    lines = LineSplitter(largest_trace, pretty=True)
+    lines, chunk = LineSplitter(largest_trace, pretty=True), b"-"
     with naming(getattr(file, "name", "the input")):
-        while chunk := cast("BufferedReader", file).read1(CHUNK_BYTES):
+        while chunk:
+            chunk = cast("BufferedReader", file).read1(CHUNK_BYTES)
             yield from lines.feed(chunk)
-    yield from lines.feed(b"")
 
 
 async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterator[Line]:
@@ -121,16 +121,15 @@ async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterato
                 return
 
     threading.Thread(target=read, daemon=True).start()
-    lines = LineSplitter(largest_trace, pretty=True)
-    while chunk := await chunks.get():
-        room.release()
-        if isinstance(chunk, OSError):
+    lines, chunk = LineSplitter(largest_trace, pretty=True), b"-"
+    while chunk:
+        if isinstance(read_chunk := await chunks.get(), OSError):
             with naming(file.name):
-                raise chunk
+                raise read_chunk
+        chunk = read_chunk
+        room.release()
         for line in lines.feed(chunk):
             yield line
-    for line in lines.feed(b""):
-        yield line
 
 
 def line_limit(largest_trace: int) -> int:

@@ -12,7 +12,7 @@ where the requests of its file are published.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer
@@ -47,13 +47,12 @@ async def find_marks_topic(session: Session, name: str, *, create: bool = False)
         marks = (await session.topics(admin, name)).get(name)
         if marks is None and create:
             marks = await create_marks_topic(session, admin, name)
-    if marks is not None:
-        policy = marks.config.get("cleanup.policy", "compact")
-        if "compact" not in policy or "delete" in policy:
-            raise ConfigError(
-                f"topic {name} has cleanup.policy={policy}: marks would be deleted, and their records sent "
-                "twice; set cleanup.policy=compact"
-            )
+    policy = "compact" if marks is None else marks.config.get("cleanup.policy", "compact")
+    if "compact" not in policy or "delete" in policy:
+        raise ConfigError(
+            f"topic {name} has cleanup.policy={policy}: marks would be deleted, and their records sent twice; set "
+            "cleanup.policy=compact"
+        )
     return marks
 
 
@@ -116,14 +115,13 @@ class MarkedBatch:
 
     def partition_rows(self) -> list[PartitionRows]:
         """Return the rows of marks and records; empty if no mark is left."""
-        return by_partition(self._rows())
-
-    def _rows(self) -> Iterator[tuple[OutputTopic, int, Row, int | None]]:
+        rows: list[tuple[OutputTopic, int, Row, int | None]] = []
         for position, (row, topic, partition, mark) in enumerate(self._records):
             if position not in self.refused or self._keep_marks:
-                yield self._marks, 0, (*mark, None, []), None
+                rows.append((self._marks, 0, (*mark, None, []), None))
             if row is not None and position not in self.refused:
-                yield topic, partition, row, position
+                rows.append((topic, partition, row, position))
+        return by_partition(rows)
 
     def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
         """Omit the refused records. Raises PublishError for a mark."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from worker.commands.shared.console import A_DEVICE, SettingsError, is_device, say
+from worker.commands.shared.console import A_DEVICE, is_device, say
 
 if TYPE_CHECKING:
     from worker.config import Loaded, Settings
@@ -27,18 +27,15 @@ SAMPLES: Final = Path(__file__).parents[2] / "data" / "demo_traces.jsonl"
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    context.meta[f"{__name__}.{parameter.name}"] = value
+    context.meta.setdefault(__name__, {})[parameter.name] = value
 
 
 def _keep_assignments(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
-    """Keep the values of --set; reject a wrong one before an error about another argument repeats part of it."""
+    """Keep the values of --set. Raises ConfigError: errors about other arguments might repeat part of a wrong one."""
     if value:
-        from worker.config.loading import ConfigError, parse_assignments
+        from worker.config.loading import parse_assignments
 
-        try:
-            parse_assignments(value)
-        except ConfigError as error:
-            raise SettingsError(str(error)) from None
+        parse_assignments(value)
     _keep(context, parameter, value)
 
 
@@ -63,12 +60,11 @@ def given_options() -> str:
     """Return the options behind this command's settings, without secrets, for another command that it prints."""
     from worker.config.loading import SECRETS, parse_assignments
 
-    meta = click.get_current_context().meta
-    words = []
+    given, words = click.get_current_context().meta[__name__], []
     for option, name in (("--config", "config"), ("-b", "bootstrap_servers"), ("-g", "group_id")):
-        if (value := meta.get(f"{__name__}.{name}")) is not None:
-            words += [option, str(value)]
-    for assignment in meta.get(f"{__name__}.set") or ():
+        if given[name] is not None:
+            words += [option, str(given[name])]
+    for assignment in given["set"]:
         if not {*parse_assignments([assignment])} & {*SECRETS}:
             words += ["--set", assignment]
     return "".join(f" {shlex.quote(word)}" for word in words)
@@ -82,20 +78,14 @@ def load_settings(file: Path | None = None, *, checked: bool = True, **fields: A
     from worker import config
     from worker.config.loading import OPTIONS, parse_assignments
 
-    meta = click.get_current_context().meta
-    given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
-    options = parse_assignments(given["set"] or ()) | {name: given[name] for name in OPTIONS if given[name]}
+    given = click.get_current_context().meta[__name__]
+    options = parse_assignments(given["set"]) | {name: given[name] for name in OPTIONS if given[name]}
     return config.read(file or given["config"], options, checked=checked, **fields)
 
 
 def read_settings(**fields: Any) -> Settings:
-    """Read the settings as `load_settings` does, and print warnings. Raises SettingsError."""
-    from worker.config import ConfigError
-
-    try:
-        loaded = load_settings(**fields)
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
+    """Read the settings as `load_settings` does, and print warnings. Raises ConfigError."""
+    loaded = load_settings(**fields)
     say_warnings(loaded)
     return loaded.settings
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple
@@ -86,15 +87,12 @@ async def read_judged(settings: Settings) -> Standings:
     late_seconds: dict[str, deque[float | None]] = defaultdict(lambda: deque(maxlen=LAST))
 
     def take(value: bytes | None, _where: str, record_ms: int) -> None:
-        try:
+        with suppress(ValueError, LookupError, RecursionError):  # not the worker's
             judged = judged_verdict(value or b"")
             verdict = msgspec.json.decode(value or b"", type=_Judged).verdict
             late = record_ms / 1000 - datetime.fromisoformat(verdict["issued_at"]).timestamp()
-        except (ValueError, LookupError, RecursionError):
-            return  # not the worker's
-        if judged is not None:
-            placed.append(judged)
-        late_seconds[verdict["judge"]].append(late if judged is None else None)
+            late_seconds[verdict["judge"]].append(late if judged is None else None)
+            placed.extend([] if judged is None else [judged])
 
     await read_topics(settings, (settings.judged,), take)
     return Standings(in_order(placed), late_seconds)
@@ -135,7 +133,7 @@ class Standings:
     """The track records of each partition at each place, from its own verdicts (sorted by `in_order`)."""
 
     def __init__(
-        self, placed: Iterable[PlacedVerdict] = (), late_seconds: Mapping[str, Iterable[float | None]] | None = None
+        self, placed: Iterable[PlacedVerdict] = (), late_seconds: Mapping[str, Collection[float | None]] | None = None
     ) -> None:
         self.late_seconds = late_seconds or {}
         """Of each judge's last verdicts: how long after its issue each was read, or None if it counts."""
@@ -156,9 +154,8 @@ class Standings:
 
     def at(self, partition: int, offset: int, agent_id: str, task_domain: str) -> Standing:
         """Return an agent's standing in a domain at the time when the trace at an offset is scored."""
-        sizes = self._sizes.get(partition, [])
         name = partition, agent_id[:CACHED_ID_LENGTH], task_domain[:CACHED_ID_LENGTH]
-        tallies = self._tallies.get(name, [])
+        sizes, tallies = self._sizes.get(partition, []), self._tallies.get(name, [])
         known, mine = (bisect_right(them, offset, key=lambda it: it[0]) for them in (sizes, tallies))
         _, records, firsts = sizes[known - 1] if known else (0, 0, 0)
         return standing(tallies[mine - 1][1] if mine else NOTHING, records, firsts)
@@ -170,13 +167,10 @@ class Standings:
         """
         if document.scoring.confidence is not None:
             return document.scoring.confidence.used
-        if not document.metadata.success or document.outcome.evaluated is True:
+        source, metadata = document.scoring.source, document.metadata
+        if not metadata.success or document.outcome.evaluated is True:
             return None
-        source = document.scoring.source
-        standing_there = self.at(
-            source.partition, source.offset, document.metadata.agent_id, document.metadata.task_domain
-        )
-        return standing_there.used
+        return self.at(source.partition, source.offset, metadata.agent_id, metadata.task_domain).used
 
 
 class Switch(NamedTuple):

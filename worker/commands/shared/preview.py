@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from worker.assemble.steps import UnreadContent, rules_from
-from worker.commands.shared.console import ArgumentError, CommandError, SettingsError, open_file, write_line
+from worker.commands.shared.console import ArgumentError, open_file, write_line
 from worker.commands.shared.json_lines import read_lines
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.commands.shared.shown import shown_text
@@ -19,7 +19,7 @@ from worker.kafka.assignment import fault_of
 from worker.runs.fields import fault
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rules
-from worker.runs.otlp.spans import Decoded, InvalidSpans, LogEvent, Span, decoded
+from worker.runs.otlp.spans import InvalidSpans, LogEvent, Span, decoded
 from worker.runs.otlp.tree import is_complete
 
 LACKS: Final = {
@@ -49,18 +49,14 @@ class Preview:
 
     def add(self, key: bytes | None, value: bytes) -> None:
         """Add a record."""
-        encoding = "otlp_json" if value.lstrip()[:1] == b"{" else "otlp_proto"
         try:
-            record: Decoded = decoded(value)
-        except InvalidSpans as error:
-            self.add_unreadable(f"{error.reason}: {shown_text(error.message)}")
-            return
+            record = decoded(value)
         except Exception as error:
-            self.add_unreadable(str(fault(error)))
+            why = f"{error.reason}: {shown_text(error.message)}" if isinstance(error, InvalidSpans) else fault(error)
+            self.add_unreadable(str(why))
             return
-        self._records[encoding] += 1
-        if record.refused is not None:
-            bad = record.refused
+        self._records["otlp_json" if value.lstrip()[:1] == b"{" else "otlp_proto"] += 1
+        if (bad := record.refused) is not None:
             self._bad[f"bad spans ({bad.error.reason}: {shown_text(bad.error.message)})"] += bad.count
         for span in record.spans:
             self._spans[span.trace_id].append(span)
@@ -75,12 +71,10 @@ class Preview:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines to show: the runs, newest first, then totals."""
-        lacking: Counter[str] = Counter()
-        hints: set[str] = set()
-        newest = sorted(self._spans, key=lambda each: max(span.end_ns for span in self._spans[each]), reverse=True)
+        lacking, hints = Counter[str](), set[str]()
+        newest = sorted(self._spans.items(), key=lambda it: max(span.end_ns for span in it[1]), reverse=True)
         shown = unfinished = 0
-        for trace_id in newest:
-            spans = self._spans[trace_id]
+        for trace_id, spans in newest:
             try:
                 runs = assembled(spans, self._logs[trace_id], self._rules)
             except Exception as error:
@@ -117,8 +111,8 @@ class Preview:
 
 def _about(trace_id: str, spans: int, run: Assembled, *, ended: bool) -> Iterator[str]:
     conventions = ", ".join(sorted(run.conventions)) or "no convention"
-    agent = f"agent {shown_text(run.key)}"
-    yield f"{trace_id}: {number_of(spans, 'span')}, {conventions}, {agent}{'' if ended else ', not ended'}"
+    state = "" if ended else ", not ended"
+    yield f"{trace_id}: {number_of(spans, 'span')}, {conventions}, agent {shown_text(run.key)}{state}"
     if run.value is None:
         why = LACKS.get(str(run.missing), str(run.missing))
         if run.unread and run.missing in ("no_content", "no_objective", "no_steps"):
@@ -136,25 +130,23 @@ def _about(trace_id: str, spans: int, run: Assembled, *, ended: bool) -> Iterato
 
 
 def run_preview(settings: Settings, sample: str, records: int) -> int:
-    """Preview a file or a topic; return the exit code. Raises SettingsError, CommandError."""
+    """Preview a file or a topic; return the exit code. Raises ConfigError, SessionError, ArgumentError."""
+    preview = Preview(rules_from(settings))
     try:
-        preview = Preview(rules_from(settings))
-        if sample == "-" or "/" in sample or Path(sample).is_file():
-            try:
-                with open_file(sample, "rb") as file:
-                    for line in read_lines(file, settings.max_message_bytes):
-                        if line.problem is not None:
-                            preview.add_unreadable(line.problem)
-                        elif line.data.strip():
-                            preview.add(None, line.data)
-            except OSError as error:
-                raise ArgumentError("--try", f"{sample}: {error.strerror}; a topic's name has no slash") from None
-        else:
+        if sample != "-" and "/" not in sample and not Path(sample).is_file():
             run_session(read_newest(settings, sample, records, preview))
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
-    except (OSError, SessionError) as error:
-        raise CommandError(f"{sample}: {error}") from None
+        else:
+            with open_file(sample, "rb") as file:
+                for line in read_lines(file, settings.max_message_bytes):
+                    if line.problem is not None:
+                        preview.add_unreadable(line.problem)
+                    elif line.data.strip():
+                        preview.add(None, line.data)
+    except OSError as error:
+        raise ArgumentError("--try", f"{sample}: {error.strerror}; a topic's name has no slash") from None
+    except SessionError as error:
+        error.message = f"{sample}: {error.message}"
+        raise
     for text in preview.lines():
         write_line(clean(text))
     return 0 if preview.traces else 1

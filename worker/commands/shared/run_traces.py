@@ -59,9 +59,8 @@ class RunField:
         try:
             return self.check(entry[1])
         except ValueError as error:
-            raise RunRefused(
-                "invalid_value", f"{'.'.join(self.path)}: {shown(entry[1])} {error} ({self.option})"
-            ) from None
+            why = f"{'.'.join(self.path)}: {shown(entry[1])} {error} ({self.option})"
+            raise RunRefused("invalid_value", why) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +78,6 @@ class Options:
     error_prefixes: tuple[str, ...]
     max_content: int | None
     limits: Limits
-
-
-def _parse_path(text: str) -> FieldPath:
-    """Return the parts of `path.to.field`. Raises ValueError."""
-    path = tuple(text.split("."))
-    if not all(path):
-        raise ValueError(f"@{text} is not a path; write the names of the fields, joined by dots: @metadata.domain")
-    return path
 
 
 CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -116,50 +107,58 @@ def parse_options(
 
     `values` has the names of CHECKS, `paths` has messages, append and group_by.
     """
-    fields = {name: _parse(name, text) for name, text in values.items() if text is not None}
-    kept = dict(_parse_keep(text) for text in keep)
-    parsed = {name: _parse_path_option(name, text) for name, text in paths.items() if text is not None}
+    fields = {name: _field(_option(name), text, CHECKS[name]) for name, text in values.items() if text is not None}
+    kept = dict(map(_kept, keep))
+    parsed = {name: None if text is None else _path(_option(name), text) for name, text in paths.items()}
     if "" in error_prefixes:
         raise ValueError("--error-prefix must not be empty: every result begins with an empty text")
     return Options(fields, kept, form, parsed.get("messages"), parsed.get("append"), parsed.get("group_by"),
                    error_prefixes, max_content, limits)  # fmt: skip
 
 
-def _parse_path_option(name: str, text: str) -> FieldPath:
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _path(option: str, text: str) -> FieldPath:
+    """Return the parts of `@path.to.field`. Raises ValueError."""
+    path = tuple(text[1:].split("."))
     if not text.startswith("@"):
-        raise ValueError(f"--{name.replace('_', '-')}: {text!r} is not a path; begin it with @")
-    return _parse_path(text[1:])
+        raise ValueError(f"{option}: {text!r} is not a path; begin it with @")
+    if not all(path):
+        raise ValueError(
+            f"{option}: {text} is not a path; write the names of the fields, joined by dots: @metadata.domain"
+        )
+    return path
 
 
-def _parse(name: str, text: str) -> RunField:
+def _field(option: str, text: str, check: Callable[[Any], Any]) -> RunField:
     """Parse an option: `@path.to.field`, or a constant; `@@` begins a constant with @. Raises ValueError.
 
     `--success @path=TEXT` is true if the field is TEXT.
     """
-    option, check = f"--{name.replace('_', '-')}", CHECKS[name]
-    path, equals, wanted = text.partition("=")
+    constant = text.removeprefix("@")
     try:
         text.encode()  # an argument may be bytes that are not UTF-8
-        if name == "success" and text.startswith("@") and equals:
-            text, check = path, lambda value: as_text(value) == wanted
-        if text.startswith("@") and not text.startswith("@@"):
-            return RunField(option, check, path=_parse_path(text[1:]))
-        constant = text.removeprefix("@")
-        try:
+        if text == constant or constant.startswith("@"):
             return RunField(option, check, check(constant))
-        except ValueError as error:
-            raise ValueError(f"{constant!r} {error}") from None
-    except ValueError as error:
+    except UnicodeEncodeError as error:
         raise ValueError(f"{option}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{option}: {constant!r} {error}") from None
+    path, equals, wanted = text.partition("=")
+    if option == "--success" and equals:
+        return RunField(option, lambda value: as_text(value) == wanted, path=_path(option, path))
+    return RunField(option, check, path=_path(option, text))
 
 
-def _parse_keep(text: str) -> tuple[str, RunField]:
+def _kept(text: str) -> tuple[str, RunField]:
     name, equals, path = text.partition("=")
     if not name or not equals or not path.startswith("@"):
         raise ValueError(f"--keep: {text!r} is not NAME=@path")
     if name in RESERVED:
         raise ValueError(f"--keep: {name} is a field of every trace; choose another name, such as x_{name}")
-    return name, RunField("--keep", lambda value: value, path=_parse_path(path[1:]))
+    return name, RunField("--keep", lambda value: value, path=_path("--keep", path))
 
 
 ID_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, CONTEXT)
@@ -172,7 +171,7 @@ def traces_of(run: Any, options: Options) -> Iterator[tuple[bytes, Counts]]:
     """Yield the trace of a run as JSON, and what became of its parts; then those of subagents. Raises RunRefused."""
     form = options.form if options.form != "auto" else form_of(run, options.messages, options.append)
     for each, above in agents(run) if form == "atif" else [(run, None)]:
-        transcript = _transcript(each, options)
+        transcript = _transcript(options, each)
         if form == "atif":
             read_atif(each, transcript)
         else:
@@ -185,7 +184,7 @@ def traces_of(run: Any, options: Options) -> Iterator[tuple[bytes, Counts]]:
             transcript.last_text = ""  # the agent's last word was the call that ended the run
         document = _document_of(each, above, transcript, options, _canonical(each))
         trace = _checked(_as_json(document), options.limits)
-        _count_unused(each, transcript, options)
+        _count_unused(each, transcript.used, options, transcript.counts)
         yield trace, transcript.counts
 
 
@@ -195,7 +194,7 @@ def trace_of_request(request: Request, options: Options, most: int | None = None
     An option's `@name` is a fact of the session, such as `@cwd`. A session cannot be logged differently, so the long
     texts of a trace of more than `most` bytes are cut (by default the options' limit, minus room for a key).
     """
-    transcript = _transcript(request.facts, options)
+    transcript = _transcript(options, request.facts)
     transcript.counts = request.counts.copy()
     transcript.framework, transcript.agent, transcript.created_at = request.format, request.agent, request.created_at
     transcript.success = request.success
@@ -225,24 +224,20 @@ def fitted(trace: bytes, most: int) -> tuple[bytes, int]:
     return (trace, 0) if cut is None else (_as_json(cut[0]), cut[1])
 
 
-def _empty_transcript(options: Options) -> Transcript:
-    return Transcript(options.error_prefixes, options.max_content, frozenset(options.fields))
-
-
-def _transcript(run: Any, options: Options) -> Transcript:
-    transcript = _empty_transcript(options)
+def _transcript(options: Options, run: Any) -> Transcript:
+    """Return an empty transcript; `run` may have the objective. Raises RunRefused."""
+    transcript = Transcript(options.error_prefixes, options.max_content, frozenset(options.fields))
     if "objective" in options.fields:
         transcript.objective = options.fields["objective"].value(run)
     return transcript
 
 
-def _count_unused(run: Any, transcript: Transcript, options: Options) -> None:
+def _count_unused(run: Any, used: set[FieldPath], options: Options, counts: Counts) -> None:
     if isinstance(run, dict):
-        paths = [field.path for field in (*options.fields.values(), *options.keep.values()) if field.path is not None]
-        paths += [] if options.group_by is None else [options.group_by]
-        named = {entry[0] for path in paths if (entry := find_field(run, path)) is not None}
-        for name in unused_fields(run, transcript.used | named):
-            transcript.counts.drop(name)
+        paths = [options.group_by, *(it.path for it in (*options.fields.values(), *options.keep.values()))]
+        named = {entry[0] for path in paths if path is not None and (entry := find_field(run, path)) is not None}
+        for name in unused_fields(run, used | named):
+            counts.drop(name)
 
 
 @dataclass
@@ -252,11 +247,10 @@ class Group:
     options: Options
     last: Any = None  # its last line, whose fields the trace gets
     line: int | None = None  # number of that line
+    _counts: Counts = field(default_factory=Counts)
+    _used: set[FieldPath] = field(default_factory=set)
     _conversation: Conversation = field(default_factory=Conversation)
     _digest: bytes = b""
-
-    def __post_init__(self) -> None:
-        self.transcript = _empty_transcript(self.options)
 
     def add(self, run: Any, line: int | None) -> None:
         """Add a call. Raises RunRefused."""
@@ -267,24 +261,23 @@ class Group:
         counts = Counts()
         inputs, outputs, used = messages_of(run, form, options.messages, options.append, counts)
         canonical = _canonical(run)
-        self.transcript.counts.dropped.update(counts.dropped)
-        self.transcript.used |= used
+        self._counts.dropped.update(counts.dropped)
+        self._used |= used
         self._digest = sha256(self._digest + canonical.encode()).digest()
         self._conversation.add(inputs, outputs)
-        _count_unused(run, self.transcript, options)
+        _count_unused(run, self._used, options, self._counts)
         self.last, self.line = run, line
 
     def trace(self) -> tuple[bytes, Counts]:
         """Return the trace of the whole conversation as JSON, and what became of its parts. Raises RunRefused."""
-        options = self.options
-        if "objective" in options.fields:
-            self.transcript.objective = options.fields["objective"].value(self.last)
+        transcript = _transcript(self.options, self.last)
+        transcript.counts = self._counts
         if self._conversation.objective is not None:
-            self.transcript.add_user(self._conversation.objective)
-        self._conversation.write(self.transcript)
-        self.transcript.finish()
-        document = _document_of(self.last, None, self.transcript, options, self._digest.hex())
-        return _checked(_as_json(document), options.limits), self.transcript.counts
+            transcript.add_user(self._conversation.objective)
+        self._conversation.write(transcript)
+        transcript.finish()
+        document = _document_of(self.last, None, transcript, self.options, self._digest.hex())
+        return _checked(_as_json(document), self.options.limits), transcript.counts
 
 
 def group_name(run: Any, path: FieldPath) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -89,8 +89,8 @@ class TailFilter:
             return None
         if self.domain not in (None, domain):
             self.others[str(domain)] += 1
-        taken = (self.domain is None or domain == self.domain) and (self.min_score is None or score >= self.min_score)
-        return TailRecord(record, document, None) if taken else None
+            return None
+        return None if self.min_score is not None and score < self.min_score else TailRecord(record, document, None)
 
 
 def write_lines(records: list[TailRecord]) -> None:
@@ -123,7 +123,8 @@ def table_writer(
             for part in [[record] for record in portion] if objectives else [portion]:
                 console.print(rows(part, header=False, only_dead_letters=only_dead_letters, cut=console.is_terminal))
                 if objectives and (document := part[0].document) is not None:
-                    console.print(_objective(document))
+                    objective = f"  {clean(str(document['task']['objective']))}"
+                    console.print(Text(objective, "dim", no_wrap=True, overflow="ellipsis"))
         day = day or ""
         if not console.is_terminal:
             sys.stdout.flush()  # at once, as on a terminal, because its reader may follow too
@@ -136,12 +137,12 @@ def table_writer(
 def in_commit_order(records: Iterable[TailRecord]) -> list[TailRecord]:
     """Sort records as their commits followed each other: exactly within a partition, between partitions by time."""
     latest: dict[int, int] = {}
-    keyed = []
+    by_time = defaultdict[int, list[TailRecord]](list)
     for record in sorted(records, key=lambda it: it.source):
-        partition, offset = record.source
+        partition, _ = record.source
         latest[partition] = max(latest.get(partition, 0), record.record.time_ms)
-        keyed.append((latest[partition], partition, offset, record))
-    return [record for *_, record in sorted(keyed, key=lambda it: it[:3])]
+        by_time[latest[partition]].append(record)
+    return [record for _, of_time in sorted(by_time.items()) for record in of_time]
 
 
 def rows(
@@ -154,24 +155,17 @@ def rows(
     table = PlainTable(box=None, padding=(0, 1, 0, 0), show_header=header, header_style="bold", pad_edge=False)
     table.fit = ("overrides", "domain~", "sim.", "nearest", "time", "O", "D", "C", "N")
     for name, least in (LETTERS if only_dead_letters else SCORED).items():
-        right = name in ("C", "N", "D", "O", "score")
-        wraps = name in ("overrides", "message")  # two names of overrides take two lines
         table.add_column(
-            name, min_width=least, max_width=least if cut and name == "domain" else None, no_wrap=not wraps,
-            justify="right" if right else "left",
+            name, min_width=least, max_width=least if cut and name == "domain" else None,
+            no_wrap=name not in ("overrides", "message"),  # two names of overrides take two lines
+            justify="right" if name in ("C", "N", "D", "O", "score") else "left",
         )  # fmt: skip
     for record in records:
-        if only_dead_letters:
-            cells = _dead_letter(record)
-        else:
-            cells = _dead_among_scored(record) if record.document is None else _scored(record.document)
-        table.add_row(*cells)
+        if record.dead_letter is not None:
+            table.add_row(*_dead_letter(record.dead_letter, among_scored=not only_dead_letters))
+        elif record.document is not None:
+            table.add_row(*_scored(record.document))
     return table
-
-
-def _objective(document: dict[str, Any]) -> Text:
-    """Return a trace's objective as one line, cut at the terminal's width."""
-    return Text(f"  {clean(str(document['task']['objective']))}", "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _scored(document: dict[str, Any]) -> list[Text]:
@@ -198,20 +192,11 @@ def _short(trace_id: str) -> str:
     return clean(trace_id.removeprefix("kp:trace:")[:8])
 
 
-def _dead_among_scored(record: TailRecord) -> list[Text]:
-    """Return the row of a dead letter between scored traces: its place on the source topic, and the reason."""
-    cells = [Text("-", "dim") for _ in SCORED]
-    if record.dead_letter is not None:
-        cells[0] = Text(f"{record.dead_letter.source_partition}:{record.dead_letter.source_offset}")
-        cells[2] = Text(clean(record.dead_letter.reason), "yellow")
-    cells[8] = Text("dead", "yellow")
-    return cells
-
-
-def _dead_letter(record: TailRecord) -> list[Text]:
-    dead = record.dead_letter
-    if dead is None:
-        return []
+def _dead_letter(dead: DeadLetter, *, among_scored: bool) -> list[Text]:
+    """Return the row of a dead letter: its place on the source topic, and the reason; alone also time and message."""
+    place, reason = Text(f"{dead.source_partition}:{dead.source_offset}"), Text(clean(dead.reason), "yellow")
+    if among_scored:
+        cells = {"id": place, "domain": reason, "decision": Text("dead", "yellow")}
+        return [cells.get(name, Text("-", "dim")) for name in SCORED]
     time = "-" if dead.timestamp_ms is None else rfc3339(dead.timestamp_ms)[11:19]
-    place = f"{dead.source_partition}:{dead.source_offset}"
-    return [Text(place), Text(time), Text(clean(dead.reason), "yellow"), Text(clean(dead.message))]
+    return [place, Text(time), reason, Text(clean(dead.message))]

@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
+from worker.commands.shared.console import CommandError, SettingsError, file_problem
 from worker.config import ConfigError, Settings
 from worker.core.records import SourceRecord
 from worker.kafka.cluster.connections import (
@@ -39,8 +40,8 @@ STALL_SECONDS: Final = 30.0
 """How long reading to a known end may return no record before it is an error."""
 
 
-class SessionError(Exception):
-    """Kafka did not do what a command needed; the message is for the user."""
+class SessionError(CommandError):
+    """Kafka did not do what a command needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,19 @@ class Topic:
 
 
 def run_session(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with messages for the user."""
+    """Run a command's work. Raises CommandError, and SettingsError for wrong settings or topics."""
     for library in ("aiokafka", "asyncio"):  # they also log what is raised here, and futures of a fenced producer
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         return asyncio.run(work)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
     except (KafkaError, PublishError, TimeoutError) as error:
         raise SessionError(error_text(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CommandError(file_problem(error)) from None
 
 
 class Session:
@@ -138,9 +145,8 @@ async def read_to(
     `ends` are exclusive and must not exceed the end that the consumer's isolation level sees.
     """
     todo = {tp for tp in starts if starts[tp] < ends[tp]}
-    if not todo:
-        return
-    consumer.assign(sorted(todo))
+    if todo:
+        consumer.assign(sorted(todo))
     for tp in todo:
         consumer.seek(tp, starts[tp])
     idle = 0.0
@@ -175,7 +181,7 @@ async def read_topics(
     further back than another: the result is later than `since_ms`, and earlier records must be ignored. Raises
     ConfigError, also if no broker is reachable.
     """
-    session, complete_from, cut = Session(settings), since_ms or 0, set[tuple[str, int]]()
+    session, complete_from, cut = Session(settings), since_ms or 0, set[TopicPartition]()
     try:
         partitions = sorted(tp for topic in await session.existing(*topics) for tp in topic.tps)
         async with running(session.reader(max_partition_fetch_bytes=4 << 20)) as consumer:
@@ -187,10 +193,10 @@ async def read_topics(
             for tp in partitions:
                 if last is not None and ends[tp] - last > starts[tp]:
                     starts[tp] = ends[tp] - last
-                    cut.add((tp.topic, tp.partition))
+                    cut.add(tp)
             async for record in read_to(consumer, starts, ends):
-                if cut and (place := (record.topic, record.partition)) in cut:
-                    cut.remove(place)
+                if cut and (tp := TopicPartition(record.topic, record.partition)) in cut:
+                    cut.remove(tp)
                     complete_from = max(complete_from, record.time_ms)
                 take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.time_ms)
     except KafkaError as error:

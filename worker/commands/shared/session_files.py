@@ -128,7 +128,10 @@ class SessionFiles:
 
         `now`: s since 1970; `clock`: s of a monotonic clock. Unreadable files are logged and retried at the next call.
         """
-        statuses = self._scan()
+        statuses, unreadable = session_files_below(self._folder)
+        for folder in unreadable.keys() - self._unreadable:
+            log.warning("%s cannot be read: %s; trying again", _shown(folder), unreadable[folder].strerror)
+        self._unreadable = set(unreadable)
         gone = self._recognise(statuses)
         for path, status in statuses.items():
             file = self._files[path]
@@ -153,13 +156,6 @@ class SessionFiles:
                 yield [Closed(request, file.path, NO_POSITION) for request in (*file.lost, *open_until_now)]
                 del self._files[file.path]
         self._polled_at = clock
-
-    def _scan(self) -> dict[str, os.stat_result]:
-        files, unreadable = session_files_below(self._folder)
-        for folder in unreadable.keys() - self._unreadable:
-            log.warning("%s cannot be read: %s; trying again", _shown(folder), unreadable[folder].strerror)
-        self._unreadable = set(unreadable)
-        return files
 
     def _recognise(self, statuses: Mapping[str, os.stat_result]) -> list[_File]:
         """Match the files with the known ones, even if renamed; return the files that are gone."""
@@ -208,11 +204,8 @@ class SessionFiles:
         lost, file.lost = file.lost, []
         yield [Closed(request, file.path, NO_POSITION) for request in lost if request.name not in names]
         if session.counts.dropped["lines that belong to no open request"]:
-            self._warn(
-                file,
-                "continues a request that was closed because nothing was written for some time; this is left out "
-                "(--idle-minutes)",
-            )
+            why = "closed because nothing was written for some time; this is left out (--idle-minutes)"
+            self._warn(file, f"continues a request that was {why}")
 
     def _begin(self, file: _File, descriptor: int, size: int) -> AgentSession | None:
         """Open the session of a file; None: everything in it is published."""
@@ -244,8 +237,7 @@ class SessionFiles:
             log.debug("%s: byte %d cannot be read", _shown(file.path), begin, exc_info=True)
             self._warn(file, f"byte {begin}: {fault(error)}", "mapping_failed")
             return []
-        since = session.open_since
-        if since is not None and file.at - since > line_limit(self._largest_trace):
+        if session.open_since is not None and file.at - session.open_since > line_limit(self._largest_trace):
             closed += session.close()
         return self._with_position(file, session, closed, descriptor)
 
@@ -255,8 +247,7 @@ class SessionFiles:
             if file.seen != _seen(os.fstat(descriptor)):
                 return []  # the next poll reads it
             closed: list[Request] = []
-            rest = os.pread(descriptor, line_limit(self._largest_trace), file.at)
-            if rest:
+            if rest := os.pread(descriptor, line_limit(self._largest_trace), file.at):
                 with suppress(RunRefused):  # an incomplete line
                     closed += session.feed(rest, file.at)  # a last line without a line break
                     file.at += len(rest)
@@ -276,10 +267,8 @@ class SessionFiles:
         begin = file.at if since is None else since
         position = Position(_name(file.path), begin, _check(descriptor, begin), since is None)
         self._positions[position.file] = position
-        return [
-            *(Closed(request, file.path, NO_POSITION) for request in closed[:-1]),
-            Closed(closed[-1], file.path, msgspec.json.encode(position)),
-        ]
+        positions = [NO_POSITION] * (len(closed) - 1) + [msgspec.json.encode(position)]
+        return [Closed(request, file.path, each) for request, each in zip(closed, positions, strict=True)]
 
     def _warn(self, file: _File, what: str, kind: str = "") -> None:
         """Log a warning about a file, once for each kind of problem."""
@@ -290,19 +279,16 @@ class SessionFiles:
 
 def read_position(raw: bytes) -> Position | None:
     """Return a position; None if the bytes are none."""
-    try:
+    with suppress(msgspec.MsgspecError):
         return _position.decode(raw)
-    except msgspec.MsgspecError:
-        return None
+    return None
 
 
 def _goes_on(file: _File, path: str) -> bool:
     """Return whether another path has the content that was read; the inode of a deleted file may be reused."""
-    try:
-        with _opened(path) as descriptor:
-            return _fits(descriptor, os.fstat(descriptor).st_size, file.at, file.check)
-    except OSError:
-        return False
+    with suppress(OSError), _opened(path) as descriptor:
+        return _fits(descriptor, os.fstat(descriptor).st_size, file.at, file.check)
+    return False
 
 
 @contextmanager

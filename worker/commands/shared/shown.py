@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import Final, cast
@@ -98,32 +99,23 @@ class PlainTable(Table):
 
     def _fit(self, console: Console, options: ConsoleOptions) -> int:
         """Make the table narrower; return the width of its lines."""
-        excess = self._least(console, options) - options.max_width
-        for step in self.fit if excess > 0 else ():
-            name = step.removesuffix("~")
-            if name == step:
-                rest = [column for column in self.columns if column.header != name]
+        wide, steps = options.update(max_width=10_000), iter(self.fit)
+        while True:
+            needed = [self._measure_column(console, wide, column).maximum for column in self.columns]
+            least = self._extra_width + sum(  # with all wrapped that may be
+                width if column.no_wrap else min(width, max(LEAST_TEXT, column.min_width or 0))
+                for width, column in zip(needed, self.columns, strict=True)
+            )
+            excess = least - options.max_width
+            if excess <= 0 or (step := next(steps, None)) is None:
+                return max(options.max_width, least)
+            rest = [column for column in self.columns if column.header != step]
+            if len(rest) < len(self.columns):
                 self.columns = [replace(column, _index=index) for index, column in enumerate(rest)]
-            for column in self.columns:
-                if column.header == name:
-                    wide = self._measure_column(console, options.update(max_width=10_000), column).maximum
-                    column.max_width = max(
-                        LEAST_TEXT, wide - self._get_padding_width(self.columns.index(column)) - excess
-                    )
+            for place, column in enumerate(self.columns):
+                if f"{column.header}~" == step:
+                    column.max_width = max(LEAST_TEXT, needed[place] - self._get_padding_width(place) - excess)
                     column.min_width = min(column.min_width or 0, column.max_width)
-            excess = self._least(console, options) - options.max_width
-            if excess <= 0:
-                break
-        return options.max_width + max(0, excess)
-
-    def _least(self, console: Console, options: ConsoleOptions) -> int:
-        """Return the columns of a terminal that the table needs if each text that may be wrapped is."""
-        wide = options.update(max_width=10_000)
-        least = self._extra_width
-        for column in self.columns:
-            needed = self._measure_column(console, wide, column)
-            least += needed.maximum if column.no_wrap else min(needed.maximum, max(LEAST_TEXT, column.min_width or 0))
-        return least
 
 
 def columns(
@@ -152,16 +144,10 @@ class Pasted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines."""
-        whole = " ".join(self._words)
-        lines = [whole if len(whole) <= options.max_width else self._words[0]]
-        for word in self._words[1:] if len(whole) > options.max_width else ():
-            if len(lines[-1]) + len(word) + 3 <= options.max_width:
-                lines[-1] += f" {word}"
-            else:
-                lines[-1] += " \\"
-                lines.append(f"  {word}")
-        for line in lines:
-            yield Text(line, no_wrap=True, overflow="ignore")
+        whole = " ".join(word.replace(" ", "\0") for word in self._words)
+        width = options.max_width - 2 * (len(whole) > options.max_width)
+        lines = textwrap.wrap(whole, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        yield Text(" \\\n".join(lines).replace("\0", " "), no_wrap=True, overflow="ignore")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """Return the width of its longest word, and of the whole command."""
