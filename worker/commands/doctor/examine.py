@@ -50,9 +50,10 @@ async def examine() -> AsyncIterator[Finding]:
     try:
         examination = Examination(load_settings())
     except ConfigError as error:
-        remedy = "correct it (kp-worker run --help lists all settings); nothing else was checked"
         for line in str(error).splitlines():
-            yield fail("settings", line, remedy)
+            yield fail(
+                "settings", line, "correct it (kp-worker run --help lists all settings); nothing else was checked"
+            )
         return
     for check in CHECKS:
         async for finding in check(examination):
@@ -67,9 +68,8 @@ async def check_settings(examination: Examination) -> AsyncIterator[Finding]:
     given = [name if origin in loaded.files else origin for name, origin in loaded.given().items()]
     read = f" ({', '.join(loaded.files)} was read)" if loaded.files else ""
     yield ok("settings", f"{len(given)} set: {', '.join(given)}{read}" if given else f"none set, all defaults{read}")
-    for problem in codec_problems():
+    if (problem := next(codec_problems(), None)) is not None:
         yield warn("codecs", problem.message, problem.remedy)
-        break
     else:
         yield ok("codecs", f"records compressed with {', '.join(CODECS)} can be read")
     for name, check in {**START_CHECKS, "tracing": start_tracing}.items():
@@ -95,10 +95,7 @@ async def check_disks(_: Examination) -> AsyncIterator[Finding]:
 
 async def check_port(examination: Examination) -> AsyncIterator[Finding]:
     """Check that a worker can listen."""
-    yield await asyncio.to_thread(_port, examination.settings.http_host, examination.settings.http_port)
-
-
-def _port(host: str, port: int) -> Finding:
+    host, port = examination.settings.http_host, examination.settings.http_port
     where = f"{host}:{port}"
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like the worker's HTTP server
@@ -106,10 +103,12 @@ def _port(host: str, port: int) -> Finding:
             probe.bind((host, port))
         except OSError as error:
             if _is_worker(host, port):
-                return ok("port", f"a kp-worker already listens on {where}; a second one needs another KP_HTTP_PORT")
+                yield ok("port", f"a kp-worker already listens on {where}; a second one needs another KP_HTTP_PORT")
+                return
             remedy = "set KP_HTTP_PORT to a free port (0: any), or KP_HTTP_HOST to another address of this machine"
-            return fail("port", f"cannot listen on {where}: {error.strerror}", remedy)
-    return ok("port", f"{where} is free" if port else "KP_HTTP_PORT=0: the system chooses a free one")
+            yield fail("port", f"cannot listen on {where}: {error.strerror}", remedy)
+            return
+    yield ok("port", f"{where} is free" if port else "KP_HTTP_PORT=0: the system chooses a free one")
 
 
 def _is_worker(host: str, port: int) -> bool:
@@ -172,12 +171,9 @@ def _about_key(known: HttpAnswer, nobody: HttpAnswer, source: str) -> Finding:
         message = "the registry states no limits: the first POST will show whether it knows the key"
         return warn(check, message, "read the log of kp-worker contribute")
     if ours.limit == anybodys.limit:
-        return fail(
-            check,
-            f"the registry does not know the key of {source}: it allows {ours.limit} requests a minute, as without "
-            "a key",
-            "the key is wrong or revoked: get a new one (docs/contribute.md)",
-        )
+        rate = f"it allows {ours.limit} requests a minute, as without a key"
+        message = f"the registry does not know the key of {source}: {rate}"
+        return fail(check, message, "the key is wrong or revoked: get a new one (docs/contribute.md)")
     return ok(check, f"the registry knows it, and allows {ours.limit} look-ups a minute")
 
 

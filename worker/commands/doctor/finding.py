@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from shutil import get_terminal_size
 from typing import Final, Literal, NamedTuple
 
@@ -33,19 +34,7 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
 
 
-def ok(check: str, message: str) -> Finding:
-    """Return the finding of a check that passed."""
-    return Finding("ok", check, message)
-
-
-def warn(check: str, message: str, remedy: str) -> Finding:
-    """Return the finding of a risk."""
-    return Finding("warn", check, message, remedy)
-
-
-def fail(check: str, message: str, remedy: str = "") -> Finding:
-    """Return the finding of a problem that keeps a worker from running."""
-    return Finding("fail", check, message, remedy)
+ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "fail")
 
 
 # -- what checks share
@@ -138,17 +127,13 @@ def write_finding(finding: Finding, *, as_json: bool) -> None:
         write_json(finding)
         return
     colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
-    first, *more = as_lines(finding, get_terminal_size().columns - MARGIN)
-    write_line(click.style(f"{finding.level:{MARGIN}}", colour) + first)
-    for line in more:
-        write_line(" " * MARGIN + line)
+    lines = as_lines(finding, get_terminal_size().columns - MARGIN)
+    write_line(click.style(f"{finding.level:{MARGIN}}", colour) + ("\n" + " " * MARGIN).join(lines))
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """Return how many checks failed or warned, and which."""
-    parts = []
-    for level, noun in (("fail", "problem"), ("warn", "warning")):
-        checks = [each.check for each in findings if each.level == level]
-        if checks:
-            parts.append(f"{number_of(len(checks), noun)} ({', '.join(dict.fromkeys(checks))})")
+    checks = {noun: [each.check for each in findings if each.level == level]
+              for level, noun in (("fail", "problem"), ("warn", "warning"))}  # fmt: skip
+    parts = [f"{number_of(len(it), noun)} ({', '.join(dict.fromkeys(it))})" for noun, it in checks.items() if it]
     return f"doctor: {', '.join(parts) or 'all is well'}"

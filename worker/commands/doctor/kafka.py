@@ -48,10 +48,8 @@ async def check_kafka(examination: Examination) -> AsyncIterator[Finding]:
         client = {**prepare_clients(settings), "request_timeout_ms": round(1000 * ANSWER_SECONDS)}
         async with limit:
             if (fault := await find_fault(client)) is not None:
-                advice = fault.advice()
-                yield fail(
-                    "broker", f"{fault.where}: {fault.words()}", f"{advice}; {unchecked}" if advice else unchecked
-                )
+                remedy = "; ".join(filter(None, (fault.advice(), unchecked)))
+                yield fail("broker", f"{fault.where}: {fault.words()}", remedy)
                 return
             async with connected_admin(settings, client) as admin:
                 async for finding in _checks(admin, settings, client):
@@ -60,12 +58,8 @@ async def check_kafka(examination: Examination) -> AsyncIterator[Finding]:
     except ConfigError as error:
         yield fail("broker", str(error), unchecked)
     except (KafkaError, OSError) as error:
-        if limit.expired():
-            yield fail(
-                "broker", f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network"
-            )
-        else:
-            yield fail("broker", error_text(error), "later checks were skipped")
+        late = f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network"
+        yield fail("broker", *late if limit.expired() else (error_text(error), "later checks were skipped"))
 
 
 async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any]) -> AsyncIterator[Finding]:
@@ -153,7 +147,7 @@ def _permissions(
     needed[settings.changelog] = {"Read", "Write", *(["Alter"] if settings.create_topics else [])}
     for name in observed.topics:
         topic = described.get(name)
-        have = None if topic is None or topic.error is not None else topic.operations
+        have = topic.operations if topic is not None and topic.error is None else None
         if have is None:
             complete = False
             yield warn(check, f"the broker does not report permissions on topic {name}", "see docs/security.md")
@@ -242,8 +236,10 @@ async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -
         yield warn("lag", f"{deleted} deleted unscored", "raise retention.ms, or add workers")
         return
     starts = {TopicPartition(topic, number): position.offset for number, position in positions.items()}
-    behind = await _open_transactions(settings, client, list(starts))
-    waiting, bound = await _backlog(settings, client, starts)
+    reading = Reading(settings.max_batch_bytes, tolerant=True)
+    async with connected(settings, client, committed_reader(client, reading)) as reader:
+        behind = await _open_transactions(settings, client, reader, list(starts))
+        waiting, bound = await _backlog(reader, starts)
     backlog = number_of(waiting, "record waits", "records wait")
     yield ok("lag", f"{bound}{backlog} in {number_of(partitions, 'partition')}")
     for finding in behind:
@@ -251,12 +247,14 @@ async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -
 
 
 async def _open_transactions(
-    settings: Settings, client: Mapping[str, Any], tps: Sequence[TopicPartition]
+    settings: Settings, client: Mapping[str, Any], stable: AIOKafkaConsumer, tps: Sequence[TopicPartition]
 ) -> list[Finding]:
-    """Return a warning for each partition with a transaction that stays open. Raises KafkaError, ConfigError."""
+    """Return a warning for each partition with a transaction that stays open. Raises KafkaError, ConfigError.
+
+    `stable`: a reader of committed records.
+    """
     high = AIOKafkaConsumer(**client, enable_auto_commit=False, isolation_level="read_uncommitted")
-    stable = committed_reader(client, Reading())
-    async with connected(settings, client, stable), connected(settings, client, high):
+    async with connected(settings, client, high):
         before = await stable.end_offsets(tps)
         behind = {tp: end - before[tp] for tp, end in (await high.end_offsets(tps)).items() if end > before[tp]}
         if not behind:
@@ -276,20 +274,16 @@ async def _open_transactions(
     ]
 
 
-async def _backlog(
-    settings: Settings, client: Mapping[str, Any], starts: Mapping[TopicPartition, int]
-) -> tuple[int, str]:
+async def _backlog(reader: AIOKafkaConsumer, starts: Mapping[TopicPartition, int]) -> tuple[int, str]:
     """Return the number of committed records from `starts` on, and "", or "at most " if it is an upper bound."""
-    reading = Reading(settings.max_batch_bytes, tolerant=True)
-    async with connected(settings, client, committed_reader(client, reading)) as reader:
-        ends = await reader.end_offsets(list(starts))
-        behind = {tp: max(0, end - starts[tp]) for tp, end in ends.items()}
-        short = {tp: starts[tp] for tp, number in behind.items() if number <= COUNTED}
-        waiting = long = sum(number for tp, number in behind.items() if tp not in short)
-        try:
-            async with asyncio.timeout(5.0):
-                async for _ in read_to(reader, short, ends):
-                    waiting += 1
-        except TimeoutError:
-            return sum(behind.values()), "at most "
-        return waiting, "at most " if long else ""
+    ends = await reader.end_offsets(list(starts))
+    behind = {tp: max(0, end - starts[tp]) for tp, end in ends.items()}
+    short = {tp: starts[tp] for tp, number in behind.items() if number <= COUNTED}
+    waiting = long = sum(number for tp, number in behind.items() if tp not in short)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            async for _ in read_to(reader, short, ends):
+                waiting += 1
+    except TimeoutError:
+        return sum(behind.values()), "at most "
+    return waiting, "at most " if long else ""

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from worker.commands.doctor.finding import Examination, Finding, fail, ok, warn
 from worker.config import Settings
@@ -39,18 +39,15 @@ async def check_model(examination: Examination) -> AsyncIterator[Finding]:
     if (slow := slow_runtime(settings.embedder, settings.model)) is not None:  # explains the wait that follows
         yield warn("runtime", *slow.split(". ", 1))
     findings: list[Finding] = []
-    done, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def check() -> None:
-        documents = [] if examination.outputs is None else examination.outputs.documents
-        findings.extend(_check(settings, examination.models, documents))
-        with contextlib.suppress(RuntimeError):  # the command has ended
-            loop.call_soon_threadsafe(done.set)
-
-    threading.Thread(target=check, daemon=True).start()
-    try:
-        await asyncio.wait_for(done.wait(), MODEL_SECONDS)
-    except TimeoutError:
+    documents = [] if examination.outputs is None else examination.outputs.documents
+    checks = _check(settings, examination.models, documents)
+    thread = threading.Thread(target=findings.extend, args=(checks,), daemon=True)
+    thread.start()
+    for _ in range(round(50 * MODEL_SECONDS)):
+        if not thread.is_alive():
+            break
+        await asyncio.sleep(0.02)
+    else:
         findings = [fail("model", f"not ready after {MODEL_SECONDS:.0f} s", "check the CPU load and the model's files")]
     for finding in findings:
         yield finding
@@ -65,9 +62,7 @@ def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[by
         return
     started = time.perf_counter()
     try:
-        embedder = load_configured(settings)
-        if embedder is None:
-            raise AssertionError("this is a bug: no embedder although one is set")
+        embedder = cast("Embedder", load_configured(settings))
         load_seconds = time.perf_counter() - started
         embed_seconds = _median_seconds(embedder, settings.max_tokens)
     except ServiceUnavailableError as error:
@@ -116,18 +111,15 @@ def _findings(
     settings: Settings, identity: EmbedderIdentity, load_seconds: float, embed_seconds: float
 ) -> Iterator[Finding]:
     """Yield the model, local or remote, and its speed."""
+    loaded = f"checked in {load_seconds:.1f} s"
     if settings.embedder == "http":
         words, remedy = "words", "a faster or nearer service"
-        state = f"{identity.name} at {settings.embedder_url}: {identity.dimensions} dimensions, checked"
+        yield ok("model", f"{identity.name} at {settings.embedder_url}: {identity.dimensions} dimensions, {loaded}")
     else:
         fetch = "kp-worker fetch-model, " if identity.runtime != "openvino" and is_default(settings.model) else ""
         words, remedy = "tokens", f"more or faster CPU, {fetch}a lower KP_MAX_TOKENS or KP_PRECISION=bf16"
-        state = (
-            f"{identity.name} ({identity.runtime}, {identity.precision}), sha256 {identity.weights_sha256[:12]}..., "
-            "loaded and checked"
-        )
-    yield ok("model", f"{state} in {load_seconds:.1f} s")
-    if settings.embedder != "http":
+        runtime, weights = f"{identity.runtime}, {identity.precision}", identity.weights_sha256[:12]
+        yield ok("model", f"{identity.name} ({runtime}), sha256 {weights}..., loaded and {loaded}")
         offered = ", ".join(name for name in PRECISIONS if runs_here(name))
         yield ok("precision", f"this CPU supports {offered}; KP_PRECISION={settings.precision}")
     budget, slowest = settings.latency_budget_seconds, f"a text of {settings.max_tokens} {words} takes"

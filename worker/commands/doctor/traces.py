@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -69,7 +69,7 @@ def capacity(settings: Settings, entries: Mapping[int, Sequence[Entry]]) -> Find
     for number, those in entries.items():
         last = those[-1].epoch, those[-1].model
         times = {it.sequence: it.stream_time_ms for it in those if (it.epoch, it.model) == last}
-        rate = per_second([times[sequence] for sequence in sorted(times)])
+        rate = per_second([time_ms for _, time_ms in sorted(times.items())])
         if rate is not None and len(times) >= 100:  # fewer are no basis for advice
             rates[number] = rate
     dimensions = next((len(those[-1].vector) // 4 for those in entries.values()), 384)
@@ -79,10 +79,10 @@ def capacity(settings: Settings, entries: Mapping[int, Sequence[Entry]]) -> Find
     partition, rate = max(rates.items(), key=lambda it: it[1])
     reach_ms = 1000 * size / rate
     message += f"; partition {partition}, the busiest, takes {rate:.3g} traces a second of stream time"
-    if ttl_ms is None:
-        return ok("cache", f"{message}: they hold {reach_ms / 1000:.0f} s, without a TTL")
-    message += f": they hold {reach_ms / 1000:.0f} s, the TTL is {ttl_ms / 1000:.0f} s"
-    if is_short(reach_ms, ttl_ms):
+    message += f": they hold {reach_ms / 1000:.0f} s, " + (
+        "without a TTL" if ttl_ms is None else f"the TTL is {ttl_ms / 1000:.0f} s"
+    )
+    if ttl_ms is not None and is_short(reach_ms, ttl_ms):
         return warn("cache", message, advice(rate, reach_ms, ttl_ms, dimensions))
     return ok("cache", message)
 
@@ -168,7 +168,7 @@ async def check_outputs(examination: Examination) -> AsyncIterator[Finding]:
     examination.outputs = Outputs([value for *_, value in read], heads, of_both)
     traces = Counter(head.metadata.task_domain for head in heads)
     wrong = [*_near_domains(settings, traces), *_unused_profiles(settings, traces)]
-    for finding in wrong or [ok("domains", _summary(settings, traces) if traces else "no trace is scored yet")]:
+    for finding in wrong or [ok("domains", _summary(settings, traces))]:
         yield finding
     scores = [head.scoring.score or 0.0 for head in of_both]
     accepted = sum(head.scoring.decision == ACCEPTED for head in of_both)
@@ -208,13 +208,13 @@ def _unused_profiles(settings: Settings, traces: Counter[str]) -> Iterator[Findi
 
 
 def _summary(settings: Settings, traces: Counter[str]) -> str:
+    if not traces:
+        return "no trace is scored yet"
     without = without_profile(traces, settings.scoring_profiles())
-    message = f"{len(traces)} in the last {number_of(traces.total(), 'scored trace')}"
-    if not without:
-        return f"{message}, each with its own profile"
     named = ", ".join(f"{shown_name(domain.name)} ({domain.traces})" for domain in without[:NAMED])
     more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-    return f"{message}; without their own profile: {named}{more}"
+    which = f"; without their own profile: {named}{more}" if without else ", each with its own profile"
+    return f"{len(traces)} in the last {number_of(traces.total(), 'scored trace')}{which}"
 
 
 # -- verdicts: whether they can count, who is judged, and what KP_CONFIDENCE=record accepts
@@ -252,16 +252,14 @@ async def check_verdicts(examination: Examination) -> AsyncIterator[Finding]:
     yield ok("verdicts", message)
 
 
-def late_judges(late_seconds: Mapping[str, Iterable[float | None]]) -> Iterator[Finding]:
+def late_judges(late_seconds: Mapping[str, Collection[float | None]]) -> Iterator[Finding]:
     """Yield a warning for each judge of whose last verdicts many do not count and were issued long before.
 
     `late_seconds`: as in `Standings`.
     """
-    for judge, all_of_it in late_seconds.items():
-        verdicts = list(all_of_it)
+    for judge, verdicts in late_seconds.items():
         late = [seconds for seconds in verdicts if seconds is not None]
-        median = statistics.median(late) if late else 0.0
-        if len(late) >= 5 and 2 * len(late) >= len(verdicts) and median > 600:
+        if len(late) >= 5 and 2 * len(late) >= len(verdicts) and (median := statistics.median(late)) > 600:
             yield warn(
                 "verdicts",
                 f"{len(late)} of the last {len(verdicts)} verdicts of judge {shown_name(judge)} do not count: they "
@@ -283,7 +281,7 @@ def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | 
             of[0] += any((at.partition, name) in judged for name in names)
             of[1] += 1
     (accepted, of_accepted), (rejected, of_rejected) = counts.values()
-    if not (of_accepted and of_rejected and accepted + rejected):
+    if not (of_accepted and of_rejected):
         return
     one, other = accepted / of_accepted, rejected / of_rejected
     both = (accepted + rejected) / (of_accepted + of_rejected)
@@ -301,9 +299,8 @@ def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | 
 def spread_agents(documents: Iterable[Head], least: float) -> Iterator[Finding]:
     """Yield a warning if at least this share of agents has traces of one domain in several partitions."""
     partitions: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for document in documents:
-        of = document.metadata
-        partitions[of.agent_id, of.task_domain].append(document.scoring.source.partition)
+    for it in documents:
+        partitions[it.metadata.agent_id, it.metadata.task_domain].append(it.scoring.source.partition)
     several = {agent for (agent, _), those in partitions.items() if len(those) > 1}
     spread = {agent for (agent, _), those in partitions.items() if len(set(those)) > 1}
     if spread and len(spread) >= least * len(several):
