@@ -15,16 +15,6 @@ ONE = [{"PLAINTEXT": 1, "CONTROLLER": 2}]
 PLAIN = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
 
 
-def test_single_node_properties() -> None:
-    properties = server_properties(0, ONE, PLAIN, Path("/d"), {})
-    assert properties["listeners"] == "PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
-    assert properties["advertised.listeners"] == "PLAINTEXT://127.0.0.1:1"
-    assert properties["controller.quorum.voters"] == "0@127.0.0.1:2"
-    assert properties["auto.create.topics.enable"] == "false"
-    assert properties["transaction.state.log.replication.factor"] == "1"
-    assert properties["min.insync.replicas"] == "1"
-
-
 def test_three_nodes_vote_and_replicate() -> None:
     ports = [{"PLAINTEXT": 10 * i + 1, "CONTROLLER": 10 * i + 2} for i in range(3)]
     properties = server_properties(1, ports, PLAIN, Path("/d"), {})
@@ -32,13 +22,6 @@ def test_three_nodes_vote_and_replicate() -> None:
     assert properties["controller.quorum.voters"] == "0@127.0.0.1:2,1@127.0.0.1:12,2@127.0.0.1:22"
     assert properties["offsets.topic.replication.factor"] == "3"
     assert properties["transaction.state.log.min.isr"] == properties["min.insync.replicas"] == "2"
-
-
-def test_added_listener_is_advertised() -> None:
-    ports = [{**ONE[0], "SECURE": 3}]
-    properties = server_properties(0, ports, {**PLAIN, "SECURE": "SASL_SSL"}, Path("/d"), {})
-    assert properties["advertised.listeners"] == "PLAINTEXT://127.0.0.1:1,SECURE://127.0.0.1:3"
-    assert properties["listener.security.protocol.map"] == "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
 
 
 def test_advertised_follows_overridden_listeners() -> None:
