@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.snippets import snippets
+from tests.support.snippets import shell, snippets
 from tests.support.surroundings import DOCS, ROOT, environment
 
 BLOCKS = snippets("tests/docs/test_agent_logs.py")
@@ -49,13 +46,7 @@ def call(name: str, **arguments: Any) -> Any:
 
 def convert(command: str, folder: Path) -> tuple[str, Any]:
     """Run a command of the page; return what it reported, and its trace."""
-    program = folder / "kp-worker"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
-    program.chmod(0o755)
-    env = environment(PATH=f"{folder}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = shell(command, environment(PYTHONPATH=str(ROOT)), folder)
     assert (done.returncode, done.stdout) == (0, "")
     return done.stderr, json.loads((folder / "traces.jsonl").read_bytes())
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -18,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.builders import trace_bytes
-from tests.support.surroundings import DOCS
+from tests.support.snippets import shell
+from tests.support.surroundings import DOCS, ROOT, environment
 from worker.cli import cli
 from worker.commands.redrive.steps import OF_CLOSED_RUNS
 from worker.config import Settings
@@ -44,47 +41,37 @@ def test_every_command_is_in_the_table_and_the_sections_are_of_commands() -> Non
     ],
 )
 def test_bash_completes_commands_and_closed_lists(tmp_path: Path, typed: list[str], expected: list[str]) -> None:
-    bash = shutil.which("bash")
-    assert bash, "this test needs bash"
-    program = tmp_path / "kp-worker"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
-    program.chmod(0o755)
     (tmp_path / "trace.jsonl").touch()
     words = shlex.join(["kp-worker", *typed])
     script = f'eval "$(_KP_WORKER_COMPLETE=bash_source kp-worker)"; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; '
-    script += "compopt() { :; }; _kp_worker_completion kp-worker; "
-    result = subprocess.run(
-        [bash, "-c", script + 'printf "%s\\n" "${COMPREPLY[@]}"'],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(DOCS.parent)},
-        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    assert result.stdout.split() == expected
+    script += 'compopt() { :; }; _kp_worker_completion kp-worker; printf "%s\\n" "${COMPREPLY[@]}"'
+    done = shell(script, environment(PYTHONPATH=str(ROOT)), tmp_path)
+    assert (done.stdout.split(), done.returncode) == (expected, 0), done.stderr
 
 
-def test_the_exit_codes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("explain good.json", 0),
+        ("explain bad.json", 1),
+        ("explain none", 2),
+        ("explain good.json --set threshold=7", 2),
+        ("score both.jsonl --embedder none", 0),
+        ("score bad.json --embedder none", 1),
+        ("score bad.json --embedder openvino --model .", 1),
+    ],
+)
+def test_the_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int) -> None:
     """Those that need no broker; test_topics and test_doctor hold the others."""
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_bytes(trace_bytes())
-    bad.write_bytes(b"{}")
-    both = tmp_path / "both.jsonl"
-    both.write_bytes(trace_bytes() + b"\n{}\n")
-
-    def code(*arguments: str, **env: str) -> int:
-        return CliRunner().invoke(cli, arguments, env=env).exit_code
-
-    assert code("explain", str(good)) == 0
-    assert code("explain", str(bad)) == 1
-    assert code("explain", str(tmp_path / "none")) == 2
-    assert code("explain", str(good), KP_THRESHOLD="7") == 2
-    assert code("score", str(both), "--embedder", "none") == 0
-    assert code("score", str(bad), "--embedder", "none") == 1
-    assert code("score", str(bad), "--embedder", "openvino", "--model", str(tmp_path)) == 1
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("good.json", trace_bytes()), ("bad.json", b"{}"), ("both.jsonl", trace_bytes() + b"\n{}\n")):
+        Path(name).write_bytes(content)
+    assert CliRunner().invoke(cli, command.split()).exit_code == code
 
 
-WORKER = DOCS.parent / "worker"
 PRINTING = [
-    *WORKER.rglob("*.py"), *WORKER.glob("data/*.html*"), *(DOCS.parent / "deploy").rglob("*.yaml"),
-    DOCS.parent / "deploy/helm/kp-worker/templates/NOTES.txt", DOCS.parent / "README.md", *DOCS.rglob("*.md"),
+    *(ROOT / "worker").rglob("*.py"), *(ROOT / "worker/data").glob("*.html*"), *(ROOT / "deploy").rglob("*.yaml"),
+    ROOT / "deploy/helm/kp-worker/templates/NOTES.txt", ROOT / "README.md", *DOCS.rglob("*.md"),
 ]  # fmt: skip
 
 

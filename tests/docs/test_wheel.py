@@ -34,23 +34,23 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
     return build_distribution(tmp_path_factory.mktemp("distribution"))
 
 
-@pytest.fixture(scope="module")
-def wheel(distribution: Distribution) -> Path:
-    return distribution.wheel
-
-
 def test_make_dist_builds_in_the_same_way() -> None:
     recipe = (ROOT / "Makefile").read_text("utf-8").split("\ndist:")[1].split("\n\n")[0]
     assert "uv build" in recipe
     assert "--no-build-isolation" in recipe
 
 
-def test_the_sdist_holds_what_the_wheel_is_built_from(distribution: Distribution) -> None:
+def test_the_sdist_and_the_wheel_hold_every_file_of_the_package(
+    distribution: Distribution,
+) -> None:
     """`uv build` has built the wheel from it."""
     with tarfile.open(distribution.sdist) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    with zipfile.ZipFile(distribution.wheel) as shipped:
-        assert {name for name in shipped.namelist() if ".dist-info/" not in name} <= names
+    files = [path for path in (ROOT / "worker").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    with zipfile.ZipFile(distribution.wheel) as wheel:
+        shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert shipped == {str(path.relative_to(ROOT)) for path in files}
+    assert shipped <= names
     assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= names
     assert not [name for name in names if name.startswith(("tests", "docs", "deploy", "build"))]
 
@@ -63,20 +63,11 @@ def test_neither_holds_a_path_of_this_machine(distribution: Distribution) -> Non
         assert not [content for content in contents if str(path).encode() in content]
 
 
-def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
-    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    package = ROOT / "worker"
-    assert shipped == {
-        str(path.relative_to(ROOT))
-        for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_every_module_and_data_file_is_found_where_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
+def test_every_module_and_data_file_is_found_where_the_wheel_is_installed(
+    distribution: Distribution, tmp_path: Path
+) -> None:
     site = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(site)
+    zipfile.ZipFile(distribution.wheel).extractall(site)
     script = f"import sys; sys.path.insert(0, {str(site)!r})\n{IMPORT_ALL}"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120
