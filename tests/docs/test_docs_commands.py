@@ -1,4 +1,4 @@
-"""docs/commands.md: every command is there; exit codes are as described; completion works."""
+"""docs/commands.md and docs/settings.md: commands, exit codes, completion, config files and outputs are the code's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from tests.support.snippets import shell
 from tests.support.surroundings import DOCS, ROOT, environment
 from worker.cli import cli
 from worker.commands.redrive.steps import OF_CLOSED_RUNS
-from worker.config import Settings
+from worker.config import Settings, load
+from worker.core.scoring import PROFILES, Weights
 from worker.core.trace import Reason
 
 TEXT = (DOCS / "commands.md").read_text("utf-8")
+SETTINGS_PAGE = (DOCS / "settings.md").read_text("utf-8")
 
 
 def test_every_command_is_in_the_table_and_the_sections_are_of_commands() -> None:
@@ -109,3 +111,37 @@ def test_every_command_with_options_that_is_printed_or_shown_is_one() -> None:
                 assert set(options) <= known | {"--help", "-h"}, f"{path.name}: {text[:200]}"
                 seen += 1
     assert seen > 60
+
+
+# -- config files
+
+
+def test_the_config_file_of_the_page_does_what_it_says_and_its_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run` is asked for its settings alone: its options are those of every command."""
+    monkeypatch.chdir(tmp_path)
+    (text,) = re.findall(r"```toml\n(.*?)```", SETTINGS_PAGE, re.DOTALL)
+    Path("kp-worker.toml").write_text(text)
+    settings = load(Path("kp-worker.toml"))
+    assert (settings.threshold, settings.cache_ttl_seconds) == (0.7, 7200)
+    profiles = settings.scoring_profiles()
+    assert (profiles["legal"].weights, profiles["legal"].threshold) == (PROFILES["default"].weights, 0.6)
+    assert profiles["code"].weights == Weights(0.2, 0.4, 0.2, 0.2)
+    lines = re.findall(r"^\$ kp-worker (config .*?|run .*?)(?: +#.*)?$", SETTINGS_PAGE, re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines:
+        result = CliRunner().invoke(cli, line.replace("run ", "config show ").split())
+        assert result.exit_code == 0, result.stderr
+    assert '"name": "profiles.legal.threshold", "value": 0.5' in result.stdout
+
+
+def test_the_outputs_of_config_in_the_commands_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = TEXT.split("## `kp-worker config`")[1].split("\n## ")[0]
+    wrong, shown = re.findall(r"```console\n\$ kp-worker (.*?)\n(.*?)```", section, re.DOTALL)
+    Path("kp-worker.toml").write_text("treshold = 1\n[profiles.code]\nthreshold = 2\n")
+    assert CliRunner().invoke(cli, wrong[0].split()).stderr == wrong[1]
+    Path("kp-worker.toml").write_text("threshold = 0.7\n[profiles.legal]\nthreshold = 0.6\n")
+    output = CliRunner().invoke(cli, [*shown[0].split(), "--text"]).stdout
+    assert output == shown[1]
