@@ -66,7 +66,7 @@ def bad_vectors(vector: bytes) -> dict[str, bytes]:
         "denormal": np.full(filled, 1e-45, "<f4").tobytes(),
         "empty": b"",
         "cut": vector[:-1],
-        **{f"length {factor}": _scaled(vector, factor) for factor in (1e-30, 1e-3, 0.5, 0.998, 1.002, 2.0, 1e30)},
+        **{f"length {factor}": _scaled(vector, factor) for factor in (1e-30, 1e-3, 0.5, 0.9989, 1.0011, 2.0, 1e30)},
     }
 
 
@@ -82,7 +82,7 @@ def bad_entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         "stream_time_ms": [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**62, 2**63 - 1, 2**63, 2**64 - 1],
         "trace_id": ["x" * 257, "x" * 100_000],
         "model": ["x" * 100_000],
-        "vector": list(bad_vectors(fields["vector"]).values()),
+        "vector": [*bad_vectors(fields["vector"]).values(), "abcd"],
         "epoch": [-1, 10**18, 2**63],
         "text_hash": [b"x", b"x" * 17],
         "agent_id": ["x" * 257],
@@ -103,6 +103,7 @@ def bad_entries(fields: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         yield f"cut at {size}", whole[:size]
     yield "trailing byte", whole + b"\0"
     yield "no array", msgspec.msgpack.encode(dict(fields))
+    yield "empty array", b"\x90"
     yield "nested", b"\x91" * 5000
     yield "not msgpack", b"\xc1" * 50
 
@@ -116,7 +117,8 @@ def bad_markers(topic_id: str) -> Iterator[bytes]:
             if field == 0 or not 0 <= value <= 2**63 - 1:
                 yield msgspec.msgpack.encode([1, topic_id, [segment]])
     yield msgspec.msgpack.encode([1, topic_id, [[n, n, n] for n in range(65)]])
-    yield msgspec.msgpack.encode([1, topic_id, [[1, 5, 0], [2, 4, 0]]])
+    for start in (4, 5):
+        yield msgspec.msgpack.encode([1, topic_id, [[1, 5, 0], [2, start, 0]]])
     yield msgspec.msgpack.encode([1, "x" * 100_000, [[1, 0, 0]]])
     yield msgspec.msgpack.encode([2, topic_id, [[1, 0, 0]]])
     for other in OTHER_TYPES:

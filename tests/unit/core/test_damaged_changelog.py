@@ -1,12 +1,12 @@
-"""Damaged records on the changelog: they are skipped and counted and change no score; whatever is there, nothing fails.
-
-Both scopes: the cache of a partition, and the view of the others.
-"""
+"""Damaged records on the changelog are skipped and counted and change no score; whatever is there, nothing fails."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from worker.core.changelog import (
     Marker,
     Segment,
     committed_from,
+    decode,
     decode_marker,
     encode,
     encode_marker,
@@ -41,6 +42,8 @@ from worker.core.restore import Log, ModelCache, Restored, SourcePosition, resto
 from worker.core.scorer import PartitionScorer
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import Reason
+from worker.core.track_record import TrackRecord, encode_row, read_stored, record_key
+from worker.core.verdicts import Verdict
 
 DIMENSIONS, CAPACITY, TTL = 8, 10, 3_600_000
 MODEL = "ours:00:8:256:fp32"
@@ -183,6 +186,49 @@ def test_metadata_of_others_begins_an_epoch_that_inherits_all_entries() -> None:
         live(changelog)
 
 
+def entry_is_whole(value: bytes) -> None:
+    assert float(np.linalg.norm(decode(value).array().astype(np.float64))) == pytest.approx(1.0, abs=1e-3)
+
+
+def record_counts(value: bytes) -> None:
+    stored = read_stored(record_key("ada", "code"), value)
+    record = TrackRecord(stored.topic_id)
+    record.restore([stored], 100)
+    assert 0 <= record.standing("ada", "code").used <= 1
+
+
+def track_record() -> bytes:
+    """Return the record of an agent with one verdict."""
+    verdict = Verdict(
+        version=1, trace_id="t", agent_id="ada", task_domain="code", success=1.0, judge="ci", topic="traces",
+        issued_at=datetime.fromtimestamp(0, UTC), topic_id=TOPIC, partition=0,
+    )  # fmt: skip
+    ((_, value),) = map(encode_row, TrackRecord(TOPIC).add(verdict, 0, 7).changes)
+    assert value is not None
+    return value
+
+
+EPOCHS = encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0), Segment(2, 20, 5))))
+
+
+@pytest.mark.parametrize(
+    ("read", "good"),
+    [(entry_is_whole, packed(good_fields(GOOD - 1))), (decode_marker, EPOCHS), (record_counts, track_record())],
+    ids=["entry", "epochs", "track record"],
+)
+def test_damaged_bytes_raise_value_error_and_nothing_else(
+    read: Callable[[bytes], object], good: bytes, seed: int
+) -> None:
+    rng = random.Random(seed)
+    read(good)
+    taken = 0
+    for _ in range(10_000):
+        with contextlib.suppress(ValueError):
+            read(mutated(rng, [good]))
+            taken += 1
+    assert 100 < taken < 9900  # else the damage is too heavy, or too light, to prove much
+
+
 def live(changelog: Changelog) -> None:
     """Live one life of a worker: restore, score, write; the next restore reads all that it wrote."""
     restored = changelog.restored()
@@ -218,7 +264,7 @@ def live(changelog: Changelog) -> None:
 @pytest.mark.parametrize("metadata", [True, False], ids=["committed", "moved"])
 def test_whatever_is_on_the_changelog_nothing_fails(metadata: bool, seed: int, long: bool) -> None:
     rng = random.Random(seed)
-    values = [packed(good_fields(GOOD - 1)), encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0), Segment(2, 20, 5))))]
+    values = [packed(good_fields(GOOD - 1)), EPOCHS]
     used = [slot_key(number, CAPACITY, 1) for number in range(GOOD)] + [MARKER_KEY]
     written = corrupt = 0
     rounds = 50 if long else 30

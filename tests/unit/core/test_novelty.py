@@ -1,4 +1,4 @@
-"""The novelty cache: the reference's streams, a brute-force oracle, and restores that keep every bit."""
+"""The novelty cache: the reference's streams, brute force, and restores that keep every bit."""
 
 import inspect
 import itertools
@@ -7,10 +7,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.builders import make_trace, read_jsonl
 from worker import PartitionScorer, VectorCache, parse_trace
@@ -56,84 +59,136 @@ def test_same_stream_as_the_reference(case: dict[str, Any]) -> None:
 # -- brute force
 
 
-class Oracle:
-    """The cache as the specification words it: plain lists, every pair compared, in double precision."""
+PASSED = st.sampled_from([0, 0, 1, 1, 2, 5, 7, 30, -3, -40, 500])
+"""Milliseconds from one step to the next."""
 
-    def __init__(self, max_elements: int, ttl_ms: int | None) -> None:
-        self.max_elements = max_elements
-        self.ttl_ms = ttl_ms
+
+class Added(NamedTuple):
+    """What entered a cache."""
+
+    sequence: int
+    time_ms: int
+    trace_id: str
+    vector: Vector
+    direction: npt.NDArray[np.float64]  # of the vector before it was made a unit vector; zeros stay
+
+
+KINDS = st.sampled_from([*["new"] * 5, *["again"] * 4, "zero"])
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """A cache and one that goes on from the last restore, held against the specification's words.
+
+    That is a plain list, of which every entry is compared, in double precision.
+    """
+
+    @initialize(
+        dimensions=st.integers(1, 24),
+        capacity=st.sampled_from([7, 1, 2, 3, 50]),
+        ttl_ms=st.sampled_from([None, 1, 30, 900]),
+        now=st.sampled_from([0, -50, 1_776_153_600_000]),
+        seed=st.integers(0, 2**32),
+    )
+    def begin(self, dimensions: int, capacity: int, ttl_ms: int | None, now: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.cache, self.restored = (VectorCache(capacity, dimensions, ttl_ms) for _ in range(2))
+        self.begun = now
+        self.log: list[Added] = []
+        self.live: list[Added] = []
         self.now: int | None = None
-        self.entries: list[tuple[int, str, list[float]]] = []
         self.expired = self.displaced = 0
 
-    def at(self, now: int) -> None:
-        self.now = now if self.now is None else max(now, self.now)
-        if self.ttl_ms is not None:
-            live = [entry for entry in self.entries if self.now - entry[0] < self.ttl_ms]
-            self.expired += len(self.entries) - len(live)
-            self.entries = live
+    def draw(self, kind: str, which: int, exponent: int) -> tuple[list[float], npt.NDArray[np.float64]]:
+        """Return a vector of any length and its direction: new, zeros, or an earlier direction or its opposite."""
+        wide = self.rng.normal(size=self.cache.dimensions) * 10.0**exponent
+        if kind == "zero":
+            wide[:] = 0
+        if kind == "again" and self.log:
+            wide = self.log[-1 - which % len(self.log)].direction * (-1) ** exponent * 2.0 ** (exponent % 3)
+        wide = wide.astype(np.float32).astype(np.float64)
+        return wide.tolist(), wide / (np.linalg.norm(wide) or 1.0)
 
-    def add(self, vector: Sequence[float], now: int, trace_id: str) -> None:
-        self.at(now)
+    def advance(self, passed: int) -> int:
+        """Let time pass, or seem to go back; return what the clock says."""
+        clock = (self.begun if self.now is None else self.now) + passed
+        self.now = clock if self.now is None else max(self.now, clock)
+        ttl_ms = self.cache.ttl_ms
+        live = [it for it in self.live if ttl_ms is None or self.now - it.time_ms < ttl_ms]
+        self.expired += len(self.live) - len(live)
+        self.live = live
+        return clock
+
+    def check(self, cache: VectorCache, live: list[Added], vector: list[float], direction: npt.ArrayLike) -> None:
+        """A search finds one of the nearest of these entries."""
         assert self.now is not None
-        self.displaced += len(self.entries) == self.max_elements
-        self.entries = [*self.entries, (self.now, trace_id, list(vector))][-self.max_elements :]
+        found = cache.nearest(vector, self.now)
+        assert cache.max_cosine_similarity(vector, self.now) == (0.0 if found is None else found.similarity)
+        assert (found is None) == (not live)
+        if found is not None:
+            expected = {it.trace_id: float(it.direction @ direction) for it in live}
+            assert found.similarity == pytest.approx(max(expected.values()), abs=CLOSE)
+            assert expected[found.trace_id] == pytest.approx(max(expected.values()), abs=CLOSE)
+            assert -1.0 <= found.similarity <= 1.0 + CLOSE
 
-    def similarities(self, vector: Sequence[float], now: int) -> dict[str, float]:
-        self.at(now)
-        return {trace_id: cosine(vector, other) for _, trace_id, other in self.entries}
+    @rule(passed=PASSED, kind=KINDS, which=st.integers(0, 60), exponent=st.integers(-15, 15))
+    def add(self, passed: int, kind: str, which: int, exponent: int) -> None:
+        vector, direction = self.draw(kind, which, exponent)
+        clock = self.advance(passed)
+        assert self.now is not None
+        trace_id, sequence = str(len(self.log)), len(self.log)
+        assert self.cache.add(vector, clock, trace_id) == self.restored.add(vector, clock, trace_id) == sequence
+        self.log.append(Added(sequence, self.now, trace_id, unit(vector, self.cache.dimensions), direction))
+        self.displaced += len(self.live) == self.cache.max_elements
+        self.live = [*self.live, self.log[-1]][-self.cache.max_elements :]
+
+    @rule(passed=PASSED, kind=KINDS, which=st.integers(0, 60), exponent=st.integers(-15, 15))
+    def search(self, passed: int, kind: str, which: int, exponent: int) -> None:
+        """The restored cache has the same answer, to the last bit."""
+        vector, direction = self.draw(kind, which, exponent)
+        clock = self.advance(passed)
+        assert self.cache.nearest(vector, clock) == self.restored.nearest(vector, clock)
+        self.check(self.cache, self.live, vector, direction)
+
+    def on_changelog(self) -> list[Added]:
+        """Return what a changelog with some spare slots would hold, in any order."""
+        entries = self.log[-(self.cache.max_elements + 3) :]
+        return [entries[int(place)] for place in self.rng.permutation(len(entries))]
+
+    @rule()
+    def restore(self) -> None:
+        self.restored = VectorCache(self.cache.max_elements, self.cache.dimensions, self.cache.ttl_ms)
+        self.restored.restore([it[:4] for it in self.on_changelog()], self.now)
+        assert (self.restored.expired, self.restored.displaced) == (0, 0)
+
+    @precondition(lambda self: self.log)
+    @rule(capacity=st.sampled_from([1, 3, 7, 50]), lost=st.sets(st.integers(1, 8)))
+    def restore_elsewhere(self, capacity: int, lost: set[int]) -> None:
+        """At another capacity; entries that are lost (so far behind the newest) change no other maximum."""
+        other = VectorCache(capacity, self.cache.dimensions, self.cache.ttl_ms)
+        newest = self.log[-1].sequence
+        entries = [it for it in self.on_changelog() if newest - it.sequence not in lost]
+        other.restore([it[:4] for it in entries], self.now)
+        assert self.now is not None
+        live = [
+            it
+            for it in entries
+            if it.sequence > newest - capacity and (other.ttl_ms is None or self.now - it.time_ms < other.ttl_ms)
+        ]
+        assert lost or len(other) == len(live)
+        vector, direction = self.draw("new", 0, 0)
+        self.check(other, live, vector, direction)
+        assert other.add(vector, self.now) == len(self.log)
+
+    @invariant()
+    def both_are_as_the_list(self) -> None:
+        for cache in (self.cache, self.restored):
+            assert (len(cache), cache.now_ms, cache.next_sequence) == (len(self.live), self.now, len(self.log))
+        assert (self.cache.expired, self.cache.displaced) == (self.expired, self.displaced)
+        full = self.now is not None and len(self.live) == self.cache.max_elements
+        assert self.cache.reach_ms == (self.now - self.live[0].time_ms if full else None)  # type: ignore[operator]
 
 
-def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    lengths = math.hypot(*one) * math.hypot(*other)
-    return 0.0 if lengths == 0 else math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths
-
-
-def random_vector(rng: random.Random, dimensions: int, earlier: list[list[float]]) -> list[float]:
-    kind = rng.random()
-    if kind < 0.1:
-        return [0.0] * dimensions
-    if kind < 0.4 and earlier:  # the same direction, or the opposite one, at another length
-        factor = rng.choice([1.0, -1.0, 2.0, 0.125])
-        return [factor * x for x in rng.choice(earlier)]
-    length = 10.0 ** rng.randint(-15, 15)
-    return [float(np.float32(rng.gauss(0, 1) * length)) for _ in range(dimensions)]
-
-
-def test_agrees_with_brute_force_on_random_sequences(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(150):
-        dimensions, capacity = rng.randint(1, 9), rng.randint(1, 9)
-        ttl_ms = rng.choice([None, 1, 7, 30, 1000])
-        cache, oracle = VectorCache(capacity, dimensions, ttl_ms), Oracle(capacity, ttl_ms)
-        now, earlier = rng.choice([0, -50, 1_776_153_600_000]), list[list[float]]()
-        for number in range(rng.randint(1, 60)):
-            now += rng.choice([0, 0, 1, 1, 2, 5, 7, 30, -3, -40, 500])
-            vector = random_vector(rng, dimensions, earlier)
-            if rng.random() < 0.5:
-                assert cache.add(vector, now, str(number)) == cache.next_sequence - 1
-                oracle.add(vector, now, str(number))
-                earlier.append(vector)
-            else:
-                check(cache, oracle, vector, now)
-            assert len(cache) == len(oracle.entries)
-            assert cache.now_ms == oracle.now
-            assert (cache.expired, cache.displaced) == (oracle.expired, oracle.displaced)
-
-
-def check(cache: VectorCache, oracle: Oracle, vector: list[float], now: int) -> None:
-    expected = oracle.similarities(vector, now)
-    found = cache.nearest(vector, now)
-    if not expected:
-        assert found is None
-        assert cache.max_cosine_similarity(vector, now) == 0.0
-        return
-    assert found is not None
-    best = max(expected.values())
-    assert found.similarity == pytest.approx(best, abs=CLOSE)
-    assert expected[found.trace_id] == pytest.approx(best, abs=CLOSE)
-    assert cache.max_cosine_similarity(vector, now) == found.similarity
-    assert -1.0 <= found.similarity <= 1.0 + CLOSE
+TestCache = CacheMachine.TestCase
 
 
 # -- ties and ends
@@ -306,95 +361,6 @@ def test_the_cache_keeps_no_reference_to_the_caller_s_vector() -> None:
 # -- restore
 
 
-class Run:
-    """A cache beside the log of everything that entered it."""
-
-    def __init__(self, rng: random.Random, capacity: int, ttl_ms: int | None, dimensions: int = 24) -> None:
-        self.rng = rng
-        self.numbers = np.random.default_rng(rng.randrange(2**32))
-        self.cache = VectorCache(capacity, dimensions, ttl_ms)
-        self.now = 1_000_000
-        self.log: list[tuple[int, int, str, Vector]] = []
-
-    def vector(self) -> Vector:
-        if self.log and self.rng.random() < 0.3:
-            return self.rng.choice(self.log[-10:])[3]
-        return unit(self.numbers.normal(size=self.cache.dimensions), self.cache.dimensions)
-
-    def step(self) -> None:
-        self.now += self.rng.choice([0, 1, 10, 50, -200, 400])
-        vector = self.vector()
-        self.cache.nearest(vector, self.now)
-        time_ms = self.cache.advance(self.now)
-        sequence = self.cache.add(vector, self.now, str(len(self.log)))
-        self.log.append((sequence, time_ms, str(sequence), vector))
-
-    def restored(self, capacity: int | None = None, lost: Sequence[int] = ()) -> VectorCache:
-        """Return a cache made of what a changelog with some spare slots would hold, in any order."""
-        cache = VectorCache(capacity or self.cache.max_elements, self.cache.dimensions, self.cache.ttl_ms)
-        entries = [entry for entry in self.log[-(self.cache.max_elements + 3) :] if entry[0] not in lost]
-        self.rng.shuffle(entries)
-        cache.restore(entries, self.cache.now_ms)
-        return cache
-
-
-def assert_same(one: VectorCache, other: VectorCache, vector: Vector, now: int) -> None:
-    """Both find the same, to the last bit, and know the same time."""
-    assert one.nearest(vector, now) == other.nearest(vector, now)
-    assert (len(one), one.now_ms, one.next_sequence) == (len(other), other.now_ms, other.next_sequence)
-
-
-@pytest.mark.parametrize("ttl_ms", [None, 900])
-@pytest.mark.parametrize("capacity", [1, 7, 50])
-def test_a_restored_cache_is_the_uninterrupted_one_bit_by_bit(capacity: int, ttl_ms: int | None, seed: int) -> None:
-    run = Run(random.Random(seed), capacity, ttl_ms)
-    restored = VectorCache(capacity, run.cache.dimensions, ttl_ms)
-    for number in range(250):
-        run.step()
-        entry = run.log[-1]
-        restored.advance(run.now)
-        restored.add(entry[3], run.now, entry[2])  # goes on where the last restore left it
-        if number % 3 == 0:
-            restored = run.restored()
-            assert (restored.expired, restored.displaced) == (0, 0)
-        assert_same(run.cache, run.restored(), run.vector(), run.now)
-        assert_same(run.cache, restored, run.vector(), run.now)
-
-
-def test_lost_entries_change_no_other_maximum(seed: int) -> None:
-    rng = random.Random(seed)
-    run = Run(rng, 7, 900)
-    for _ in range(300):
-        run.step()
-        newest = run.log[-1][0]
-        lost = [newest - back for back in range(1, 9) if rng.random() < 0.3]
-        holed = run.restored(lost=lost)
-        query = run.vector()
-        live = run.log[len(run.log) - len(run.cache) :]
-        kept = {e[2]: float(np.dot(e[3].astype(float), query)) for e in live if e[0] not in lost}
-        found = holed.nearest(query, run.now)
-        assert found is not None  # the newest is always there
-        assert found.similarity == pytest.approx(max(kept.values()), abs=CLOSE)
-        assert kept[found.trace_id] == pytest.approx(max(kept.values()), abs=CLOSE)
-        assert holed.next_sequence == run.cache.next_sequence
-
-
-@pytest.mark.parametrize(("before", "after"), [(7, 3), (7, 1), (3, 7), (50, 7), (1, 50)])
-def test_a_cache_can_be_restored_at_another_capacity(before: int, after: int, seed: int) -> None:
-    run = Run(random.Random(seed), before, None)
-    for _ in range(60):
-        run.step()
-        restored = run.restored(capacity=after)
-        assert len(restored) == min(after, len(run.log), before + 3)
-        query = run.vector()
-        kept = {e[2]: float(np.dot(e[3].astype(float), query)) for e in run.log[-len(restored) :]}
-        found = restored.nearest(query, run.now)
-        assert found is not None
-        assert found.similarity == pytest.approx(max(kept.values()), abs=CLOSE)
-        restored.add(query, run.now, "next")
-        assert restored.next_sequence == run.cache.next_sequence + 1
-
-
 def test_entries_far_behind_are_out_of_the_cache() -> None:
     cache = VectorCache(3, 2)
     vector = unit([1, 0], 2)
@@ -446,21 +412,6 @@ def test_the_capacity_for_a_rate_holds_the_ttl_and_half_of_it_does_not(seed: int
             assert is_short(short.reach_ms or 0, ttl_ms)
         measured = per_second(times)
         assert measured == pytest.approx(rate, rel=0.05)
-
-
-def test_the_reach_of_a_cache_is_the_age_at_which_its_oldest_entry_is_evicted(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(200):
-        capacity = rng.randint(1, 12)
-        cache = VectorCache(capacity, 2, rng.choice([None, 50]))
-        live: list[int] = []
-        now = 0
-        for _ in range(rng.randint(1, 60)):
-            now += rng.choice([0, 1, 5, 30])
-            cache.add(UNIT, now)
-            live = [time for time in [*live, now] if cache.ttl_ms is None or now - time < cache.ttl_ms][-capacity:]
-            assert cache.reach_ms == (now - live[0] if len(live) == capacity else None)
-            assert len(live) == len(cache)
 
 
 def test_a_rate_needs_two_times() -> None:

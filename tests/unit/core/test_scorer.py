@@ -262,14 +262,6 @@ def test_rfc3339_agrees_with_the_calendar(seed: int) -> None:
 # -- the partition's state
 
 
-def test_stream_time_is_the_greatest_event_time_so_far() -> None:
-    scorer = PartitionScorer(10, None, 2)
-    assert scorer.stream_time_ms is None
-    times = [scored(trace_bytes(), None, time_ms, scorer).stream_time_ms for time_ms in (-7, -9, 100, 101, 50)]
-    assert times == [-7, -7, 100, 101, 101]
-    assert scorer.stream_time_ms == 101
-
-
 def test_the_first_trace_sets_stream_time_and_the_others_move_it_a_step_at_most() -> None:
     scorer = PartitionScorer(ttl_ms=3_600_000, dimensions=2, max_step_ms=60_000)
     year_9999 = event_time_ms(parse_trace(trace_bytes(created_at="9999-12-31T23:59:59Z")), None)
@@ -391,19 +383,6 @@ def test_the_cache_keeps_the_beginning_of_a_long_id() -> None:
     result = scorer.score(trace, [1], T0)
     assert result.nearest == Neighbour(trace.id[:CACHED_ID_LENGTH], 1.0)
     assert result.trace_id == trace.id
-
-
-def test_restore_takes_the_committed_stream_time() -> None:
-    scorer = PartitionScorer(10, 1000, 2)
-    vector = np.array([1, 0], dtype=np.float32)
-    scorer.restore([(4, T0, "a", vector)], T0 + 5000)
-    assert (scorer.stream_time_ms, len(scorer.cache), scorer.cache.next_sequence) == (T0 + 5000, 0, 5)
-    scorer.restore([(4, T0, "a", vector)], T0 + 999)
-    assert scorer.score(make_trace(), [1, 0], T0).nearest == Neighbour("a", 1.0)
-    scorer.restore([(4, T0, "a", vector)])  # not known: that of the last entry, at least
-    assert scorer.stream_time_ms == T0
-    scorer.restore([])
-    assert scorer.stream_time_ms is None
 
 
 def test_two_identities_are_comparable_unless_only_the_runtime_differs() -> None:

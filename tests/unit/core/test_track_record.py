@@ -1,7 +1,6 @@
 """The track record against a slow reading of its rules: which verdicts count, and what a restart finds."""
 
 import hashlib
-import random
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -308,20 +307,8 @@ def test_no_agent_erases_its_failures_with_the_ids_of_their_traces() -> None:
     assert record.standing("ada", "code")[1:] == (20, 10.0)
 
 
-def test_damage_is_told_and_never_counts(seed: int) -> None:
-    rng = random.Random(seed)
-    ((key, value),) = add_all(TrackRecord(TOPIC_ID), [(7, verdict())])
+def test_a_record_with_the_key_of_another_one_is_damaged() -> None:
+    ((_, value),) = add_all(TrackRecord(TOPIC_ID), [(7, verdict())])
     assert value is not None
-    for _ in range(2000):
-        damaged = bytearray(value)
-        for _ in range(rng.randrange(1, 4)):
-            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        try:
-            stored = read_stored(key, bytes(damaged[: rng.choice([len(damaged), rng.randrange(len(damaged))])]))
-        except ValueError:
-            continue
-        record = TrackRecord(stored.topic_id)
-        record.restore([stored], 100)
-        assert 0 <= record.standing("ada", "code").used <= 1
     with pytest.raises(ValueError, match="key of another"):
         read_stored(record_key("bob", "code"), value)
