@@ -34,32 +34,6 @@ from worker.stream.partition import DeadLetterLimit, DeadLetterLimitError
 # -- order and overlap
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]], ids=str)
-async def test_outputs_come_in_offset_order_whatever_embedding_is_ready_first(order: list[int]) -> None:
-    stage = TaskHarness()
-    stage.take(0, 1, 2, 3)
-    for number in order:
-        stage.pool.finish(number)
-        await settle()
-    await stage.task.drain()
-    assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2, 3]
-    sequences = [decode(value).sequence for batch in stage.publisher.committed for _, value in batch.entries]
-    assert sequences == [0, 1, 2, 3]
-
-
-async def test_a_dead_letter_waits_for_the_traces_before_it() -> None:
-    stage = TaskHarness()
-    stage.take(0)
-    stage.task.take(make_record(b"no trace", 1))
-    stage.take(2)
-    stage.pool.finish(1)
-    await settle()
-    assert stage.publisher.begun == []
-    stage.pool.finish(0)
-    await stage.task.drain()
-    assert stage.publisher.outputs() == [("accepted", 0), ("dead_letter", 1), ("accepted", 2)]
-
-
 async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_waits() -> None:
     stage = TaskHarness(embed=False)
     stage.publisher.gate.clear()
@@ -194,19 +168,6 @@ async def test_what_a_batch_carries() -> None:
     assert [e.trace_id for _, e in entries] == ["kp:trace:5", "kp:trace:6"]
 
 
-async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> None:
-    stage = TaskHarness(embed=False)
-    stage.task.take(make_record(b"", 0))
-    await stage.task.drain()
-    stage.take(1, created_at=T0 - 7)
-    await stage.task.drain()
-    stage.task.take(make_record(b"", 2))
-    await stage.task.drain()
-    assert [batch.metadata for batch in stage.publisher.committed] == [
-        NO_EPOCH.metadata(time) for time in (None, T0 - 7, T0 - 7)
-    ]
-
-
 async def test_a_drain_drops_what_waits_too_long_for_its_embedding_and_takes_it_again() -> None:
     stage = TaskHarness(drain_seconds=0.05)
     stage.take(0, 1, 2)
@@ -324,25 +285,20 @@ def ready_entry(offset: int, trace_id: str, vector: Vector, hashed: bytes | None
     return Entry(1, offset, offset, T0, trace_id, "model", vector.tobytes(), 1, hashed)
 
 
-async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() -> None:
+@pytest.mark.parametrize("offset", [0, 1])
+async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model(offset: int) -> None:
+    """One at the head is scored at once."""
     ready = text_vector("from the changelog", DIMENSIONS)
-    stage = TaskHarness(replay={1: ready_entry(1, "kp:trace:1", ready)})
-    stage.take(0, 1, 2)
-    assert [text.strip() for text, _ in stage.pool.submitted] == ["task 0", "task 2"]
+    stage = TaskHarness(replay={offset: ready_entry(offset, f"kp:trace:{offset}", ready)})
+    stage.take(0, 1)
+    assert [text.strip() for text, _ in stage.pool.submitted] == [f"task {1 - offset}"]
+    await settle()
+    assert stage.publisher.sizes() == [1] * (offset == 0)
     stage.pool.finish(0)
-    stage.pool.finish(1)
     await stage.task.drain()
     entries = [decode(value) for batch in stage.publisher.committed for _, value in batch.entries]
-    assert entries[1].array().tobytes() == ready.tobytes()
-    assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2]
-
-
-async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
-    stage = TaskHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS))})
-    stage.task.take(record(0))
-    assert stage.pool.submitted == []
-    await stage.task.drain()
-    assert stage.publisher.sizes() == [1]
+    assert entries[offset].array().tobytes() == ready.tobytes()
+    assert [offset for _, offset in stage.publisher.outputs()] == [0, 1]
 
 
 @pytest.mark.parametrize("hashed", [text_hash("another text"), b""], ids=["another text", "none"])
@@ -645,26 +601,36 @@ async def evaluated(numbers: list[int], fails: tuple[str, int, Exception] | None
     return stage
 
 
+def letter_alone(stage: TaskHarness, whole: TaskHarness) -> bytes:
+    """Return the message of the dead letter at offset 2, by which alone two stages may differ."""
+    assert stage.failures == []
+    (outputs, rows), (expected, expected_rows) = (
+        (
+            [output for batch in it.publisher.committed for output in batch.outputs],
+            [row for batch in it.publisher.committed for row in batch.entries],
+        )
+        for it in (stage, whole)
+    )
+    (letter,) = [output for output in outputs if output.kind == "dead_letter"]
+    headers = dict(letter.headers)
+    assert (headers["kp-error-reason"], headers["kp-source-offset"]) == (b"evaluation_failed", b"2")
+    assert b"the secret" not in headers["kp-error-message"]
+    assert [output for output in outputs if output is not letter] == expected
+    assert rows == expected_rows
+    assert rows
+    return headers["kp-error-message"]
+
+
 @pytest.mark.parametrize("where", FAILING.values(), ids=FAILING)
 @pytest.mark.parametrize("error", [IndexError("the secret"), RecursionError(), AssertionError("x")], ids=repr)
 async def test_a_record_on_which_a_function_fails_is_a_dead_letter_and_leaves_no_trace_in_the_state(
     where: str, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = await evaluated([0, 1, 2, 3], (where, 2, error))
-    whole = await evaluated([0, 1, 3])
-    assert stage.failures == []
-    assert [kind for kind, _ in stage.publisher.outputs()].count("dead_letter") == 1
-    letter = next(o for batch in stage.publisher.committed for o in batch.outputs if o.kind == "dead_letter")
-    headers = dict(letter.headers)
-    assert (headers["kp-error-reason"], headers["kp-source-offset"]) == (b"evaluation_failed", b"2")
-    assert type(error).__name__.encode() in headers["kp-error-message"]
-    assert b"the secret" not in headers["kp-error-message"]
+    message = letter_alone(stage, await evaluated([0, 1, 3]))
+    assert type(error).__name__.encode() in message
     assert "the secret" not in caplog.text
     assert stage.count("kp_dead_letters_total", reason="evaluation_failed") == 1
-    scored = [o.value for batch in stage.publisher.committed for o in batch.outputs if o.kind != "dead_letter"]
-    assert scored == [o.value for batch in whole.publisher.committed for o in batch.outputs]
-    rows = [row for batch in stage.publisher.committed for row in batch.entries]
-    assert rows == [row for batch in whole.publisher.committed for row in batch.entries]
     await stage.task.close()
 
 
@@ -723,16 +689,6 @@ JUDGING = {
 @pytest.mark.parametrize("where", JUDGING.values(), ids=JUDGING)
 async def test_a_verdict_on_which_a_function_fails_is_a_dead_letter_and_does_not_count(where: str) -> None:
     stage, whole = await judged([0, 1, 2, 3], (where, IndexError("the secret"))), await judged([0, 1, 3])
-    assert stage.failures == []
-    outputs = [output for batch in stage.publisher.committed for output in batch.outputs]
-    (letter,) = [output for output in outputs if output.kind == "dead_letter"]
-    headers = dict(letter.headers)
-    assert (headers["kp-error-reason"], headers["kp-source-offset"]) == (b"evaluation_failed", b"2")
-    assert b"the secret" not in headers["kp-error-message"]
-    outputs.remove(letter)
-    assert outputs == [output for batch in whole.publisher.committed for output in batch.outputs]
-    rows = [row for batch in stage.publisher.committed for row in batch.entries]
-    assert rows == [row for batch in whole.publisher.committed for row in batch.entries]
-    assert rows
+    letter_alone(stage, whole)
     assert list(stage.scorer.record.listed()) == list(whole.scorer.record.listed())
     await stage.task.close()
