@@ -1,6 +1,5 @@
 """Settings: every one described, every wrong one explained by variable, value and what is allowed."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from click.testing import CliRunner
 
 from worker import Weights
 from worker.cli import cli
-from worker.config import PREFIX, ConfigError, Settings, describe, load, read
+from worker.config import PREFIX, ConfigError, Loaded, Settings, describe, load, read
 from worker.config.loading import REMOVED
 from worker.core.scoring import PROFILES
 
@@ -38,21 +37,21 @@ CONTRACT = {
 }
 
 
-@pytest.fixture
-def env(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what sets variables for one test."""
-
-    def set_all(**variables: str) -> None:
+def read_with(**variables: str) -> Loaded:
+    """Read the settings with these variables."""
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+            patch.setenv(name, value)
+        return read()
 
-    return set_all
+
+def load_with(**variables: str) -> Settings:
+    return read_with(**variables).settings
 
 
-def error_of(env: Callable[..., None], **variables: str) -> str:
-    env(**variables)
+def error_of(**variables: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load()
+        load_with(**variables)
     return str(caught.value)
 
 
@@ -77,10 +76,8 @@ def test_the_values_of_a_closed_setting_are_listed() -> None:
     assert ROWS["KP_EVENT_TIME"][1].startswith("created_at | record: ")
 
 
-def test_a_described_default_is_what_the_setting_is_without_a_value(env: Callable[..., None]) -> None:
-    bare = load()
-    env(**{name: default for name, (default, _) in ROWS.items()})
-    assert load() == bare
+def test_a_described_default_is_what_the_setting_is_without_a_value() -> None:
+    assert load_with(**{name: default for name, (default, _) in ROWS.items()}) == load()
 
 
 def test_run_s_help_lists_every_setting() -> None:
@@ -93,31 +90,30 @@ def test_run_s_help_lists_every_setting() -> None:
 # -- values
 
 
-def test_settings_are_read_from_the_environment_and_what_is_given_wins(env: Callable[..., None]) -> None:
-    env(
+def test_settings_are_read_from_the_environment_and_what_is_given_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_EMBEDDER", "auto")
+    monkeypatch.setenv("KP_MODEL", "/models/x")
+    given = load(embedder="none", model=None)
+    assert (given.embedder, given.model) == ("none", "/models/x")
+    settings = load_with(
         KP_GROUP_ID="g", KP_THRESHOLD="0.5", KP_CREATE_TOPICS="true", KP_DELIVERY="at_least_once",
-        KP_EMBEDDER="auto", KP_MODEL="/models/x", KP_MAX_DEPTH="99", KP_STRICT_CONTEXT="1",
+        KP_MAX_DEPTH="99", KP_STRICT_CONTEXT="1",
     )  # fmt: skip
-    settings = load(embedder="none", model=None)
     assert (settings.group_id, settings.threshold, settings.create_topics) == ("g", 0.5, True)
-    assert (settings.delivery, settings.embedder, settings.model) == ("at_least_once", "none", "/models/x")
-    assert (settings.limits.max_depth, settings.limits.strict_context) == (99, True)
+    assert (settings.delivery, settings.limits.max_depth, settings.limits.strict_context) == ("at_least_once", 99, True)
     assert settings.changelog == "g-novelty-changelog"
-    env(KP_CHANGELOG_TOPIC="cache")
-    assert load().changelog == "cache"
+    assert load_with(KP_GROUP_ID="g", KP_CHANGELOG_TOPIC="cache").changelog == "cache"
 
 
-def test_an_empty_variable_is_as_good_as_none(env: Callable[..., None]) -> None:
-    env(KP_MODEL="", KP_CHANGELOG_TOPIC="", KP_HTTP_PORT="", KP_PROFILES="")
-    assert load() == Settings()
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    assert load_with(KP_MODEL="", KP_CHANGELOG_TOPIC="", KP_HTTP_PORT="", KP_PROFILES="") == Settings()
 
 
 @pytest.mark.parametrize(
     ("value", "ms"), [("none", None), (" NONE ", None), ("0.5", 500), ("0.0001", 1), ("3600", 3_600_000)]
 )
-def test_the_lifetime_of_entries(env: Callable[..., None], value: str, ms: int | None) -> None:
-    env(KP_CACHE_TTL_SECONDS=value)
-    assert load().cache_ttl_ms == ms
+def test_the_lifetime_of_entries(value: str, ms: int | None) -> None:
+    assert load_with(KP_CACHE_TTL_SECONDS=value).cache_ttl_ms == ms
 
 
 # -- errors
@@ -145,19 +141,19 @@ def test_the_lifetime_of_entries(env: Callable[..., None], value: str, ms: int |
         ("KP_CREATE_TOPICS", "maybe", "true or false"),
     ],
 )
-def test_a_wrong_value_is_explained(env: Callable[..., None], name: str, value: str, allowed: str) -> None:
-    message = error_of(env, **{name: value})
+def test_a_wrong_value_is_explained(name: str, value: str, allowed: str) -> None:
+    message = error_of(**{name: value})
     assert message.startswith(f"{name}={value!r} is wrong: ")
     assert allowed in message
     assert ROWS[name][1].split(": ")[-1][:20] in message  # and what the setting is for
 
 
-def test_a_long_value_is_not_repeated_in_full(env: Callable[..., None]) -> None:
-    assert len(error_of(env, KP_HTTP_PORT="9" * 10_000)) < 500
+def test_a_long_value_is_not_repeated_in_full() -> None:
+    assert len(error_of(KP_HTTP_PORT="9" * 10_000)) < 500
 
 
-def test_a_wrong_option_is_explained_with_the_option_s_value(env: Callable[..., None]) -> None:
-    env(KP_EMBEDDER="auto")
+def test_a_wrong_option_is_explained_with_the_option_s_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_EMBEDDER", "auto")
     with pytest.raises(ConfigError, match=r"KP_EMBEDDER='magic' is wrong"):
         load(embedder="magic")
 
@@ -171,16 +167,15 @@ def test_a_wrong_option_is_explained_with_the_option_s_value(env: Callable[..., 
     ],
     ids=str,
 )
-def test_no_two_topics_are_the_same(env: Callable[..., None], names: dict[str, str]) -> None:
-    message = error_of(env, **names)
+def test_no_two_topics_are_the_same(names: dict[str, str]) -> None:
+    message = error_of(**names)
     assert "the topics must differ" in message
     assert "same" in message
 
 
-def test_unknown_variables_are_told_with_the_nearest_setting(env: Callable[..., None]) -> None:
+def test_unknown_variables_are_told_with_the_nearest_setting() -> None:
     assert read().warnings == ()
-    env(KP_TRESHOLD="1", KP_ZZZZZZZZ="1", KP_THRESHOLD="1", OTHER="1")
-    assert read().warnings == (
+    assert read_with(KP_TRESHOLD="1", KP_ZZZZZZZZ="1", KP_THRESHOLD="1", OTHER="1").warnings == (
         "KP_TRESHOLD is not a setting; did you mean KP_THRESHOLD?",
         "KP_ZZZZZZZZ is not a setting",
     )
@@ -197,12 +192,10 @@ def profile(weights: str) -> str:
 EVEN = '{"complexity": 0.25, "novelty": 0.25, "tool_diversity": 0.25, "outcome_confidence": 0.25}'
 
 
-def test_profiles_are_added_and_changed(env: Callable[..., None]) -> None:
+def test_profiles_are_added_and_changed() -> None:
     assert load().scoring_profiles() == PROFILES
-    env(
-        KP_PROFILES=f'{{"gardening": {{"weights": {EVEN}, "threshold": 0.9}}, "code": {{"threshold": 0.8}}, "a": {{}}}}'
-    )
-    profiles = load().scoring_profiles()
+    given = f'{{"gardening": {{"weights": {EVEN}, "threshold": 0.9}}, "code": {{"threshold": 0.8}}, "a": {{}}}}'
+    profiles = load_with(KP_PROFILES=given).scoring_profiles()
     even = Weights(0.25, 0.25, 0.25, 0.25)
     assert set(profiles) == {*PROFILES, "gardening", "a"}
     assert profiles["a"].weights == PROFILES["default"].weights
@@ -212,10 +205,10 @@ def test_profiles_are_added_and_changed(env: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("order", ["default first", "default last"])
-def test_a_profile_without_weights_has_those_that_the_default_is_given(env: Callable[..., None], order: str) -> None:
+def test_a_profile_without_weights_has_those_that_the_default_is_given(order: str) -> None:
     entries = [f'"default": {{"weights": {EVEN}}}', '"gardening": {"threshold": 0.9}']
-    env(KP_PROFILES="{" + ", ".join(entries if order == "default first" else reversed(entries)) + "}")
-    profiles = load().scoring_profiles()
+    given = "{" + ", ".join(entries if order == "default first" else reversed(entries)) + "}"
+    profiles = load_with(KP_PROFILES=given).scoring_profiles()
     assert profiles["gardening"].weights == profiles["default"].weights == Weights(0.25, 0.25, 0.25, 0.25)
     assert profiles["code"] == PROFILES["code"]
 
@@ -233,8 +226,8 @@ def test_a_profile_without_weights_has_those_that_the_default_is_given(env: Call
         (profile(EVEN.replace("0.25}", "NaN}")), ["at code.weights", "0..1"]),
     ],
 )
-def test_a_wrong_profile_is_explained(env: Callable[..., None], value: str, words: list[str]) -> None:
-    message = error_of(env, KP_PROFILES=value)
+def test_a_wrong_profile_is_explained(value: str, words: list[str]) -> None:
+    message = error_of(KP_PROFILES=value)
     for word in words:
         assert word in message
 
@@ -275,10 +268,8 @@ LOGIN = {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "PLAIN", "KP_S
         ),
     ],
 )
-def test_unfit_security_settings_are_explained(
-    env: Callable[..., None], variables: dict[str, str], words: list[str]
-) -> None:
-    message = error_of(env, **variables)
+def test_unfit_security_settings_are_explained(variables: dict[str, str], words: list[str]) -> None:
+    message = error_of(**variables)
     for word in words:
         assert word in message
 
@@ -355,15 +346,12 @@ def test_another_form_is_named_with_the_right_one(given: str, words: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(REMOVED))
-def test_a_removed_setting_that_is_set_is_an_error_that_says_what_to_do(
-    name: str, env: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_removed_setting_that_is_set_is_an_error_that_says_what_to_do(name: str, tmp_path: Path) -> None:
+    """An empty variable is unset, and small letters count, as for every setting."""
     variable = f"KP_{name.upper()}"
-    assert error_of(env, **{variable: "x"}) == f"{variable} is no longer a setting: {REMOVED[name]}. Unset it"
-    env(**{variable: ""})  # an empty variable is unset, and small letters count, as for every setting
-    assert error_of(env, **{variable.lower(): "x"}).startswith(f"{variable} is no longer a setting")
-    env(**{variable.lower(): ""})
-    assert not read().warnings
+    assert error_of(**{variable: "x"}) == f"{variable} is no longer a setting: {REMOVED[name]}. Unset it"
+    assert error_of(**{variable.lower(): "x"}).startswith(f"{variable} is no longer a setting")
+    assert not read_with(**{variable: "", variable.lower(): ""}).warnings
     file = tmp_path / "kp.toml"
     file.write_text(f'{name} = "x"\n')
     with pytest.raises(ConfigError, match=rf"kp.toml: {name} is no longer a setting: .*\. Remove it"):
