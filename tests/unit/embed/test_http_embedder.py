@@ -68,6 +68,10 @@ def results(futures: list[Future[Embedding]]) -> list[list[float] | Exception]:
     ]
 
 
+def submit(embedder: HttpEmbedder, count: int) -> list[Future[Embedding]]:
+    return [embedder.submit(embedder.read(f"text {number}")) for number in range(count)]
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SOON
     while not condition():
@@ -96,7 +100,7 @@ def test_texts_that_wait_go_together_and_results_belong_to_their_texts(service: 
     embedder = opened(embed_in_flight=3)
     service.seconds = 0.05
     texts = [f"text {number}" for number in range(300)]
-    assert results([embedder.submit(embedder.read(text)) for text in texts]) == [vector(text) for text in texts]
+    assert results(submit(embedder, 300)) == [vector(text) for text in texts]
     sizes = [len(texts) for texts in service.asked]
     assert sorted(service.texts()) == sorted(texts)
     assert max(sizes) == MOST_TEXTS
@@ -152,42 +156,43 @@ def test_a_text_that_fails_alone_fails_alone(service: EmbeddingService, opened: 
     assert embedder.problem() is None
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 500, 503, 0, 200])
-def test_a_text_waits_while_the_service_fails_on_all(
-    service: EmbeddingService, embedder: HttpEmbedder, status: int
-) -> None:
-    service.fault = lambda texts: (status, b"not now", {})
-    futures = [embedder.submit(embedder.read(f"text {number}")) for number in range(5)]
-    wait_for(lambda: sum(map(is_check, service.asked)) > TRIES)
-    assert embedder.problem() is not None
-    assert service.url in str(embedder.problem())
-    assert not any(future.done() for future in futures)
-    service.fault = lambda texts: None
-    assert results(futures) == [vector(f"text {number}") for number in range(5)]
-    wait_for(lambda: embedder.problem() is None)
-    assert embedder.counts()["failures"] > TRIES
-
-
 def only_probes(status: int) -> Callable[[list[str]], Answer | None]:
     """Return the fault of a gateway that knows the probes, and answers everything else by a status."""
     return lambda texts: None if set(texts) <= set(PROBES) else (status, b"no", {})
 
 
-@pytest.mark.parametrize("status", [400, 403, 413, 422, 500, 0])
-def test_texts_wait_while_only_probes_are_answered(
-    service: EmbeddingService, embedder: HttpEmbedder, status: int
+@pytest.mark.parametrize(
+    ("probes", "status"),
+    [
+        *((False, status) for status in (400, 401, 403, 404, 429, 500, 503, 0, 200)),
+        *((True, status) for status in (400, 403, 413, 422, 500, 0)),
+    ],
+)
+def test_texts_wait_while_the_service_fails_on_all_or_answers_probes_alone(
+    service: EmbeddingService, embedder: HttpEmbedder, probes: bool, status: int
 ) -> None:
-    service.fault = only_probes(status)
-    texts = [f"text {number}" for number in range(20)]
-    futures = [embedder.submit(embedder.read(text)) for text in texts]
+    service.fault = only_probes(status) if probes else lambda texts: (status, b"not now", {})
+    futures = submit(embedder, 20)
     wait_for(lambda: embedder.problem() is not None)
     asked = len(service.asked)
-    wait_for(lambda: len(service.asked) > asked + 5)  # the check is tried again and again
-    assert embedder.problem() is not None
+    wait_for(lambda: len(service.asked) > asked + TRIES)  # the check is tried again and again
+    assert service.url in str(embedder.problem())
     assert not any(future.done() for future in futures)
     service.fault = lambda texts: None
-    assert results(futures) == [vector(text) for text in texts]
-    assert embedder.problem() is None
+    assert results(futures) == [vector(f"text {number}") for number in range(20)]
+    wait_for(lambda: embedder.problem() is None)
+    assert embedder.counts()["failures"] > (0 if probes else TRIES)
+
+
+def refused(
+    service: EmbeddingService, embedder: HttpEmbedder, count: int, status: int = 400
+) -> list[Future[Embedding]]:
+    """Submit so many texts that the service refuses; return when those beyond the first few are held."""
+    service.fault = failing(*(f"text {number}" for number in range(count)), status=status)
+    futures = submit(embedder, count)
+    wait_for(lambda: f"Waiting texts: {count - MOST_REFUSED}" in (embedder.problem() or ""))
+    assert sum(future.done() for future in futures) == MOST_REFUSED
+    return futures
 
 
 @pytest.mark.parametrize("status", [400, 500])
@@ -195,11 +200,7 @@ def test_of_many_failing_texts_the_first_fail_alone(
     service: EmbeddingService, embedder: HttpEmbedder, status: int
 ) -> None:
     """What refuses them may let other texts pass. As soon as one is embedded, those before it are to blame."""
-    bad = [f"text {number}" for number in range(8)]
-    service.fault = failing(*bad, status=status)
-    futures = [embedder.submit(embedder.read(text)) for text in bad]
-    wait_for(lambda: f"Waiting texts: {len(bad) - MOST_REFUSED}" in (embedder.problem() or ""))
-    assert sum(future.done() for future in futures) == MOST_REFUSED
+    futures = refused(service, embedder, 8, status)
     asked = len(service.asked)
     wait_for(lambda: len(service.asked) > asked + 2)  # one of the others is tried again and again
     assert sum(future.done() for future in futures) == MOST_REFUSED
@@ -218,24 +219,19 @@ def test_a_text_that_fails_alone_does_so_also_if_no_other_follows(
 def test_held_texts_that_nobody_waits_for_any_more_are_forgotten(
     service: EmbeddingService, embedder: HttpEmbedder
 ) -> None:
-    bad = [f"text {number}" for number in range(MOST_REFUSED + 3)]
-    service.fault = failing(*bad, status=400)
-    futures = [embedder.submit(embedder.read(text)) for text in bad]
-    wait_for(lambda: "Waiting texts: 3" in (embedder.problem() or ""))
+    futures = refused(service, embedder, MOST_REFUSED + 3)
     assert sum(future.cancel() for future in futures) == 3
     wait_for(lambda: embedder.problem() is None)
 
 
 def test_held_texts_are_embedded_once_nothing_refuses_them(service: EmbeddingService, embedder: HttpEmbedder) -> None:
-    bad = [f"text {number}" for number in range(MOST_REFUSED + 3)]
-    service.fault = failing(*bad, status=400)
-    futures = [embedder.submit(embedder.read(text)) for text in bad]
-    wait_for(lambda: "Waiting texts: 3" in (embedder.problem() or ""))
+    futures = refused(service, embedder, MOST_REFUSED + 3)
     service.fault = lambda texts: None
     found = results(futures)
-    assert sum(isinstance(result, ServiceError) for result in found) == MOST_REFUSED
-    assert [it for it in found if not isinstance(it, Exception)] == [
-        vector(text) for text, it in zip(bad, found, strict=True) if not isinstance(it, Exception)
+    wrong = [number for number, result in enumerate(found) if isinstance(result, ServiceError)]
+    assert len(wrong) == MOST_REFUSED
+    assert [it for n, it in enumerate(found) if n not in wrong] == [
+        vector(f"text {n}") for n in range(len(found)) if n not in wrong
     ]
     assert embedder.problem() is None
 
@@ -273,16 +269,14 @@ def test_random_faults_lose_and_swap_nothing(service: EmbeddingService, opened: 
         ])  # fmt: skip
 
     service.fault = fault
-    texts = [f"text {number}" for number in range(200)]
-    assert results([embedder.submit(embedder.read(text)) for text in texts]) == [vector(text) for text in texts]
+    assert results(submit(embedder, 200)) == [vector(f"text {number}") for number in range(200)]
 
 
 def test_a_service_that_takes_fewer_texts_embeds_all(service: EmbeddingService, opened: Open) -> None:
     embedder = opened(embed_in_flight=1)
     service.seconds = 0.01
     service.fault = lambda texts: (413, b"batch size 32 > 10", {}) if len(texts) > 10 else None
-    texts = [f"text {number}" for number in range(200)]
-    assert results([embedder.submit(embedder.read(text)) for text in texts]) == [vector(text) for text in texts]
+    assert results(submit(embedder, 200)) == [vector(f"text {number}") for number in range(200)]
 
 
 def test_a_request_has_a_time_limit(service: EmbeddingService, opened: Open) -> None:
@@ -316,7 +310,7 @@ def test_another_model_after_an_outage_ends_everything(service: EmbeddingService
 def test_closing_in_an_outage_ends_at_once(service: EmbeddingService, opened: Open) -> None:
     embedder = opened(embed_in_flight=1)
     service.stop()
-    futures = [embedder.submit(embedder.read(f"text {number}")) for number in range(100)]
+    futures = submit(embedder, 100)
     wait_for(lambda: embedder.problem() is not None)
     started = time.monotonic()
     embedder.close()

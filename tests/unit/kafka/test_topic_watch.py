@@ -34,16 +34,16 @@ def described(answer: dict[str, Any]) -> dict[str, TopicDescription]:
     """Return the topics as they are at first, but for those that the answer names: an error, an id, or both numbers."""
     found = {}
     for name in (SOURCE, OUTPUT, CACHE):
-        said = answer.get(name, "first")
-        error = said if isinstance(said, type) and issubclass(said, KafkaError) else None
-        identity, partitions = said if isinstance(said, tuple) else (said, 4)
+        state = answer.get(name, "first")
+        error = state if isinstance(state, type) and issubclass(state, KafkaError) else None
+        identity, partitions = state if isinstance(state, tuple) else (state, 4)
         found[name] = TopicDescription(name, error, partitions, 1, 0, None if error is not None else identity, None)
     return found
 
 
-def told(monkeypatch: pytest.MonkeyPatch, it: TopicWatch, answers: Sequence[Answer]) -> list[str | None]:
+def problems(it: TopicWatch, answers: Sequence[Answer]) -> list[str | None]:
     """Return the problem after each answer."""
-    problems = []
+    found = []
 
     async def run() -> None:
         for answer in answers:
@@ -54,74 +54,73 @@ def told(monkeypatch: pytest.MonkeyPatch, it: TopicWatch, answers: Sequence[Answ
                     raise answer
                 return described(answer)
 
-            monkeypatch.setattr(topic_watch, "describe_topics", describe)
-            await it._check(None)  # type: ignore[arg-type]
-            problems.append(it.problem)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(topic_watch, "describe_topics", describe)
+                await it._check(None)  # type: ignore[arg-type]
+            found.append(it.problem)
 
     asyncio.run(run())
-    return problems
+    return found
 
 
-def test_a_topic_is_missing_after_three_answers_in_a_row(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_topic_is_missing_after_three_answers_in_a_row(caplog: pytest.LogCaptureFixture) -> None:
     """A broker that has just started may not know it yet, and one that does not answer says nothing about it."""
     it = watch()
     gone: Answer = {OUTPUT: GONE}
-    assert told(monkeypatch, it, [{}, gone, gone, {}, gone, gone, KafkaConnectionError()]) == [None] * 7
-    *_, problem = told(monkeypatch, it, [RequestTimedOutError(), TimeoutError(), OSError(), gone])
+    assert problems(it, [{}, gone, gone, {}, gone, gone, KafkaConnectionError()]) == [None] * 7
+    *_, problem = problems(it, [RequestTimedOutError(), TimeoutError(), OSError(), gone])
     assert problem == (
         "deleted: topic traces.accepted (KP_ACCEPTED_TOPIC); create it again (kp-worker topics --create, or "
         "KP_CREATE_TOPICS=true)"
     )
-    assert told(monkeypatch, it, [gone, {}]) == [problem, None]
+    assert problems(it, [gone, {}]) == [problem, None]
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [problem]
 
 
-def test_all_missing_topics_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_topics_are_named() -> None:
     both: Answer = {OUTPUT: GONE, SOURCE: GONE}
-    *_, problem = told(monkeypatch, watch(), [{}, both, both, both])
+    *_, problem = problems(watch(), [{}, both, both, both])
     assert str(problem).startswith(
         "deleted: topic traces (KP_SOURCE_TOPIC), topic traces.accepted (KP_ACCEPTED_TOPIC); "
     )
 
 
-def test_a_missing_cache_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone: Answer = {CACHE: GONE}
-    with pytest.raises(TopicLostError, match=r"deleted: topic cache \(KP_CHANGELOG_TOPIC\); .*lost with cache"):
-        told(monkeypatch, watch(), [{}, gone, gone, gone])
+DENIED: Answer = {CACHE: TopicAuthorizationFailedError}
+LOST: dict[str, tuple[list[Answer], str]] = {
+    "missing": ([{}, *[{CACHE: GONE}] * 3], r"deleted: topic cache \(KP_CHANGELOG_TOPIC\); .*lost with cache"),
+    "source created again": (
+        [{}, {SOURCE: "new"}],
+        r"topic traces \(KP_\w+\) was deleted and created again \(topic id new",
+    ),
+    "cache created again": (
+        [{}, {CACHE: "new"}],
+        r"topic cache \(KP_\w+\) was deleted and created again \(topic id new",
+    ),
+    "denied meanwhile": ([DENIED, {}, *[DENIED] * 4, {CACHE: "new"}], "topic cache .* created again"),
+    "a smaller output": (
+        [{}, {OUTPUT: "new"}, {OUTPUT: ("new", 5)}, {OUTPUT: ("newer", 6)}, {OUTPUT: ("newest", 5)}],
+        "with 5 partitions instead of 6",
+    ),
+}
+"""Answers of which the last one ends the worker. Until then nothing is wrong: an output may be created again."""
 
 
-@pytest.mark.parametrize("name", [SOURCE, CACHE])
-def test_state_that_was_created_again_ends_the_worker_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TopicLostError, match=rf"topic {name} \(KP_\w+\) was deleted and created again \(topic id new"):
-        told(monkeypatch, watch(), [{}, {name: "new"}])
-
-
-def test_an_output_may_be_created_again_unless_smaller(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("kind", LOST)
+def test_what_ends_the_worker(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    (*before, last), words = LOST[kind]
     it = watch()
-    assert told(monkeypatch, it, [{}, {OUTPUT: "new"}, {OUTPUT: ("new", 5)}, {OUTPUT: ("newer", 6)}]) == [None] * 4
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    with pytest.raises(TopicLostError, match="with 5 partitions instead of 6"):
-        told(monkeypatch, it, [{OUTPUT: ("newest", 5)}])
+    assert problems(it, before) == [None] * len(before)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (2 if kind == "a smaller output" else 0)
+    with pytest.raises(TopicLostError, match=words):
+        problems(it, [last])
 
 
-def test_denied_topics_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    denied: Answer = {CACHE: TopicAuthorizationFailedError}
-    it = watch()
-    assert told(monkeypatch, it, [denied, {}, denied, denied, denied, denied]) == [None] * 6
-    with pytest.raises(TopicLostError):
-        told(monkeypatch, it, [{CACHE: "new"}])
-
-
-def test_an_error_of_kafka_names_the_topic_that_was_missing_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_kafka_names_the_topic_that_was_missing_last() -> None:
     it = watch()
     timeout, other = TimeoutError(), ValueError("a bug")
-    told(monkeypatch, it, [{}])
+    problems(it, [{}])
     assert it.explain(timeout) is timeout
-    told(monkeypatch, it, [{OUTPUT: GONE}])
+    problems(it, [{OUTPUT: GONE}])
     assert it.explain(other) is other
     explained = it.explain(timeout)
     assert isinstance(explained, TopicLostError)
@@ -136,16 +135,16 @@ def test_brokers_that_do_not_answer_are_a_problem_after_the_session_timeout(
     it, now = watch(), 100.0
     monkeypatch.setattr(topic_watch.time, "monotonic", lambda: now)
     gone: Answer = {OUTPUT: GONE}
-    told(monkeypatch, it, [{}, gone, gone, gone])
+    problems(it, [{}, gone, gone, gone])
     deleted = it.problem
     now = 114.9
-    assert told(monkeypatch, it, [KafkaConnectionError()]) == [deleted]
+    assert problems(it, [KafkaConnectionError()]) == [deleted]
     assert not it.unreachable
     now = 115.0
-    assert told(monkeypatch, it, [TimeoutError(), OSError()]) == ["no broker has answered for 15 s"] * 2
+    assert problems(it, [TimeoutError(), OSError()]) == ["no broker has answered for 15 s"] * 2
     now = 190.0
     assert it.problem == "no broker has answered for 90 s"
-    assert told(monkeypatch, it, [gone, {}]) == [deleted, None]
+    assert problems(it, [gone, {}]) == [deleted, None]
     assert not it.unreachable
     said = [record.getMessage() for record in caplog.records if "broker" in record.getMessage()]
     assert [words.split(":")[0] for words in said] == [
