@@ -110,18 +110,6 @@ def test_an_accepted_trace_names_its_neighbour_and_model() -> None:
     SCORED.validate(json.loads(output.value))
 
 
-def test_a_trace_that_comes_again_loses_its_old_score() -> None:
-    first = scored_record(make_record(trace_bytes()), scored(trace_bytes()), None)
-    assert first.value is not None
-    again = scored_record(
-        make_record(first.value, 9, headers=first.headers), scored(first.value, event_time=T0 + 1), None
-    )
-    assert again.value is not None
-    assert again.headers == first.headers
-    assert again.value.count(b'"scoring"') == 1
-    assert json.loads(again.value)["scoring"]["source"]["offset"] == 9
-
-
 @pytest.mark.parametrize("key", [None, b"", b"\xff\0"])
 def test_any_key_is_passed_on(key: bytes | None) -> None:
     record = make_record(trace_bytes(), key=key, timestamp_ms=None)
@@ -235,16 +223,6 @@ def test_no_event_time_is_beyond_what_the_changelog_takes() -> None:
     assert event_time_ms(make_trace(created_at="0001-01-01T00:00:00Z"), T0) == EARLIEST_MS
 
 
-def test_one_trace_dated_2099_expires_nobody_s_entries() -> None:
-    scorer = PartitionScorer(10, 3_600_000, 2)
-    for number, created_at in enumerate([T0, YEAR_2099, T0 + 60_000]):
-        trace = make_trace(created_at=created_at)
-        result = scorer.score(trace, [1, number], event_time_ms(trace, T0 + 60_000 * number))
-    assert len(scorer.cache) == 3
-    assert result.stream_time_ms == T0 + 120_000 - 60_000
-    assert result.nearest is not None
-
-
 @pytest.mark.parametrize("ms", [-62_135_596_800_001, -(10**15), -(10**30), 253_402_300_800_000, 10**15, 10**30])
 def test_rfc3339_stays_within_the_calendar(ms: int) -> None:
     assert rfc3339(ms)[:19] == ("0001-01-01T00:00:00" if ms < 0 else "9999-12-31T23:59:59")
@@ -298,33 +276,6 @@ def test_bounded_steps_agree_with_brute_force(step: int | None, seed: int) -> No
         if rng.random() < 0.02:
             scorer = PartitionScorer(max_elements=10_000, ttl_ms=ttl, dimensions=1, max_step_ms=step)
             scorer.restore(inserted, stream)
-
-
-def test_a_rejected_trace_enters_the_cache_as_well() -> None:
-    scorer = PartitionScorer(10, None, 2)
-    rejected = scored(trace_bytes("kp:trace:weak", steps=NEVER_ACCEPTED), [3, 4], scorer=scorer)
-    assert not rejected.accepted
-    assert (rejected.sequence, len(scorer.cache)) == (0, 1)
-    assert rejected.vector is not None
-    assert rejected.vector.tolist() == pytest.approx([0.6, 0.8])
-    again = scored(trace_bytes("kp:trace:weak", steps=NEVER_ACCEPTED), [3, 4], scorer=scorer)
-    assert again.nearest == Neighbour("kp:trace:weak", pytest.approx(1.0))
-    assert again.components.novelty == pytest.approx(0.0, abs=1e-6)
-
-
-def test_without_a_vector_nothing_enters_the_cache_and_novelty_is_one_half() -> None:
-    scorer = PartitionScorer(10, None, 2)
-    for _ in range(3):
-        result = scored(trace_bytes(), None, scorer=scorer)
-        assert (result.components.novelty, result.sequence, result.vector, result.nearest) == (0.5, None, None, None)
-    assert len(scorer.cache) == 0
-
-
-def test_opposite_vectors_have_novelty_2_and_the_score_stays_in_0_to_1() -> None:
-    scorer = PartitionScorer(10, None, 2)
-    scored(trace_bytes(), [1, 0], scorer=scorer)
-    result = scored(trace_bytes(confidence=1.0), [-1, 0], scorer=scorer)
-    assert (result.components.novelty, result.score) == (2.0, 1.0)
 
 
 @pytest.mark.parametrize(("threshold", "accepted"), [(0.0, True), (0.1, True), (0.1000001, False), (1.0, False)])

@@ -293,20 +293,6 @@ def test_a_flood_of_easy_runs_is_worth_a_record_s_length_and_fades() -> None:
     assert record.standing("ada", "code").used < 0.5
 
 
-def test_a_judge_counts_once_for_a_trace_however_often_it_says_so() -> None:
-    record = TrackRecord(TOPIC_ID)
-    add_all(record, [(0, verdict(success=0, judge="ann"))])
-    add_all(record, [(n, verdict(success=1, at=n)) for n in range(1, 100)])
-    assert record.standing("ada", "code")[1:] == (2, 1.0)
-
-
-def test_no_agent_erases_its_failures_with_the_ids_of_their_traces() -> None:
-    record = TrackRecord()
-    add_all(record, [(20 + n, verdict(trace=f"{n}", success=0, at=n, offset=n)) for n in range(10)])
-    add_all(record, [(40 + n, verdict(trace=f"{n}", success=1, at=20 + n, offset=10 + n)) for n in range(10)])
-    assert record.standing("ada", "code")[1:] == (20, 10.0)
-
-
 def test_a_record_with_the_key_of_another_one_is_damaged() -> None:
     ((_, value),) = add_all(TrackRecord(TOPIC_ID), [(7, verdict())])
     assert value is not None

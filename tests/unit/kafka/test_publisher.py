@@ -174,17 +174,6 @@ async def test_a_silent_broker_is_given_up(exactly_once: Pair, monkeypatch: pyte
     assert not [name for name in cluster.asked if "commit" in name]
 
 
-async def test_a_request_without_an_answer_is_sent_again(exactly_once: Pair) -> None:
-    publisher, cluster = exactly_once
-    cluster.errors["Produce"] = UnansweredError("the connection was closed")
-    publishing = asyncio.create_task(publisher.publish(BATCH))
-    await produced(cluster, 2)
-    cluster.errors.clear()
-    await publishing
-    assert cluster.visible() == SENT
-    assert cluster.asked[-1] == ("EndTxn(commit)" if cluster.broker.transactions else "InitProducerId")
-
-
 async def test_a_batch_waits_for_a_topic_that_is_missing(exactly_once: Pair) -> None:
     publisher, cluster = exactly_once
     cluster.broker.deleted.add("traces.rejected")

@@ -113,15 +113,6 @@ async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_t
         assert max(gaps) <= 4, (partition, taken)
 
 
-async def test_a_held_partition_is_passed_over_and_keeps_its_records() -> None:
-    buffer = intake_of(p0=2, p1=2)
-    buffer.hold(0)
-    taken = [buffer.next() for _ in range(3)]
-    assert [record and (record.partition, record.offset) for record in taken] == [(1, 0), (1, 1), None]
-    buffer.release(0)
-    assert take_all(buffer) == [(0, 0), (0, 1)]
-
-
 async def test_a_partition_that_is_held_in_its_turn_gives_it_up() -> None:
     buffer = intake_of(p0=3, p1=3)
     first = buffer.next()
@@ -164,18 +155,6 @@ async def test_nobody_waits_after_the_partitions_changed(
     await asyncio.wait_for(waiting, 1)
     buffer.add(0, records(0, 1, first=7))
     assert take_all(buffer) == [(0, 7)]
-
-
-async def test_what_is_taken_counts_until_it_is_given_back() -> None:
-    share = Share(1 << 40)
-    buffer = FetchBuffer(share)
-    buffer.assign([0])
-    buffer.add(0, records(0, 2))
-    record = buffer.next()
-    assert record is not None
-    held = share.held
-    buffer.give_back(record.size)
-    assert (held, share.held) == (2 * record.size, record.size)
 
 
 async def test_room_ends_with_too_many_records_and_comes_back() -> None:
