@@ -1,13 +1,16 @@
-"""What a watch over topics concludes from answers of brokers; tests/kafka/test_topic_watch.py has real ones."""
+"""Topics: their description, what their settings say, what a watch concludes; tests/kafka has real ones."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka.errors import (
+    IncompatibleBrokerVersion,
     KafkaConnectionError,
     KafkaError,
     RequestTimedOutError,
@@ -15,10 +18,19 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from worker.config import Settings
+from worker.config import Settings, load
 from worker.kafka.cluster import topic_watch
-from worker.kafka.cluster.describe import TopicDescription
+from worker.kafka.cluster.describe import (
+    NO_ID,
+    DescribeTopicsRequest,
+    MetadataResponse_v10,
+    TopicDescription,
+    apis_of,
+    describe_topics,
+    topic_id,
+)
 from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
+from worker.kafka.cluster.topics import AFTER, NO_LIMIT, Observed, _small_outputs
 
 SOURCE, OUTPUT, CACHE = "traces", "traces.accepted", "cache"
 GONE = UnknownTopicOrPartitionError
@@ -151,3 +163,98 @@ def test_brokers_that_do_not_answer_are_a_problem_after_the_session_timeout(
         "no broker has answered for 15 s; work goes on once one does",
         "a broker answers again, after 90 s",
     ]
+
+
+# -- the request that describes topics, in the version that aiokafka lacks
+
+
+NO_BROKERS = SimpleNamespace(cluster=SimpleNamespace(brokers=tuple))  # aiokafka then chooses the one to ask
+
+
+class Broker:
+    """Answers with one topic, or that it is missing."""
+
+    _client = NO_BROKERS
+
+    def __init__(self, *, missing: bool = False) -> None:
+        self.missing = missing
+
+    async def _send_request(self, request: DescribeTopicsRequest, node: int | None) -> Any:
+        prepared = request.prepare({3: (0, 13)})  # as aiokafka's connection does
+        there = (0, "ab", bytes(range(16)), False, [(0, 0, -1, 5, [1, 2], [1], [])], 2**3 | 2**4)
+        row = (3, "ab", NO_ID, False, [], 0) if self.missing else there
+        return prepared.RESPONSE_TYPE.decode(MetadataResponse_v10(0, [], "c", 1, [row], 0).encode())
+
+
+def test_the_bytes_of_the_request() -> None:
+    """By Kafka's protocol guide: one topic by name, three flags that are off, no tags."""
+    request = DescribeTopicsRequest(["ab"])
+    assert request.prepare({3: (0, 13)}).encode() == b"\x02" + NO_ID + b"\x03ab\x00" + b"\x00\x00\x00" + b"\x00"
+    with pytest.raises(IncompatibleBrokerVersion, match=r"DescribeTopicsRequest: kp-worker needs Kafka 3\.9 or later"):
+        request.prepare({3: (0, 9)})
+
+
+async def test_a_topic_is_described_with_its_id_and_the_permitted_operations() -> None:
+    broker: Any = Broker()
+    assert await topic_id(broker, "ab") == "AAECAwQFBgcICQoLDA0ODw"
+    topic = (await describe_topics(broker, ["ab"], operations=True))["ab"]
+    assert (topic.error, topic.partitions, topic.replicas, topic.leaderless) == (None, 1, 2, 1)
+    assert topic.operations == {"Read", "Write"}
+
+
+async def test_a_missing_topic_has_no_id() -> None:
+    broker: Any = Broker(missing=True)
+    topic = (await describe_topics(broker, ["ab"]))["ab"]
+    assert (topic.error, topic.topic_id) == (UnknownTopicOrPartitionError, None)
+    with pytest.raises(UnknownTopicOrPartitionError, match="topic ab"):
+        await topic_id(broker, "ab")
+
+
+@pytest.mark.parametrize(("fetch", "old"), [(17, False), (16, True)])
+async def test_a_broker_before_3_9_is_old_and_one_before_2_8_lacks_a_request(fetch: int, old: bool) -> None:
+    """17: Fetch in Kafka 3.9; 16: in 3.7 and 3.8, as those brokers answer."""
+    versions = dict.fromkeys(range(70), (0, 20)) | {1: (0, fetch)}
+
+    async def answer(request: Any, node: int | None) -> Any:
+        return SimpleNamespace(api_versions=[(key, *each) for key, each in versions.items()])
+
+    broker: Any = SimpleNamespace(_send_request=answer, _client=NO_BROKERS)
+    apis = await apis_of(broker, transactions=True)
+    assert (apis.lacking, apis.old) == ([], old)
+    versions[3] = (0, 9)
+    assert (await apis_of(broker, transactions=False)).lacking == ["DescribeTopics"]
+
+
+# -- settings of topics
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, None), ("-1", math.inf), (str(NO_LIMIT), math.inf), (str(NO_LIMIT - 1), NO_LIMIT - 1), ("0", 0)],
+)
+def test_a_limit_in_milliseconds(text: str | None, expected: float | None) -> None:
+    observed = Observed({}, [], {"traces": {} if text is None else {AFTER: text}}, {})
+    assert observed.milliseconds("traces", AFTER) == expected
+    assert observed.milliseconds("another", AFTER) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ((1200, 1200), "traces.accepted has max.message.bytes=1200 and traces.rejected has max.message.bytes=1200: a"),
+        ((2_000_000, 20_000), "traces.rejected has max.message.bytes=20000: a scored trace that had more than 11808"),
+        ((1_056_768, 1_056_768), None),
+    ],
+)
+def test_outputs_that_are_too_small(limits: tuple[int, int], said: str | None) -> None:
+    settings = load(accepted_topic="traces.accepted", rejected_topic="traces.rejected")
+    names = (settings.accepted_topic, settings.rejected_topic)
+    topics = {name: SimpleNamespace(partitions=1) for name in names}
+    configs = {name: {"max.message.bytes": str(limit)} for name, limit in zip(names, limits, strict=True)}
+    found = Observed(topics, [], configs, {})  # type: ignore[arg-type]
+    problems = list(_small_outputs(settings, found, 0))
+    assert len(problems) == (said is not None)
+    for problem in problems:
+        assert problem.message.startswith(f"{said} ")
+        assert problem.message.endswith("may not fit, and then becomes a dead letter (too_large)")
+        assert "set max.message.bytes=1056768 on " in problem.remedy
