@@ -24,6 +24,8 @@ OTHER = "another-topic-s-id-22-"
 END = 900
 FIRST = (Segment(1, 0, 0),)
 TWO = (Segment(1, 0, 0), Segment(4, 50, 700))
+MOVED, NONE = "the committed offset was moved", "no offset is committed"
+RECREATED, AWAY = "the source topic was recreated", "an embedder is configured again"
 
 
 def marker(chain: Chain, topic_id: str = OURS) -> Marker:
@@ -71,63 +73,46 @@ def test_which_epoch_counts_for_an_offset() -> None:
     ("found", "before", "chain", "begins"),
     [
         # a committed epoch goes on
-        (SourcePosition(60, True, kp2(1, 0), OURS), marker(FIRST), FIRST, False),
-        (SourcePosition(60, True, kp2(4, 50), OURS), marker(TWO), TWO, False),
-        (SourcePosition(60, True, kp2(4, 50, None), OURS), marker(TWO), TWO, False),
-        (SourcePosition(60, True, kp2(4, 50), None), marker(TWO), TWO, False),
+        (SourcePosition(60, True, kp2(1, 0), OURS), marker(FIRST), FIRST, None),
+        (SourcePosition(60, True, kp2(4, 50), OURS), marker(TWO), TWO, None),
+        (SourcePosition(60, True, kp2(4, 50, None), OURS), marker(TWO), TWO, None),
+        (SourcePosition(60, True, kp2(4, 50), None), marker(TWO), TWO, None),
         # ... where a frozen worker wrote its marker late, or the marker was deleted: the metadata tells
-        (SourcePosition(60, True, kp2(4, 50), OURS), marker(FIRST), (*FIRST, Segment(4, 50, END)), False),
-        (SourcePosition(60, True, kp2(4, 50), OURS), marker(TWO, OTHER), (Segment(4, 50, END),), False),
+        (SourcePosition(60, True, kp2(4, 50), OURS), marker(FIRST), (*FIRST, Segment(4, 50, END)), None),
+        (SourcePosition(60, True, kp2(4, 50), OURS), marker(TWO, OTHER), (Segment(4, 50, END),), None),
         # the offset was moved: below it everything counts as before
-        (SourcePosition(60, True, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
-        (SourcePosition(50, True, None, OURS), marker(TWO), (*FIRST, Segment(6, 50, END)), True),
-        (SourcePosition(0, True, None, OURS), marker(TWO), (Segment(6, 0, END),), True),
-        (SourcePosition(60, True, None, None), marker(TWO, ""), (*TWO, Segment(6, 60, END)), True),
-        (SourcePosition(60, True, None, OURS), None, (Segment(6, 60, END),), True),
-        (SourcePosition(60, True, None, OURS), UNREADABLE, (Segment(6, 60, END),), True),
-        (SourcePosition(60, True, kp2(4, 61), OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
-        (SourcePosition(60, True, kp2(4, 50), OURS), None, (Segment(4, 50, END),), False),
+        (SourcePosition(60, True, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), MOVED),
+        (SourcePosition(50, True, None, OURS), marker(TWO), (*FIRST, Segment(6, 50, END)), MOVED),
+        (SourcePosition(0, True, None, OURS), marker(TWO), (Segment(6, 0, END),), MOVED),
+        (SourcePosition(60, True, None, None), marker(TWO, ""), (*TWO, Segment(6, 60, END)), MOVED),
+        (SourcePosition(60, True, None, OURS), None, (Segment(6, 60, END),), MOVED),
+        (SourcePosition(60, True, None, OURS), UNREADABLE, (Segment(6, 60, END),), MOVED),
+        (SourcePosition(60, True, kp2(4, 61), OURS), marker(TWO), (*TWO, Segment(6, 60, END)), MOVED),
+        (SourcePosition(60, True, kp2(4, 50), OURS), None, (Segment(4, 50, END),), None),
         # no offset is committed: the same topic can be told by its id alone
-        (SourcePosition(60, False, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
-        (SourcePosition(60, False, None, OURS), marker(TWO, ""), (Segment(6, 60, END),), True),
-        (SourcePosition(60, False, None, None), marker(TWO), (Segment(6, 60, END),), True),
-        (SourcePosition(60, False, None, OURS), None, (Segment(6, 60, END),), True),
+        (SourcePosition(60, False, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), NONE),
+        (SourcePosition(60, False, None, OURS), marker(TWO, ""), (Segment(6, 60, END),), NONE),
+        (SourcePosition(60, False, None, None), marker(TWO), (Segment(6, 60, END),), NONE),
+        (SourcePosition(60, False, None, OURS), None, (Segment(6, 60, END),), NONE),
         # the source was recreated
-        (SourcePosition(60, True, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
-        (SourcePosition(60, False, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
-        (SourcePosition(0, True, kp2(4, 50, OTHER), OURS, True), marker(TWO, OTHER), (Segment(6, 0, END),), True),
+        (SourcePosition(60, True, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), RECREATED),
+        (SourcePosition(60, False, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), RECREATED),
+        (SourcePosition(0, True, kp2(4, 50, OTHER), OURS, True), marker(TWO, OTHER), (Segment(6, 0, END),), RECREATED),
         # the embedder was away since offset 55
-        (SourcePosition(60, True, kp2(None, 55), OURS), marker(TWO), (*TWO, Segment(6, 55, END)), True),
-        (SourcePosition(60, True, kp2(None, 20), OURS), marker(TWO), (*FIRST, Segment(6, 20, END)), True),
-        (SourcePosition(60, True, kp2(None, 55), OURS), None, (Segment(6, 55, END),), True),
+        (SourcePosition(60, True, kp2(None, 55), OURS), marker(TWO), (*TWO, Segment(6, 55, END)), AWAY),
+        (SourcePosition(60, True, kp2(None, 20), OURS), marker(TWO), (*FIRST, Segment(6, 20, END)), AWAY),
+        (SourcePosition(60, True, kp2(None, 55), OURS), None, (Segment(6, 55, END),), AWAY),
     ],
 )  # fmt: skip
 def test_which_epoch_goes_on_or_begins(
-    found: SourcePosition, before: Marker | None, chain: Chain, begins: bool
+    found: SourcePosition, before: Marker | None, chain: Chain, begins: str | None
 ) -> None:
     resolved = resolve(found, before, 5, END)
     assert resolved.chain == chain
     last = chain[-1]
     assert resolved.current == SourceEpoch(found.topic_id, last.number, last.start)
-    assert (resolved.begins is not None) == begins
+    assert resolved.begins == begins
     assert resolved.marker() == Marker(MARKER_VERSION, found.topic_id or "", chain)
-
-
-@pytest.mark.parametrize(
-    ("found", "why"),
-    [
-        (SourcePosition(60, True, None, OURS), "the committed offset was moved"),
-        (SourcePosition(60, False, None, OURS), "no offset is committed"),
-        (SourcePosition(60, True, kp2(None, 55), OURS), "an embedder is configured again"),
-        (SourcePosition(0, True, kp2(4, 50, OTHER), OURS, True), "the source topic was recreated"),
-    ],
-)
-def test_why_an_epoch_begins(found: SourcePosition, why: str) -> None:
-    assert resolve(found, marker(TWO), 5, END).begins == why
-
-
-def test_a_marker_that_may_be_of_another_topic_is_not_called_one() -> None:
-    assert resolve(SourcePosition(60, False, None, OURS), marker(TWO, ""), 5, END).begins == "no offset is committed"
 
 
 def test_the_first_epoch_of_a_group_has_number_1() -> None:

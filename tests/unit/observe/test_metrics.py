@@ -1,8 +1,8 @@
 """What the worker says of itself: series from the start, lag in records and in seconds."""
 
-import random
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -97,14 +97,16 @@ def test_the_oldest_record_of_the_buffer() -> None:
     assert buffer.oldest(1) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_values_counted_together_give_the_bits_of_values_counted_one_by_one(seed: int) -> None:
-    chance = random.Random(seed)
-    bounds = sorted(chance.sample(range(1, 100), chance.randint(1, 10)))
+BOUNDS = st.lists(st.integers(1, 99), min_size=1, max_size=10, unique=True).map(sorted)
+
+
+@given(BOUNDS, st.lists(st.lists(st.integers(1, 99) | st.floats(0, 120), max_size=200), min_size=1, max_size=5))
+def test_values_counted_together_give_the_bits_of_values_counted_one_by_one(
+    bounds: list[float], batches: list[list[float]]
+) -> None:
     registries = CollectorRegistry(), CollectorRegistry()
     one_by_one, together = (Histogram("kp_x", "X.", bounds, registry) for registry in registries)
-    for _ in range(chance.randint(1, 5)):
-        values = [chance.choice([*bounds, 0.0, chance.uniform(0, 120)]) for _ in range(chance.randint(0, 200))]
+    for values in batches:
         for value in values:
             one_by_one.observe(value)
         together.observe_all(values)
