@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check docs deploy-check collector-check snippet-check dist image image-test fuzz fuzz-redaction soak disasters bench lock clean
+.PHONY: help setup setup-model demo test test-long test-fast assemble-crash assemble-figures browser-test check docs deploy-check collector-check snippet-check dist image image-test fuzz-redaction soak disasters bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -90,9 +90,6 @@ image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND
 image-test: $(READY) ## Build the image with Docker, and score traces in it on the embedded broker
 	$(BIN)/python -m tests.runs.image $(ARGS)
 
-fuzz: $(READY) ## A million mutated documents through the parser
-	$(BIN)/python -m tests.runs.fuzz --documents 1000000 --seed $${SEED:-1}
-
 fuzz-redaction: $(READY) ## Texts through both sets of rules of the redaction, a slow reading of the reference, and the speed on hostile texts (ARGS=--hunt=8: a night of a grammar's texts)
 	$(BIN)/python -m tests.runs.fuzz_redaction --texts 200000 --seed $${SEED:-1} $(ARGS)
 
@@ -101,9 +98,6 @@ soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), j
 
 disasters: $(READY) ## A full disk, a partitioned broker, a lost cluster, deleted offsets, jumping clocks (root on Linux; ARGS=disk for one)
 	$(BIN)/python -m tests.runs.disasters $(ARGS)
-
-contribute-crash: $(READY) ## Kill contribute and restart a faulty registry while 10,000 traces are posted, with and without an idempotency store (ARGS=--traces=1000)
-	$(BIN)/python -m tests.runs.contribute_crash $(ARGS)
 
 assemble-crash: $(READY) ## Kill assemble, let processes join and leave, restart the broker; each run must give its trace once (ARGS="FILES..."; 10 minutes)
 	$(BIN)/python -m tests.runs.assemble crash $(ARGS)

@@ -1,16 +1,13 @@
-"""Mutated traces for the fuzz test, and a long run: python -m tests.runs.fuzz --documents 1000000 --seed 7.
+"""Mutated traces: each must be parsed or refused with InvalidTrace in bounded time, and what is parsed survives `splice`.
 
-Every document must be parsed or refused with InvalidTrace, in bounded time, and what is parsed must survive
-`splice`. A failure prints the seed and the document.
+A failure prints the seed and the document.
 """
 
-import argparse
 import json
 import random
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tests.support.builders import read_lines
@@ -168,7 +165,7 @@ def check_splice(raw: bytes, trace: ReasoningTrace) -> None:
     assert json.dumps(json.loads(output)) == json.dumps(expected)
 
 
-def run(count: int, seed: int, report: Callable[[str], object] = print) -> Counter[str]:
+def run(count: int, seed: int) -> Counter[str]:
     """Check `count` documents and return how often each verdict came; raises AssertionError with the seed."""
     verdicts: Counter[str] = Counter()
     for number, raw in enumerate(documents(seed, read_seeds())):
@@ -178,8 +175,6 @@ def run(count: int, seed: int, report: Callable[[str], object] = print) -> Count
             verdicts[check(raw)] += 1
         except Exception as error:
             raise AssertionError(f"seed {seed}, document {number}: {error!r} on {raw[:4000]!r}") from error
-        if number and number % 100_000 == 0:
-            report(f"{number} documents: {dict(verdicts)}")
     return verdicts
 
 
@@ -193,19 +188,3 @@ def _dump(rng: random.Random, document: Any) -> str:
     """Return JSON text in one of several spellings."""
     indent, separators = rng.choice(((None, (",", ":")), (None, (",", ":")), (None, (", ", " : ")), (1, None)))
     return json.dumps(document, ensure_ascii=rng.random() < 0.2, indent=indent, separators=separators)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    options = parser.parse_args(arguments)
-    start = time.perf_counter()
-    verdicts = run(options.documents, options.seed)
-    seconds = time.perf_counter() - start
-    print(f"{options.documents} documents, seed {options.seed}, {seconds:.1f} s: {dict(verdicts.most_common())}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
