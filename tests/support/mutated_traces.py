@@ -1,4 +1,4 @@
-"""Mutated traces: each must be parsed or refused with InvalidTrace in bounded time, and what is parsed survives `splice`.
+"""Mutated traces: each must be parsed, or refused with InvalidTrace, in bounded time; what is parsed survives `splice`.
 
 A failure prints the seed and the document.
 """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tests.support.builders import TOPIC_ID, TextEmbedder
 from worker.core.changelog import Kind, committed_from, kind_of
-from worker.core.records import OutputRecord
+from worker.core.records import OutputRecord, SourceRecord
 from worker.core.restore import Log, ModelCache, Restored, SourcePosition, restore
 from worker.kafka.writing.publisher import Commit
 
@@ -17,22 +17,30 @@ NO_TIME = 2**62
 """In place of no timestamp, or a negative one: the event time is then the trace's own."""
 
 
-class Published(NamedTuple):
-    """An output, with the names of a consumer's record."""
+class Consumed(NamedTuple):
+    """A record, as a consumer has it."""
 
-    kind: str
+    kind: str  # of output; "": the source
     partition: int
     offset: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes], ...]
+    headers: tuple[tuple[str, bytes | None], ...]
     timestamp: int
 
 
-def published(output: OutputRecord) -> Published:
-    kind, time = output.kind.replace("_", "-"), output.timestamp_ms
-    time = NO_TIME if time is None or time < 0 else time
-    return Published(kind, 0, 0, output.key, output.value, tuple(output.headers), time)
+def consumed(record: SourceRecord) -> Consumed:
+    headers, time = tuple(record.headers), _time(record.timestamp_ms)
+    return Consumed("", record.partition, record.offset, record.key, record.value, headers, time)
+
+
+def published(output: OutputRecord) -> Consumed:
+    kind = output.kind.replace("_", "-")
+    return Consumed(kind, 0, 0, output.key, output.value, tuple(output.headers), _time(output.timestamp_ms))
+
+
+def _time(ms: int | None) -> int:
+    return NO_TIME if ms is None or ms < 0 else ms
 
 
 Record = tuple[int, bytes, bytes | None]
@@ -45,7 +53,7 @@ class Topics:
     def __init__(self, topic_id: str = TOPIC_ID) -> None:
         self.topic_id = topic_id
         self.log: list[Record] = []
-        self.outputs: list[Published] = []
+        self.outputs: list[Consumed] = []
         self.offset = 0
         self.metadata: str | None = None  # None: no offset is committed
 

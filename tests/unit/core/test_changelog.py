@@ -1,6 +1,7 @@
 """The bytes of a cache entry: they come back as they went, and nothing else is read."""
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -143,13 +144,18 @@ def test_one_epoch_of_the_source_is_kept(log: list[tuple[int, int]], expected: l
     assert [it.sequence for it in rising([entry(*pair) for pair in log])] == expected
 
 
-def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -> None:
+def log_with(rows: Iterable[tuple[bytes, bytes | None]]) -> Log:
     log = Log()
-    assert log.latest(100) is None
-    for position, (key, offset, model) in enumerate([(b"0", 0, "a"), (b"1", 1, "a"), (b"0", 2, "b"), (b"2", 3, "c")]):
-        log.apply(key, entry_bytes(source_offset=offset, model=model), position)
-    log.apply(MARKER_KEY, b"\x93\x01\xa0\x90", 4)
-    log.apply(b"3", b"broken", 5)
+    for position, (key, value) in enumerate(rows):
+        log.apply(key, value, position)
+    return log
+
+
+def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -> None:
+    assert Log().latest(100) is None
+    rows = [(b"0", 0, "a"), (b"1", 1, "a"), (b"0", 2, "b"), (b"2", 3, "c")]
+    entries = [(key, entry_bytes(source_offset=offset, model=model)) for key, offset, model in rows]
+    log = log_with([*entries, (MARKER_KEY, b"\x93\x01\xa0\x90"), (b"3", b"broken")])
     assert [entry.model if (entry := log.latest(end)) else None for end in (9, 3, 2, 1)] == ["c", "b", "a", None]
     log.apply(b"2", None, 6)
     log.apply(b"3", None, 7)
@@ -161,10 +167,11 @@ def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -
 @pytest.mark.parametrize("committed", [Committed(7, None, 1, 0), Committed(7, None, 3, 0)])
 def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(committed: Committed) -> None:
     """No entry overwrites it if its key is of another capacity or epoch."""
-    number, slots, log = committed.number or 0, 5 + SLACK, Log()
-    for position, key in enumerate((slot_key(0, 7, number), slot_key(0, 5, 8), slot_key(1, 5, number))):
-        log.apply(key, b"broken", position)
-    log.apply(slot_key(0, 5, number), encoded(sequence=0, source_offset=0, stream_time_ms=0, epoch=number), 3)
+    number, slots = committed.number or 0, 5 + SLACK
+    log = log_with([
+        *((key, b"broken") for key in (slot_key(0, 7, number), slot_key(0, 5, 8), slot_key(1, 5, number))),
+        (slot_key(0, 5, number), encoded(sequence=0, source_offset=0, stream_time_ms=0, epoch=number)),
+    ])  # fmt: skip
     restored = restore(log, SourcePosition(60, True, committed), ModelCache("m:1", 4, 5))
     assert [it.sequence for it in restored.entries] == [0]
     assert restored.report.skipped["corrupt"] == 3
@@ -176,10 +183,11 @@ def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(co
 
 def test_records_of_earlier_versions_are_skipped_and_deleted_by_the_first_commit() -> None:
     """Entries of 0.1.0, under bare slots and without an epoch, and requests to forget."""
-    log = Log()
-    log.apply(b"forgotten:0:5", b"any value", 0)
-    log.apply(b"7", msgspec.msgpack.encode([1, 7, 0, 0, "kp:trace:1", "m:1", VECTOR.tobytes()]), 1)
-    log.apply(slot_key(0, 5, 1), encoded(sequence=0, source_offset=1, epoch=1), 2)
+    log = log_with([
+        (b"forgotten:0:5", b"any value"),
+        (b"7", msgspec.msgpack.encode([1, 7, 0, 0, "kp:trace:1", "m:1", VECTOR.tobytes()])),
+        (slot_key(0, 5, 1), encoded(sequence=0, source_offset=1, epoch=1)),
+    ])  # fmt: skip
     restored = restore(log, SourcePosition(6, True, Committed(7, None, 1, 0)), ModelCache("m:1", 4, 5))
     assert [it.sequence for it in restored.entries] == [0]
     assert (restored.report.skipped["corrupt"], restored.report.skipped["older"]) == (0, 2)
@@ -195,13 +203,6 @@ def probes(*vectors: np.ndarray, name: str = "a/model", model: str = "a/model::3
 
 NORTH, EAST = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])
 FOUND = SourcePosition(3, True, Committed(10, None, 1, 3))
-
-
-def log_with(rows: list[tuple[bytes, bytes | None]]) -> Log:
-    log = Log()
-    for position, (key, value) in enumerate(rows):
-        log.apply(key, value, position)
-    return log
 
 
 def kept(given: Probes) -> list[tuple[bytes, bytes | None]]:
@@ -267,21 +268,11 @@ def test_the_distance_bounds_the_change_of_a_similarity(seed: int) -> None:
 
 def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> None:
     def value(sequence: int, model: str = "text", dimensions: int = 6) -> bytes:
-        return encode(
-            sequence=sequence,
-            source_offset=sequence,
-            stream_time_ms=T0,
-            trace_id="kp:trace:x",
-            model=model,
-            vector=text_vector("x", dimensions),
-            epoch=1,
-            text_hash=text_hash("x"),
-        )
+        vector = text_vector("x", dimensions)
+        return encoded(sequence=sequence, source_offset=sequence, model=model, vector=vector, epoch=1)
 
-    log = Log()
     values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", b"", value(5), value(7, "other")]
-    for number, raw in enumerate(values):
-        log.apply(slot_key(number, 1000, 1), raw, number)
+    log = log_with((slot_key(number, 1000, 1), raw) for number, raw in enumerate(values))
     found = restore(log, SourcePosition(5, committed=Committed(T0, None, 1)), ModelCache("text", 6, 1000))
     assert [entry.sequence for entry in found.entries] == [0]
     assert list(found.replay) == [5]

@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
 
 from tests.support.builders import (
     NEVER_ACCEPTED,
@@ -22,7 +20,7 @@ from tests.support.builders import (
     trace_bytes,
     trace_document,
 )
-from tests.support.surroundings import SCHEMAS
+from tests.support.schemas import VALIDATORS
 from worker import InvalidTrace, PartitionScorer, Profile, Reason, ScoredTrace, Weights, __version__, parse_trace
 from worker.core.dead_letters import dead_letter, embedding_failed
 from worker.core.documents import rfc3339, scored_record
@@ -32,10 +30,7 @@ from worker.core.scorer import cached_id, event_time_ms
 from worker.core.scoring import PROFILES
 from worker.core.trace import EARLIEST_MS, LATEST_MS, MAX_MESSAGE, embedding_text
 
-ALL = [json.loads(path.read_text("utf-8")) for path in SCHEMAS.glob("*.schema.json")]
-REGISTRY: Registry[Any] = Registry().with_resources((s["$id"], Resource.from_contents(s)) for s in ALL)
-SCORED = Draft202012Validator({"$ref": "urn:kp-worker:schema:scored-trace:1"}, registry=REGISTRY)
-DEAD = Draft202012Validator({"$ref": "urn:kp-worker:schema:dead-letter-headers:1"}, registry=REGISTRY)
+SCORED, DEAD = VALIDATORS["scored-trace"], VALIDATORS["dead-letter-headers"]
 
 IDENTITY = EmbedderIdentity("all-MiniLM-L6-v2", "ab" * 32, 2, 256, "sentence-transformers", "fp32")
 YEAR_2099 = 4_070_908_800_000

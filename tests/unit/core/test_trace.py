@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from jsonschema import Draft202012Validator
 
-from tests.support.builders import read_jsonl
+from tests.support.builders import read_jsonl, trace_document
 from tests.support.mutated_traces import documents, read_seeds, run
-from tests.support.surroundings import SCHEMAS
+from tests.support.schemas import VALIDATORS
 from worker.core.trace import (
     CONTEXT,
     LEGACY_CONTEXT,
@@ -34,25 +33,11 @@ from worker.core.trace import (
 
 CASES = read_jsonl("validation_cases.jsonl")
 
-GOOD: dict[str, Any] = {
-    "@context": CONTEXT,
-    "@type": "ReasoningTrace",
-    "id": "kp:trace:1",
-    "metadata": {
-        "created_at": "2026-04-14T08:00:03.589Z",
-        "task_domain": "finance",
-        "success": True,
-        "quality_score": 0,
-        "visibility": "org",
-        "privacy_level": "federated",
-    },
-    "task": {"objective": "Explain"},
-    "steps": [
-        {"step_id": 0, "type": "thought", "content": "Think"},
-        {"step_id": 1, "type": "tool_call", "tool": {"name": "search"}},
-    ],
-    "outcome": {"result_summary": "Done", "confidence": 0.5},
-}
+GOOD = trace_document(
+    created_at="2026-04-14T08:00:03.589Z",
+    confidence=0.5,
+    steps=[{"type": "thought", "content": "Think"}, "tool_call:search"],
+)
 
 
 def text_with(path: str, value: str) -> str:
@@ -516,8 +501,6 @@ def test_messages_of_msgspec(document: str, words: str) -> None:
 # -- mutated documents, and an independent judge
 
 
-SCHEMA = SCHEMAS / "reasoning-trace.schema.json"
-
 # What no JSON Schema can judge.
 OUTSIDE_THE_SCHEMA = {Reason.TOO_DEEP, Reason.TOO_LARGE, Reason.TOO_MANY_STEPS}
 
@@ -553,7 +536,7 @@ def test_any_bytes_are_parsed_or_refused(seed: int, long: bool) -> None:
 
 
 def test_verdict_agrees_with_an_independent_judge(seed: int) -> None:
-    judge = Draft202012Validator(json.loads(SCHEMA.read_text("utf-8")))
+    judge = VALIDATORS["reasoning-trace"]
     for raw in itertools.islice(documents(seed, read_seeds()), 800):
         try:
             parse_trace(raw)

@@ -10,6 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced, TopicAuthorizationFailedError
 
 from tests.support.broker_model import REFUSED, FailingCluster
+from tests.support.partition import settle
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import UnansweredError
@@ -61,11 +62,6 @@ async def exactly_once(request: pytest.FixtureRequest) -> Pair:
     await publisher.start()
     cluster.asked.clear()
     return publisher, cluster
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def produced(cluster: FailingCluster, times: int) -> None:

@@ -29,7 +29,7 @@ from prometheus_client import CollectorRegistry
 from tests.support import oracle
 from tests.support.builders import T0, TextEmbedder, make_record, trace_document
 from tests.support.partition import new_partition
-from tests.support.simulated_log import DIMENSIONS, IDENTITY, NO_TIME, Topics
+from tests.support.simulated_log import DIMENSIONS, IDENTITY, Topics, consumed
 from worker import InvalidTrace, PartitionScorer, make_verdict, sign_verdict
 from worker.commands.shared.placed_verdicts import Standings, in_order, judged_verdict
 from worker.core import changelog, track_record
@@ -204,22 +204,6 @@ def entries_of(batch: Commit) -> list[Remembered]:
         if value is not None and changelog.kind_of(key) is changelog.Kind.ENTRY
     ]
     return [Remembered(it.source_offset, it.sequence, it.trace_id, it.vector) for it in entries]
-
-
-class Source(NamedTuple):
-    """A record of the source, as a consumer has it."""
-
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp: int
-
-    @classmethod
-    def of(cls, record: SourceRecord) -> Source:
-        time = NO_TIME if record.timestamp_ms is None or record.timestamp_ms < 0 else record.timestamp_ms
-        return cls(record.partition, record.offset, record.key, record.value, tuple(record.headers), time)
 
 
 class Setup(NamedTuple):
@@ -509,7 +493,7 @@ class RecoveryMachine(RuleBasedStateMachine):
     def judge_by_brute_force(self) -> None:
         """Compare all that came out with the oracle."""
         verdicts = oracle.judge(
-            [Source.of(record) for record in self.records],
+            [consumed(record) for record in self.records],
             lambda text: TextEmbedder(DIMENSIONS).embed(text).vector,
             self.setup.capacity,
             self.setup.ttl_ms,
