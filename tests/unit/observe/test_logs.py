@@ -80,23 +80,6 @@ def test_the_worker_s_own_messages_are_held_back_only_where_each_record_can_caus
     assert all(limit.filter(own("not_json", n, logging.DEBUG)) for n in range(1000))
 
 
-def test_held_back_dead_letters_are_told() -> None:
-    clock = HandClock(100.0)
-    limit = RateLimit(clock)
-    for number in range(100):
-        limit.filter(own("not_json", number))
-    clock.now += WINDOW_SECONDS
-    last = own("not_json", 100)
-    assert limit.filter(last)
-    assert (
-        TextFormatter()
-        .format(last)
-        .endswith(
-            f"dead letter [{100 - BURST} similar lines were suppressed in the last 30 s] [offset=100 reason=not_json]"
-        )
-    )
-
-
 def test_many_templates_do_not_fill_the_memory() -> None:
     limit = RateLimit(HandClock(100.0))
     for number in range(5000):

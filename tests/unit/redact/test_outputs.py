@@ -23,7 +23,7 @@ from worker import PartitionScorer, config, embedding_text, parse_trace
 from worker.commands.score.lines import score_lines
 from worker.core.documents import embedding_bytes, scored_record
 from worker.core.records import LEVELS, SCREEN_RULES, TYPES, Clean, OutputRecord
-from worker.core.trace import InvalidTrace, Reason, splice
+from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.writing.publisher import OWN_HEADERS
 from worker.redact.documents import redact_json, redact_text
 from worker.redact.screen import screen_json
@@ -89,18 +89,6 @@ def test_a_document_is_written_anew_with_its_values() -> None:
     assert output.redactions == {"email": 1}
     assert b"ada@" not in value
     assert (output.key, output.headers[-1]) == (b"agent-7", ("kp-decision", output.kind.encode()))
-
-
-def test_off_leaves_the_bytes() -> None:
-    raw = trace_bytes(objective=SECRETS)
-    scored = PartitionScorer(dimensions=2).score(parse_trace(raw), None, 0)
-    output = scored_record(make_record(raw), scored, None)
-    scoring = json.dumps(json.loads(output.value or b"")["scoring"]).encode()
-    spelt = splice(raw, scored.score, scoring)
-    assert json.loads(spelt) == json.loads(output.value or b"")
-    assert (output.value or b"").startswith(spelt[: spelt.index(b'"scoring"')])
-    assert output.redactions is None
-    assert b"redactions" not in (output.value or b"")
 
 
 def test_a_file_s_summary_counts_the_markers() -> None:
