@@ -5,11 +5,9 @@ one has its label, otherwise a *repeat*. AUC is the probability that a first has
 counting half (Mann-Whitney); 0.5 is chance, 1 is perfect:
 
 - warm: half of the tasks come first, as history (means over both halves of two random halvings);
-- in order: in the file's order, without its very first trace;
-- pairs: similarity of two traces with the same label against other pairs.
+- in order: in the file's order, without its very first trace.
 
-`nearest` is the share of repeats whose nearest earlier trace has the same label, `cut` the number of truncated traces,
-`equal` the number of those that the model reads like an earlier one.
+`cut` is the number of truncated traces, `equal` the number of those that the model reads like an earlier one.
 A file is one partition without TTL and capacity: the figures show what text and model can tell, whatever the cache.
 Intervals are 95 % bootstrap intervals over the labels. Two settings are compared by the interval of their paired
 difference: their own intervals may overlap although one is better in nearly every draw.
@@ -26,7 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -50,9 +48,6 @@ HALVINGS: Final = 2
 BLOCK: Final = 512
 """Rows of similarities at once: 512 x 100,000 float32 are 200 MB."""
 
-MOST_PAIRS: Final = 400_000
-"""Maximum number of pairs whose similarities are compared; if there are more, a random sample."""
-
 
 class Figures(Struct, frozen=True):
     """The figures of one file with one choice of settings; None if there was nothing to compare."""
@@ -62,8 +57,6 @@ class Figures(Struct, frozen=True):
     repeats: int
     auc_warm: Interval | None
     auc_in_order: Interval | None
-    auc_pairs: Interval | None
-    nearest_is_same: Interval | None
     median_first: float | None  # novelty
     median_repeat: float | None
 
@@ -88,7 +81,6 @@ class Run:
     novelty: Floats
     labels: Ints
     first: npt.NDArray[np.bool_]
-    same: npt.NDArray[np.bool_]  # the nearest one has the same label
 
 
 def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats | None]:
@@ -105,15 +97,13 @@ def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats 
     repeats = ~in_order.first
     warm_auc = mean_of([_auc(run, weights) for run in warm])
     # The novelty of the very first trace, 0.5, says nothing.
-    rest = Run(in_order.novelty[1:], in_order.labels[1:], in_order.first[1:], in_order.same[1:])
+    rest = Run(in_order.novelty[1:], in_order.labels[1:], in_order.first[1:])
     found = Figures(
         len(labels),
         count,
         int(repeats.sum()),
         interval([warm_auc]),
         interval([_auc(rest, weights)]),
-        interval([_auc(_pairs(vectors, labels, rng), weights)]),
-        interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
         *(round(float(np.median(in_order.novelty[at])), 4) if at.any() else None for at in (in_order.first, repeats)),
     )
     return found, warm_auc
@@ -122,22 +112,19 @@ def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats 
 def compared(vectors: Floats, labels: Ints, history: Ints, order: Ints) -> Run:
     """Compare the traces of `order` (indices) with the history and with the earlier ones of `order`."""
     known = vectors[history]
-    novelty, nearest = np.empty(len(order)), np.empty(len(order), np.int64)
-    everything = np.concatenate([history, order])
+    novelty = np.empty(len(order))
     for start in range(0, len(order), BLOCK):
         rows = order[start : start + BLOCK]
         similar = vectors[rows] @ np.vstack([known, vectors[order[: start + len(rows)]]]).T
         for row in range(len(rows)):
             similar[row, len(history) + start + row :] = -np.inf
-        best = similar.argmax(1)
-        novelty[start : start + len(rows)] = 1 - similar[np.arange(len(rows)), best]
-        nearest[start : start + len(rows)] = everything[best]
+        novelty[start : start + len(rows)] = 1 - similar.max(1)
     novelty[np.isinf(novelty)] = 0.5  # the worker's value for an empty cache
     ordered = labels[order]
     first = np.zeros(len(order), bool)
     first[np.unique(ordered, return_index=True)[1]] = True
     first &= ~np.isin(ordered, labels[history])
-    return Run(novelty, ordered, first, labels[nearest] == ordered)
+    return Run(novelty, ordered, first)
 
 
 def _halves(vectors: Floats, labels: Ints, rng: np.random.Generator) -> list[Run]:
@@ -147,21 +134,6 @@ def _halves(vectors: Floats, labels: Ints, rng: np.random.Generator) -> list[Run
         known = np.isin(labels, part)
         runs.append(compared(vectors, labels, rng.permutation(np.flatnonzero(known)), np.flatnonzero(~known)))
     return runs
-
-
-def _pairs(vectors: Floats, labels: Ints, rng: np.random.Generator) -> Run:
-    """Return pairs as if each were one trace: its novelty is the similarity, and a `first` has equal labels."""
-    left, right = (
-        np.triu_indices(len(labels), 1) if len(labels) <= 1200 else rng.integers(len(labels), size=(2, MOST_PAIRS))
-    )
-    apart = left != right
-    left, right = left[apart], right[apart]
-    if len(left) > MOST_PAIRS:
-        drawn = rng.choice(len(left), MOST_PAIRS, replace=False)
-        left, right = left[drawn], right[drawn]
-    similar = np.einsum("ij,ij->i", vectors[left], vectors[right]) if len(left) else np.empty(0)
-    same = labels[left] == labels[right]
-    return Run(similar, labels[left], same, same)
 
 
 def _auc(run: Run, weights: Floats) -> Floats | None:
@@ -178,14 +150,6 @@ def _auc(run: Run, weights: Floats) -> Floats | None:
         if total:
             result[draw] = (firsts @ (np.cumsum(repeats) - repeats / 2)) / total
     return result
-
-
-def _share(hits: npt.NDArray[np.bool_], labels: Ints, weights: Floats) -> Floats | None:
-    if not len(hits):
-        return None
-    of_trace = weights[:, labels]
-    with np.errstate(invalid="ignore"):
-        return np.asarray((of_trace @ hits) / of_trace.sum(1))
 
 
 def behind_the_highest(rows: Sequence[tuple[Row, Floats | None]]) -> list[Row]:
@@ -318,23 +282,21 @@ def show(rows: Sequence[Row]) -> None:
     width = max(len(named(row.settings)) for row in rows)
     first = rows[0].figures
     print(f"{rows[0].file}: {first.traces} traces, {first.labels} labels, {first.repeats} repeats")
-    print(f"  {'':{width}}  {'AUC warm':18}  {'AUC in order':18}  nearest  pairs  first  repeat   cut  equal")
+    print(f"  {'':{width}}  {'AUC warm':18}  {'AUC in order':18}  first  repeat   cut  equal")
     for row in rows:
         it = row.figures
-        cells = [_cell(it.auc_warm, 18), _cell(it.auc_in_order, 18), _short(it.nearest_is_same, 7),
-                 _short(it.auc_pairs, 5), _short(it.median_first, 5), _short(it.median_repeat, 6)]  # fmt: skip
+        cells = [_cell(it.auc_warm), _cell(it.auc_in_order), _short(it.median_first, 5), _short(it.median_repeat, 6)]
         print(f"  {named(row.settings):{width}}  {'  '.join(cells)}  {row.cut:4}  {row.equal:5}")
     for sentence in verdict(rows):
         print(f"  {sentence}")
     print()
 
 
-def _cell(it: Interval | None, width: int) -> str:
-    return ("-" if it is None else f"{it.value:.3f} {it.low:.3f}-{it.high:.3f}").ljust(width)
+def _cell(it: Interval | None) -> str:
+    return ("-" if it is None else f"{it.value:.3f} {it.low:.3f}-{it.high:.3f}").ljust(18)
 
 
-def _short(it: Any, width: int) -> str:
-    value = it.value if isinstance(it, Interval) else it
+def _short(value: float | None, width: int) -> str:
     return ("-" if value is None else f"{value + 0.0:.2f}").ljust(width)
 
 
