@@ -126,6 +126,11 @@ async def test_a_page_has_only_our_names_and_probes_have_any(site: Site, host: s
         assert (await site.get(path, Host=host))[0] == 200
 
 
+async def test_a_page_takes_any_query_and_no_post(site: Site) -> None:
+    assert (await site.get("/page?domain=%FF%00&domain=x"))[0] == 200
+    assert (await site.get("/page", method="POST"))[0] == 405
+
+
 async def test_a_slow_client_is_cut_off_whatever_it_sends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.observe.http_server, "CONNECTION_SECONDS", 0.5)
     reader, writer = await asyncio.open_connection("127.0.0.1", site.port)

@@ -8,7 +8,6 @@ import shlex
 from html.parser import HTMLParser
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from worker.config.redaction_rules import evaluation_config, output_rules
 from worker.core.documents import scored_record
 from worker.core.scorer import Decision
 from worker.core.trace import parse_trace
-from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics
 from worker.observe.status import (
     DOMAIN_LENGTH,
@@ -359,27 +357,6 @@ async def test_the_policy_lets_run_what_the_page_holds_and_nothing_else() -> Non
     assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
     assert policy["connect-src"] == "'self'"
     assert policy["require-trusted-types-for"] == "'script'"
-
-
-async def test_http_serves_the_pages_it_is_given() -> None:
-    desk = Desk()
-    server = HttpServer("127.0.0.1", 0, CollectorRegistry(), lambda: None, lambda: None, desk.status.pages())
-    url = f"http://127.0.0.1:{await server.start()}"
-    async with aiohttp.ClientSession() as session:
-        for path, kind in (
-            ("/", "text/html; charset=utf-8"),
-            ("/status.json", "application/json"),
-            ("/status.json?domain=%FF%00&domain=x", "application/json"),
-        ):
-            async with session.get(url + path) as answer:
-                assert (answer.status, answer.headers["Content-Type"]) == (200, kind)
-                assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
-                assert await answer.read()
-            async with session.post(url + path) as answer:
-                assert answer.status == 405
-        async with session.get(url + "/status.html") as answer:
-            assert answer.status == 404
-    await server.stop()
 
 
 # -- a real worker
