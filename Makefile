@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-long test-fast assemble-crash assemble-figures browser-test check docs deploy-check collector-check snippet-check dist image image-test fuzz-redaction soak disasters bench lock clean
+.PHONY: help setup setup-model demo test test-long test-fast assemble-figures browser-test check docs deploy-check collector-check snippet-check dist image image-test fuzz-redaction soak disasters bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -99,11 +99,8 @@ soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), j
 disasters: $(READY) ## A full disk, a partitioned broker, a lost cluster, deleted offsets, jumping clocks (root on Linux; ARGS=disk for one)
 	$(BIN)/python -m tests.runs.disasters $(ARGS)
 
-assemble-crash: $(READY) ## Kill assemble, let processes join and leave, restart the broker; each run must give its trace once (ARGS="FILES..."; 10 minutes)
-	$(BIN)/python -m tests.runs.assemble crash $(ARGS)
-
 assemble-figures: $(READY) ## Speed and memory of assemble, and the ratio to parsing alone (ARGS="FILES...")
-	$(BIN)/python -m tests.runs.assemble figures $(ARGS)
+	$(BIN)/python -m tests.runs.assemble $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (less than an hour; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.runs.benchmarks $(ARGS)

@@ -1,6 +1,6 @@
-"""`make assemble-crash` and `make assemble-figures`: assemble on the embedded broker, killed and judged, or measured.
+"""`make assemble-figures`: speed and memory of assemble on the embedded broker, and the ratio to parsing alone.
 
-Both take files of records as JSON Lines ({"value": base64, ...}), for example what a Collector wrote to Kafka; without
+It takes files of records as JSON Lines ({"value": base64, ...}), for example what a Collector wrote to Kafka; without
 them, made-up runs.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -19,48 +18,20 @@ from pathlib import Path
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from tests.support import spans
-from tests.support.assemble import Trial, Workshop, by_run, crash_run, made_records, shared_records
+from tests.support.assemble import Workshop, made_records, shared_records
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 SECONDS = "process_cpu_seconds_total"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["crash", "figures"])
-    parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--joins", type=int, default=8, help="how often a process joins or leaves")
-    parser.add_argument("--restarts", type=int, default=2, help="of the broker")
-    parser.add_argument("--seconds", type=float, default=300, help="how long records are written, and processes killed")
-    parser.add_argument("--runs", type=int, default=10_000, help="figures: how many runs are open at once")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    given = parser.parse_intermixed_args()
-    print(f"seed {given.seed}", flush=True)
-    rng = random.Random(given.seed)
-    return _crash(given, rng) if given.what == "crash" else _figures(given, rng)
-
-
-def _crash(given: argparse.Namespace, rng: random.Random) -> int:
-    trial = Trial(
-        given.kills, given.joins, processes=3, restarts=given.restarts, seconds=given.seconds, late=30, grace=60,
-        gap=180, patience=600,
-    )  # fmt: skip
-    runs = by_run(shared_records(given.files)) if given.files else made_records(rng, 2000)
-    with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as folder:
-
-        def restart() -> None:
-            kafka.stop_node(0)
-            kafka.start_node(0)
-
-        problems = crash_run(kafka.bootstrap_servers, Path(folder), rng, runs, trial, restart)
-    print(trial, problems or "no problem", sep="\n", flush=True)
-    return int(bool(problems))
-
-
-def _figures(given: argparse.Namespace, rng: random.Random) -> int:
+def main() -> None:
     """Open many runs, close them all, and compare with parsing alone."""
-    values = shared_records(given.files) if given.files else list(itertools.chain(*made_records(rng, 100, size=1000)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--runs", type=int, default=10_000, help="how many runs are open at once")
+    given = parser.parse_args()
+    made = made_records(random.Random(1), 100, size=1000)
+    values = shared_records(given.files) if given.files else list(itertools.chain(*made))
     runs = _traces(values)
     records = list(_copies(runs, given.runs))
     count = sum(len(part.resource_spans[0].scope_spans[0].spans) for part in map(_parsed, records))
@@ -92,7 +63,6 @@ def _figures(given: argparse.Namespace, rng: random.Random) -> int:
     most_mib = most / 2**20
     print(f"{taken:.1f} s CPU to take, {closed - taken:.1f} to close; {traces:.0f} traces; at most {most_mib:.0f} MiB")
     print(f"{count / closed:.0f} spans a second and core; {closed / parsing:.0f} times parsing alone")
-    return 0
 
 
 def _batched(rows: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:
@@ -135,4 +105,4 @@ def _copies(runs: Sequence[Sequence[TracesData]], count: int) -> Iterator[bytes]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from tests.support.kafka_fixtures import (
 )
 from tests.support.surroundings import topic_settings
 from worker.core.trace import DEFAULT_LIMITS, Limits
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.runs.otlp.mapping import assembled
 from worker.runs.otlp.spans import LogEvent, Span, decoded
 
@@ -121,43 +122,36 @@ def made_records(rng: random.Random, runs: int, size: int = 0) -> list[list[byte
 class Trial:
     """What a crash run does. `seconds`: how long records are written and processes killed.
 
-    `late`: by how many seconds a record may change places with others. `repeated`: the share that comes twice. `joins`:
-    how often a process joins, or leaves in order. `restarts`: of the broker.
+    `joins`: how often a process joins, or leaves in order. `restarts`: of the broker.
     """
 
     kills: int
     joins: int
-    processes: int = 2
-    partitions: int = 3
     restarts: int = 0
     seconds: float = 12.0
-    late: float = 3.0
-    repeated: float = 0.1
     grace: float = 10.0
     gap: float = 40.0
-    patience: float = 120.0
 
 
 def crash_run(
-    bootstrap: str, folder: Path, rng: random.Random, runs: Sequence[Sequence[bytes]], trial: Trial,
-    restart: Callable[[], None] | None = None,
-) -> dict[str, object]:  # fmt: skip
+    kafka: EmbeddedKafka, folder: Path, rng: random.Random, runs: Sequence[Sequence[bytes]], trial: Trial
+) -> dict[str, object]:
     """Write records of runs while processes are killed, join and leave, let the rest be assembled, and judge.
 
     Prints figures, and returns what no run may show; documents are named by their ids.
     """
-    workshop = Workshop(bootstrap, trial.partitions, trial.grace, trial.gap)
+    workshop = Workshop(kafka.bootstrap_servers, 3, trial.grace, trial.gap)
     began = time.monotonic()
     writing = threading.Thread(target=_write, args=(workshop, rng.randrange(2**32), runs, trial))
-    fleet = [workshop.start(folder / f"assemble-{number}.log") for number in range(trial.processes)]
+    fleet = [workshop.start(folder / f"assemble-{number}.log") for number in range(2)]
     expected = expected_documents(value for run in runs for value in run)
     try:
         for each in fleet:
             each.wait_ready()
         writing.start()
-        _violence(rng, trial, workshop, folder, fleet, restart)
+        _violence(rng, trial, kafka, workshop, folder, fleet)
         writing.join()
-        deadline = time.monotonic() + trial.patience + trial.grace + trial.gap
+        deadline = time.monotonic() + 120 + trial.grace + trial.gap
         while (open_runs := _open_runs(workshop)) or len(workshop.documents()) < len(expected):
             assert all(each.returncode is None for each in fleet), [each.log()[-3000:] for each in fleet]
             if time.monotonic() > deadline:
@@ -175,15 +169,13 @@ def crash_run(
 
 
 def _write(workshop: Workshop, seed: int, runs: Sequence[Sequence[bytes]], trial: Trial) -> None:
-    """Write each run's records about in their order, among those of the others, on random partitions."""
+    """Write each run's records about in their order, among those of the others, on random partitions; some twice."""
     rng = random.Random(seed)
     due: list[tuple[float, bytes]] = []
     for run in runs:
         begin = rng.uniform(0, trial.seconds)
         for value in run:
-            due.append((begin + rng.uniform(0, trial.late), value))
-            if rng.random() < trial.repeated:
-                due.append((begin + rng.uniform(0, trial.late), value))
+            due += [(begin + rng.uniform(0, 3), value) for _ in range(1 + (rng.random() < 0.1))]
     due.sort()
     began = time.monotonic()
 
@@ -206,17 +198,16 @@ def _write(workshop: Workshop, seed: int, runs: Sequence[Sequence[bytes]], trial
 
 
 def _violence(
-    rng: random.Random, trial: Trial, workshop: Workshop, folder: Path, fleet: list[WorkerProcess],
-    restart: Callable[[], None] | None,
-) -> None:  # fmt: skip
+    rng: random.Random, trial: Trial, kafka: EmbeddedKafka, workshop: Workshop, folder: Path, fleet: list[WorkerProcess]
+) -> None:
     events = ["kill"] * trial.kills + ["join"] * trial.joins + ["restart"] * trial.restarts
     rng.shuffle(events)
     for number, event in enumerate(events):
         time.sleep(rng.uniform(0.5, 1.5) * trial.seconds / len(events))
         log = folder / f"assemble-{100 + number}.log"
         if event == "restart":
-            assert restart is not None
-            restart()
+            kafka.stop_node(0)
+            kafka.start_node(0)
         elif event == "kill":
             victim = rng.randrange(len(fleet))
             fleet[victim].kill()
