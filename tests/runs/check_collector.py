@@ -70,7 +70,7 @@ def message(role, **part):
 
 for number in range(runs):
     long = number == runs // 2
-    said = [message("user", type="text", content=f"Do task {number}.")]
+    messages = [message("user", type="text", content=f"Do task {number}.")]
     with tracer.start_as_current_span("agent", attributes={
         "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": f"sdk-{number % 5}"
     }):
@@ -80,7 +80,7 @@ for number in range(runs):
             with tracer.start_as_current_span("chat") as chat:
                 chat.set_attribute("gen_ai.operation.name", "chat")
                 chat.set_attribute("gen_ai.provider.name", "openai")
-                chat.set_attribute("gen_ai.input.messages", json.dumps(said))
+                chat.set_attribute("gen_ai.input.messages", json.dumps(messages))
                 answer = message("assistant", type="text", content=f"Task {number} is done.") if last else message(
                     "assistant", type="tool_call", id=call, name="look", arguments={"at": turn})
                 chat.set_attribute("gen_ai.output.messages", json.dumps([answer]))
@@ -91,7 +91,7 @@ for number in range(runs):
                     tool.set_attribute("gen_ai.tool.name", "look")
                     tool.set_attribute("gen_ai.tool.call.id", call)
                     tool.set_attribute("gen_ai.tool.call.result", result)
-                said += [answer, message("tool", type="tool_call_response", id=call, response=result)]
+                messages += [answer, message("tool", type="tool_call_response", id=call, response=result)]
     time.sleep(rng.uniform(0, 2 * seconds / runs))
 provider.shutdown()
 truth.close()

@@ -171,8 +171,8 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     if best is None:
         return ["No warm AUC, so no verdict: no half of the tasks has both firsts and repeats."]
     row, auc = best
-    told = "better than" if auc.low > CHANCE else "worse than" if auc.high < CHANCE else "not shown to differ from"
-    sentences = [f"The highest warm AUC is {auc}, with {named(row.settings)}: {told} chance ({CHANCE})."]
+    against = "better than" if auc.low > CHANCE else "worse than" if auc.high < CHANCE else "not shown to differ from"
+    sentences = [f"The highest warm AUC is {auc}, with {named(row.settings)}: {against} chance ({CHANCE})."]
     for row, _ in found:
         if row.behind is not None:
             shown = "no difference is shown" if row.behind.low <= 0 <= row.behind.high else "a difference is shown"

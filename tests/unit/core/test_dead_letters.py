@@ -47,7 +47,7 @@ def batch_size(record: OutputRecord) -> int:
     return len(builder._build())
 
 
-def said(record: OutputRecord) -> dict[str, str]:
+def own_headers(record: OutputRecord) -> dict[str, str]:
     return {name: content.decode() for name, content in split(record.headers)[1]}
 
 
@@ -73,35 +73,35 @@ def test_then_the_headers_go_and_what_fits_of_the_value_comes_back() -> None:
     headers = [("h", b"x" * 100)] * 300
     small = fit_dead_letter(letter(b"value", headers=headers), LIMIT)
     assert (small.key, small.value, originals(small.headers)) == (b"k", b"value", [])
-    assert said(small)[DROPPED_HEADER] == "headers (300 with 30300 bytes)"
-    assert TRUNCATED_HEADER not in said(small)
+    assert own_headers(small)[DROPPED_HEADER] == "headers (300 with 30300 bytes)"
+    assert TRUNCATED_HEADER not in own_headers(small)
     large = fit_dead_letter(letter(b"x" * 50_000, headers=headers), LIMIT)
     assert LIMIT - 16 < batch_size(large) <= LIMIT
-    assert said(large)[TRUNCATED_HEADER] == f"{len(large.value or b'')} of 50000 bytes kept"
-    assert DROPPED_HEADER in said(large)
+    assert own_headers(large)[TRUNCATED_HEADER] == f"{len(large.value or b'')} of 50000 bytes kept"
+    assert DROPPED_HEADER in own_headers(large)
 
 
 def test_then_the_key_goes() -> None:
     cut = fit_dead_letter(letter(b"value", b"k" * 30_000), LIMIT)
     assert (cut.key, cut.value) == (None, b"value")
-    assert said(cut)[DROPPED_HEADER] == "headers (1 with 2 bytes), key (30000 bytes)"
-    assert said(cut)["kp-source-offset"] == "42"
+    assert own_headers(cut)[DROPPED_HEADER] == "headers (1 with 2 bytes), key (30000 bytes)"
+    assert own_headers(cut)["kp-source-offset"] == "42"
 
 
 def test_the_last_resort_needs_nothing_of_the_record() -> None:
     record = letter(b"v" * 100, b"k" * 100, [("h", b"1")] * 3)
     last = last_resort(record, LIMIT, source_place(record))
     assert (last.key, last.value, last.timestamp_ms) == (b"traces/3/42", b"", None)
-    assert said(last)[DROPPED_HEADER] == "headers (3 with 6 bytes), key (100 bytes)"
-    assert said(last)[TRUNCATED_HEADER] == "0 of 100 bytes kept"
-    assert said(last)["kp-source-timestamp"] == "77"
+    assert own_headers(last)[DROPPED_HEADER] == "headers (3 with 6 bytes), key (100 bytes)"
+    assert own_headers(last)[TRUNCATED_HEADER] == "0 of 100 bytes kept"
+    assert own_headers(last)["kp-source-timestamp"] == "77"
 
 
 def test_a_key_that_was_made_up_is_told_from_the_source_s() -> None:
     given = readdressed(letter(key=None))
-    assert (given.key, given.value, said(given)[SOURCE_KEY_HEADER]) == (b"traces/3/42", b"no trace", "null")
+    assert (given.key, given.value, own_headers(given)[SOURCE_KEY_HEADER]) == (b"traces/3/42", b"no trace", "null")
     last = last_resort(letter(key=None), LIMIT, b"traces/3/42")
-    assert said(last)[SOURCE_KEY_HEADER] == "null"
+    assert own_headers(last)[SOURCE_KEY_HEADER] == "null"
 
 
 def test_the_worker_s_own_headers_are_bounded() -> None:
@@ -112,8 +112,8 @@ def test_the_worker_s_own_headers_are_bounded() -> None:
     assert 1024 - len("\N{GRINNING FACE}".encode()) <= batch_size(short) <= 1024, (
         "no more of the message goes than has to"
     )
-    message = said(short)["kp-error-message"]
-    assert said(last_resort(longest, 3000, None))["kp-error-message"].startswith(message)
+    message = own_headers(short)["kp-error-message"]
+    assert own_headers(last_resort(longest, 3000, None))["kp-error-message"].startswith(message)
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_whatever_the_record_the_letter_fits_and_holds_nothing_else(seed: int) -
         for cut in (fit_dead_letter(record, limit), last_resort(record, limit, source_place(record))):
             assert batch_size(cut) <= limit
             assert (record.value or b"").startswith(cut.value or b"")
-            ours = said(cut)
+            ours = own_headers(cut)
             assert (ours["kp-source-offset"], ours["kp-error-reason"]) == ("42", "not_json")
             assert (TRUNCATED_HEADER in ours) or cut.value == record.value
             if cut.key not in (record.key, source_place(record)):

@@ -428,10 +428,10 @@ def test_no_ttl_is_never_too_long() -> None:
 
 
 def test_the_advice_names_both_ways_out() -> None:
-    told = advice(20.0, 50_000, 3_600_000, 384)
-    assert "KP_CACHE_MAX_ELEMENTS to about 72000" in told
-    assert "155 MB" in told
-    assert "KP_CACHE_TTL_SECONDS to about 50" in told
+    sentence = advice(20.0, 50_000, 3_600_000, 384)
+    assert "KP_CACHE_MAX_ELEMENTS to about 72000" in sentence
+    assert "155 MB" in sentence
+    assert "KP_CACHE_TTL_SECONDS to about 50" in sentence
     assert "KP_CACHE_TTL_SECONDS to about 1" in advice(None, 0, 3_600_000, 384)
     beyond = advice(1000.0, 1_000, 3_600_000, 384)
     assert "KP_CACHE_MAX_ELEMENTS" not in beyond

@@ -24,10 +24,10 @@ def test_scan_and_cache_keep_their_promises_with_the_kernels_of_lesser_processor
     env = {**os.environ, "OPENBLAS_CORETYPE": kind, "OPENBLAS_VERBOSE": "2"}
     if kind != "Haswell":
         env["NPY_DISABLE_CPU_FEATURES"] = "X86_V3 X86_V4"  # numpy's own loops: without AVX2
-    told = subprocess.run(
+    log = subprocess.run(
         [sys.executable, "-c", "import numpy"], env=env, capture_output=True, text=True, check=True
     ).stderr
-    assert f"Core: {core}" in told, "OpenBLAS takes no orders: the run below would prove nothing"
+    assert f"Core: {core}" in log, "OpenBLAS takes no orders: the run below would prove nothing"
     tests = [f"tests/unit/core/test_{name}.py" for name in ("scan", "novelty")]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--seed", str(seed), *tests]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)

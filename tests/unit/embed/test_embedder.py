@@ -201,7 +201,7 @@ def test_a_model_that_is_neither_directory_nor_on_the_hub_is_named(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("installed", "exported", "kind", "model", "said"),
+    ("installed", "exported", "kind", "model", "hint"),
     [
         ("openvino sentence_transformers", False, "auto", None, "kp-worker fetch-model"),
         ("openvino sentence_transformers", False, "auto", OFFICIAL_HUB_NAME, "kp-worker fetch-model"),
@@ -215,7 +215,7 @@ def test_a_model_that_is_neither_directory_nor_on_the_hub_is_named(monkeypatch: 
     ],
 )
 def test_the_slow_runtime_is_told_before_it_loads_with_what_changes_it(
-    installed: str, exported: bool, kind: str, model: str | None, said: str | None, tmp_path: Path,
+    installed: str, exported: bool, kind: str, model: str | None, hint: str | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -225,8 +225,8 @@ def test_the_slow_runtime_is_told_before_it_loads_with_what_changes_it(
         (directory / MANIFEST).touch()
     monkeypatch.setattr(load, "find_spec", lambda name: object() if name in installed.split() else None)
     found = load.slow_runtime(kind, model)
-    assert (found is None) == (said is None)
-    assert said is None or said in (found or "")
+    assert (found is None) == (hint is None)
+    assert hint is None or hint in (found or "")
 
 
 def test_the_cores_of_this_process_count_not_those_of_the_machine() -> None:

@@ -158,8 +158,8 @@ def test_brokers_that_do_not_answer_are_a_problem_after_the_session_timeout(
     assert it.problem == "no broker has answered for 90 s"
     assert problems(it, [gone, {}]) == [deleted, None]
     assert not it.unreachable
-    said = [record.getMessage() for record in caplog.records if "broker" in record.getMessage()]
-    assert [words.split(":")[0] for words in said] == [
+    messages = [record.getMessage() for record in caplog.records if "broker" in record.getMessage()]
+    assert [words.split(":")[0] for words in messages] == [
         "no broker has answered for 15 s; work goes on once one does",
         "a broker answers again, after 90 s",
     ]
@@ -239,22 +239,22 @@ def test_a_limit_in_milliseconds(text: str | None, expected: float | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "words"),
     [
         ((1200, 1200), "traces.accepted has max.message.bytes=1200 and traces.rejected has max.message.bytes=1200: a"),
         ((2_000_000, 20_000), "traces.rejected has max.message.bytes=20000: a scored trace that had more than 11808"),
         ((1_056_768, 1_056_768), None),
     ],
 )
-def test_outputs_that_are_too_small(limits: tuple[int, int], said: str | None) -> None:
+def test_outputs_that_are_too_small(limits: tuple[int, int], words: str | None) -> None:
     settings = load(accepted_topic="traces.accepted", rejected_topic="traces.rejected")
     names = (settings.accepted_topic, settings.rejected_topic)
     topics = {name: SimpleNamespace(partitions=1) for name in names}
     configs = {name: {"max.message.bytes": str(limit)} for name, limit in zip(names, limits, strict=True)}
     found = Observed(topics, [], configs, {})  # type: ignore[arg-type]
     problems = list(_small_outputs(settings, found, 0))
-    assert len(problems) == (said is not None)
+    assert len(problems) == (words is not None)
     for problem in problems:
-        assert problem.message.startswith(f"{said} ")
+        assert problem.message.startswith(f"{words} ")
         assert problem.message.endswith("may not fit, and then becomes a dead letter (too_large)")
         assert "set max.message.bytes=1056768 on " in problem.remedy

@@ -116,18 +116,18 @@ async def test_the_offset_waits_for_every_acknowledgement(exactly_once: Pair) ->
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "words"),
     [
         ("Produce", "topic cache, partition 5: "),
         ("TxnOffsetCommit", "TxnOffsetCommit: "),
     ],
 )
-async def test_a_failure_before_the_end_aborts_and_is_raised(exactly_once: Pair, step: str, said: str) -> None:
+async def test_a_failure_before_the_end_aborts_and_is_raised(exactly_once: Pair, step: str, words: str) -> None:
     publisher, cluster = exactly_once
     cluster.errors[step] = TOPIC_AUTHORIZATION_FAILED
     with pytest.raises(PublishError, match="TopicAuthorizationFailedError") as caught:
         await publisher.publish(BATCH)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(words)
     assert isinstance(caught.value.__cause__, TopicAuthorizationFailedError)
     assert cluster.asked[-1] == "EndTxn(abort)"
     assert cluster.visible() == {}

@@ -66,7 +66,7 @@ async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_
     assert [record.levelname for record in caplog.records] == ([] if patience else ["WARNING"])
 
 
-def told(caplog: pytest.LogCaptureFixture, restored: dict[int, Report]) -> list[str]:
+def messages(caplog: pytest.LogCaptureFixture, restored: dict[int, Report]) -> list[str]:
     with caplog.at_level(logging.INFO):
         report_epochs(restored)
     return [record.getMessage() for record in caplog.records]
@@ -77,13 +77,13 @@ def begun(number: int, start: int, why: str | None, overridden: int = 0) -> Repo
 
 
 def test_a_first_start_is_one_line_for_all_partitions(caplog: pytest.LogCaptureFixture) -> None:
-    (line,) = told(caplog, {number: begun(1, 0, "first") for number in range(64)})
+    (line,) = messages(caplog, {number: begun(1, 0, "first") for number in range(64)})
     assert line.startswith("64 partitions [0, 1, 2, ")
     assert ": epoch 1 of the source begins at offset 0 (first), with 0 earlier cache entries; 0 entries of" in line
 
 
 def test_other_epochs_and_reasons_have_lines_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
-    lines = told(
+    lines = messages(
         caplog, {0: begun(2, 20, "moved", 3), 1: begun(1, 0, None), 2: begun(2, 30, "moved", 4), 3: begun(2, 0, "new")}
     )
     assert [line.partition(" earlier")[0] for line in lines] == [

@@ -161,8 +161,8 @@ def test_a_coordinator_that_is_not_there_yet_is_no_error_until_it_takes_long() -
         assert missing.filter(record)
         found.append((record.levelname, record.getMessage()))
         now += COORDINATOR_SECONDS
-    said = "the group has no coordinator yet ([Error 15] GroupCoordinatorNotAvailableError); asking again"
-    assert found[:2] == [("INFO", said), ("WARNING", said)]
+    words = "the group has no coordinator yet ([Error 15] GroupCoordinatorNotAvailableError); asking again"
+    assert found[:2] == [("INFO", words), ("WARNING", words)]
     assert found[2][0] == "ERROR"
 
 
@@ -183,7 +183,7 @@ def test_a_member_that_joins_is_no_warning() -> None:
 
 
 def test_the_words_of_the_libraries_are_those_that_the_filter_knows() -> None:
-    said = inspect.getsource(group_coordinator)
-    assert '"Group Coordinator Request failed: %s"' in said
-    assert '"Heartbeat failed for group %s because it is rebalancing"' in said
+    source = inspect.getsource(group_coordinator)
+    assert '"Group Coordinator Request failed: %s"' in source
+    assert '"Heartbeat failed for group %s because it is rebalancing"' in source
     assert 'self.log.warning("Recovery rebalancing again")' in inspect.getsource(recovery)

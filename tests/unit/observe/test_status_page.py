@@ -337,9 +337,9 @@ def test_the_page_is_well_formed_and_complete_in_itself() -> None:
 
 def test_a_narrow_page_folds_after_as_many_rows_as_its_button_says() -> None:
     [few] = re.findall(r"const FEW = \{(.*?)\}", HTML)
-    said = {name: int(count) for name, count in re.findall(r'"([\w-]+)": (\d+)', few)}
+    limits = {name: int(count) for name, count in re.findall(r'"([\w-]+)": (\d+)', few)}
     folded = re.findall(r"#([\w-]+)\.few > [\w.]+:nth-child\(n \+ (\d+)", HTML)
-    assert said == {name: int(first) - 1 for name, first in folded} == {"trace-rows": 10, "dead-rows": 5}
+    assert limits == {name: int(first) - 1 for name, first in folded} == {"trace-rows": 10, "dead-rows": 5}
 
 
 def test_the_script_makes_no_html_and_no_code_out_of_data() -> None:

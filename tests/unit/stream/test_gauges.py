@@ -27,32 +27,32 @@ def reach(metrics: Metrics, partition: int) -> float | None:
 
 def test_only_full_caches_reach_anywhere(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics(CollectorRegistry())
-    told = CacheReach(metrics)
-    told.update({0: cache(10, 25, step_ms=300_000), 1: cache(10, 9), 2: cache(10, 100, None)})
+    gauge = CacheReach(metrics)
+    gauge.update({0: cache(10, 25, step_ms=300_000), 1: cache(10, 9), 2: cache(10, 100, None)})
     assert reach(metrics, 0) == 9 * 300  # 45 minutes of the hour: enough
     assert reach(metrics, 1) is None
     assert reach(metrics, 2) == 9.0
     assert caplog.records == []
     expiring = cache(10, 10)
-    told.update({0: expiring})
+    gauge.update({0: expiring})
     assert reach(metrics, 0) == 9.0
     expiring.advance(10_000_000)
-    told.update({0: expiring})
+    gauge.update({0: expiring})
     assert reach(metrics, 0) is None
     metrics.forget_partition(2)
     assert reach(metrics, 2) is None
     assert metrics.registry.get_sample_value("kp_cache_ttl_seconds") == 3600
-    told.update({2: cache(10, 1, None)})
+    gauge.update({2: cache(10, 1, None)})
     assert metrics.registry.get_sample_value("kp_cache_ttl_seconds") == 0
 
 
 def test_one_warning_an_hour_names_the_partition_that_reaches_least(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = CacheReach(Metrics(CollectorRegistry()))
+    gauge = CacheReach(Metrics(CollectorRegistry()))
     caches = {0: cache(10, 25), 3: cache(20, 60, step_ms=50), 4: cache(10, 9)}
     for _ in range(3):
-        told.update(caches)
+        gauge.update(caches)
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
     text = warning.getMessage()
@@ -61,5 +61,5 @@ def test_one_warning_an_hour_names_the_partition_that_reaches_least(
     assert "set KP_CACHE_MAX_ELEMENTS to about 76000 (rate x TTL" in text, "20 entries in 0.95 s"
     assert "1 more partition evicts" in text
     monkeypatch.setattr(gauges, "WARNING_SECONDS", 0.0)
-    told.update(caches)
+    gauge.update(caches)
     assert len(caplog.records) == 2
