@@ -204,6 +204,25 @@ def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage
     assert live_offsets == list(range(50))
 
 
+def test_an_offset_behind_the_changelog_is_refused_and_nothing_is_published_twice(
+    stage: Stage, hashing: Workers
+) -> None:
+    """Entries and offset are in one transaction: an earlier offset is not the worker's, whoever gave it."""
+    run_after(stage, hashing, LINES[:40])
+    first = documents(stage)
+    commit(stage, 20, metadata_of(stage))
+    worker = hashing(stage.env)
+    assert worker.wait() == 1
+    assert "has committed offset 20, but the changelog has committed entries of records up to 39" in worker.log()
+    assert f"--topic {stage.name}:0 --reset-offsets --to-offset 40 --execute" in worker.log()
+    assert documents(stage) == first
+    commit(stage, 40)
+    stage.produce(rows(LINES[40:50]))
+    run(hashing, stage, 50)
+    assert documents(stage)[:40] == first
+    assert nearest(documents(stage)) == expected(LINES[:50])
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("step", ["mid_sends", "after_sends"])
 def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage, hashing: Workers, step: str) -> None:

@@ -236,6 +236,9 @@ class Report:
     overridden: int = 0  # entries of this model whose epoch no longer counts
     skipped: Counter[str] = field(default_factory=Counter)  # by cause: other_model, corrupt, older, "model NAME"
     problem: str = ""  # the first damaged record, and why
+    ahead: int | None = None
+    """The greatest source offset of an entry past the committed offset, in the epoch that continues; None: no such one.
+    Only at least once may there be any: a transaction commits its entries with an offset past them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +300,9 @@ def restore(log: Log, where: SourcePosition, cache: ModelCache | None) -> Restor
     own = b"%d:%d:" % (resolved.current.number or 0, slots)  # these keys are written again
     leaving = [(sequence, key) for sequence, key in due if not key.startswith(own)]
     skipped = those.others + Counter(corrupt=len(damage), older=len(obsolete))
+    ahead = max((offset for offset, _ in those.ahead), default=None)
     return Restored(
-        Report(resolved.current, resolved.begins, len(entries), those.overridden, skipped, "".join(damage[:1])),
+        Report(resolved.current, resolved.begins, len(entries), those.overridden, skipped, "".join(damage[:1]), ahead),
         track_record,
         Housekeeping([*first, *probe_rows, *changes], leaving, those.ahead),
         entries,

@@ -39,7 +39,7 @@ from worker.kafka.aiokafka_private import send_request
 from worker.kafka.cluster.connections import admin_client, committed_reader, running
 from worker.kafka.cluster.describe import topic_id
 from worker.kafka.reading.fetches import Reading
-from worker.kafka.writing.protocol import FetchOffsets, UnstableOffsetError, fetched_offsets
+from worker.kafka.writing.protocol import FetchOffsets, fetched_offsets
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Assignment(Generic[AnySender, AnyOwned]):
         positions: dict[TopicPartition, Position] = {}
         for topic in sorted({tp.topic for tp in tps}):
             numbers = [tp.partition for tp in tps if tp.topic == topic]
-            those = await read_positions(self._client, self._group, topic, numbers, self._timeout_seconds)
+            those = await read_positions(self._client, self._group, topic, numbers, self._timeout_seconds, stable=True)
             positions |= {TopicPartition(topic, number): position for number, position in those.items()}
         return positions
 
@@ -162,15 +162,13 @@ async def _stop(senders: Iterable[Sender]) -> None:
 
 AT_ONCE: Final = 4  # partitions that are read at once
 FETCH_BYTES: Final = 4 << 20  # bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one
-RETRY_SECONDS: Final = 0.2  # pause before the group's coordinator is asked again while it moves or loads its data
-
-UNSTABLE_SECONDS: Final = 10.0  # how long a transaction may be about to commit an offset: normally some ms
+RETRY_SECONDS: Final = 0.05  # pause before the group's coordinator is asked again
 
 Result = TypeVar("Result")
 
 
 class OffsetsError(Exception):
-    """The committed offset does not fit the source topic; the message says what to do."""
+    """The committed offset does not fit the source topic or the changelog; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,21 +180,44 @@ class Position(SourcePosition):
 
 
 async def read_positions(
-    client: Mapping[str, Any], group: str, topic: str, partitions: Sequence[int], timeout_seconds: float
+    client: Mapping[str, Any],
+    group: str,
+    topic: str,
+    partitions: Sequence[int],
+    timeout_seconds: float,
+    *,
+    stable: bool = False,
 ) -> dict[int, Position]:
     """Return where each partition continues. Raises OffsetsError, KafkaError, TimeoutError.
 
     That is the committed offset. It is the oldest record if none is committed, if retention has deleted records since
     (`lost`), or if the offset was committed for another topic of this name: none of the new one's records was scored.
+
+    `stable`: wait for the end of each transaction that has sent an offset, because the offset before it is that of
+    records which may be published already. Only for an owner: other members may always have some open.
     """
     tps = [TopicPartition(topic, partition) for partition in partitions]
+    trouble: KafkaError | None = None
+    committed = None
     try:
         async with asyncio.timeout(timeout_seconds):
-            committed, now = await _committed(client, group, tps)
+            async with admin_client(client) as admin:
+                while committed is None:
+                    try:  # the id last: a topic's deletion deletes its offsets
+                        answer = await _read_committed(admin, group, tps, stable=stable)
+                        now, committed = await topic_id(admin, topic), answer
+                    except KafkaError as error:
+                        if not error.retriable:
+                            raise
+                        if repr(error) != repr(trouble):
+                            log.info("the offsets of group %s are not available yet: %s", group, error)
+                        trouble = error
+                        await asyncio.sleep(RETRY_SECONDS)
             oldest, ends = await topic_offsets(client, tps)
     except TimeoutError:
+        why = "" if trouble is None else f": {trouble}"
         raise TimeoutError(
-            f"the offsets of group {group} on {topic} were not answered in {timeout_seconds:g} s"
+            f"the offsets of group {group} on {topic} were not answered in {timeout_seconds:g} s{why}"
         ) from None
     positions = {}
     for tp in tps:
@@ -217,6 +238,18 @@ async def read_positions(
             topic, now, group, moved, group, topic,
         )  # fmt: skip
     return positions
+
+
+async def _read_committed(
+    admin: AIOKafkaAdminClient, group: str, tps: Sequence[TopicPartition], *, stable: bool
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Ask the group's coordinator. Raises KafkaError.
+
+    aiokafka's own methods ignore an error of the whole response and report that nothing is committed; a worker would
+    then start at the oldest record.
+    """
+    coordinator = await admin.find_coordinator(group)
+    return fetched_offsets(await send_request(admin, FetchOffsets(group, tps, stable=stable), coordinator))
 
 
 def _recreated(stored: OffsetAndMetadata, now: str) -> bool:
@@ -249,44 +282,6 @@ async def topic_offsets(
     consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, retry_backoff_ms=20)
     async with running(consumer):
         return await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
-
-
-async def _committed(
-    client: Mapping[str, Any], group: str, tps: Sequence[TopicPartition]
-) -> tuple[dict[TopicPartition, OffsetAndMetadata], str]:
-    """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
-
-    aiokafka's own methods ignore an error of the whole response and report that nothing is committed; a worker would
-    then start at the oldest record. A transaction whose end is decided is waited for: its offset is the committed one.
-    But not indefinitely: a late request may leave an offset that no transaction ever commits.
-    """
-    unstable_since: float | None = None  # not since the call: a coordinator may take long to load its offsets
-    async with admin_client(client) as admin:
-        while True:
-            stable = unstable_since is None or time.monotonic() - unstable_since < UNSTABLE_SECONDS
-            if not stable:
-                log.warning(
-                    "the group %s has had an offset in an unfinished transaction on %s for %g s: the one before counts",
-                    group, tps[0].topic, UNSTABLE_SECONDS,
-                )  # fmt: skip
-            try:
-                return await _ask_committed(admin, group, tps, stable=stable), await topic_id(admin, tps[0].topic)
-            except UnstableOffsetError:
-                if unstable_since is None:
-                    unstable_since = time.monotonic()
-                await asyncio.sleep(0.02)
-            except KafkaError as error:
-                if not error.retriable:
-                    raise
-                log.info("the offsets of group %s are not available yet: %r", group, error)
-                await asyncio.sleep(RETRY_SECONDS)
-
-
-async def _ask_committed(
-    admin: AIOKafkaAdminClient, group: str, tps: Sequence[TopicPartition], *, stable: bool
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    coordinator = await admin.find_coordinator(group)
-    return fetched_offsets(await send_request(admin, FetchOffsets(group, tps, stable=stable), coordinator))
 
 
 async def read_logs(
@@ -355,6 +350,19 @@ def fault_of(record: SourceRecord) -> Fault | None:
     """Return why a record of the changelog, or a batch, has no key and value; its headers do not matter."""
     fault = record.fault
     return fault if fault is not None and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE) else None
+
+
+def check_offsets(group: str, topic: str, positions: Mapping[int, Position], reports: Mapping[int, Report]) -> None:
+    """Compare committed offsets with the changelog, whose entries are committed with them. Raises OffsetsError."""
+    for partition, each in reports.items():
+        if each.ahead is not None:
+            raise OffsetsError(
+                f"{topic}/{partition}: the group {group} has committed offset {positions[partition].offset}, but the "
+                f"changelog has committed entries of records up to {each.ahead}: they would be published twice. After "
+                "a crash with KP_DELIVERY=at_least_once, let a worker with it continue first. Otherwise choose where "
+                f"to continue: kafka-consumer-groups --group {group} --topic {topic}:{partition} --reset-offsets "
+                f"--to-offset {each.ahead + 1} --execute"
+            )
 
 
 def report_skipped(changelog: str, reports: Mapping[int, Report], model: str) -> None:

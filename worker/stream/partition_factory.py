@@ -22,7 +22,7 @@ from worker.core.terminal import number_of
 from worker.embed.embedder import ServedEmbedder
 from worker.embed.load import new_scorer
 from worker.embed.pool import EmbeddingPool
-from worker.kafka.assignment import Position, read_logs, report_epochs, report_skipped
+from worker.kafka.assignment import Position, check_offsets, read_logs, report_epochs, report_skipped
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import Failure
 from worker.kafka.cluster.topics import Layout, prepare_topics
@@ -164,6 +164,8 @@ class PartitionFactory:
             )  # fmt: skip
             self._metrics.restore.observe(time.perf_counter() - started)
         reports = {number: each for number, (_, each) in restored.items()}
+        if settings.delivery == "exactly_once":
+            check_offsets(settings.group_id, settings.source_topic, positions, reports)
         report_skipped(settings.changelog, reports, "" if cache is None else cache.model)
         report_epochs(reports)
         for each in reports.values():

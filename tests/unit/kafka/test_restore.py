@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import GroupLoadInProgressError
 from aiokafka.structs import OffsetAndMetadata
 
+from tests.support.broker_model import BrokerModel
 from worker.core.changelog import Committed, SourceEpoch
 from worker.core.restore import Report
 from worker.kafka import assignment
-from worker.kafka.assignment import Position, _position, report_epochs, report_skipped
-from worker.kafka.writing.protocol import UnstableOffsetError
+from worker.kafka.assignment import Position, _position, read_positions, report_epochs, report_skipped
+from worker.kafka.writing.protocol import CommitOffsetsV2, EndV2, InitProducerId, ProducerEpoch
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"
 METADATA = SourceEpoch(OURS, 2, 10).metadata(99)
 COMMITTED = Committed(99, OURS, 2, 10)
+TP = TopicPartition("traces", 0)
+EPOCH = ProducerEpoch(1001, 0)  # the model's first
 
 
 @pytest.mark.parametrize(
@@ -38,32 +43,58 @@ def test_a_partition_whose_oldest_record_is_30(found: OffsetAndMetadata | None, 
     assert position.stream_time_ms == (99 if expected.committed == COMMITTED else None)
 
 
-@pytest.mark.parametrize(("loading", "patience"), [(0, 0.4), (5, 0.4), (0, 0.0)])
-async def test_a_pending_offset_is_waited_for_however_long_its_coordinator_took_to_answer(
-    loading: int, patience: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> BrokerModel:
+    """A group that has sent offset 5 in a transaction, which is not committed, of a topic with 9 records."""
+    broker = BrokerModel(transactions=2)
+
+    async def send(_: object, request: Any, *__: object) -> Any:
+        return broker.answer(request.prepare(broker.versions()))
+
+    async def topic_offsets(*_: object) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        return {TP: 0}, {TP: 9}
+
+    admin = AsyncMock(find_coordinator=AsyncMock(return_value=1))
+    monkeypatch.setattr(assignment, "admin_client", lambda client: contextlib.nullcontext(admin))
+    monkeypatch.setattr(assignment, "topic_id", AsyncMock(return_value=OURS))
+    monkeypatch.setattr(assignment, "topic_offsets", topic_offsets)
+    monkeypatch.setattr(assignment, "send_request", send)
+    monkeypatch.setattr(assignment, "RETRY_SECONDS", 0.0)
+    for request in (InitProducerId("id", 1), CommitOffsetsV2("id", EPOCH, "group", {TP: OffsetAndMetadata(5, "")})):
+        broker.answer(request.prepare(broker.versions()))
+    return broker
+
+
+async def test_an_offset_in_a_transaction_counts_when_its_end_is_written_however_late(
+    broker: BrokerModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked for the offset as it is, a coordinator gives the one before a pending commit: outputs would be repeated."""
-    asked: list[bool] = []
+    """The coordinator answers a commit before it writes the markers: a broker may be away in between.
 
-    async def ask(*_: object, stable: bool) -> dict[TopicPartition, OffsetAndMetadata]:
-        asked.append(stable)
-        if len(asked) <= loading:
+    The offset before it is that of records whose outputs will be published.
+    """
+    broker.answer(EndV2("id", EPOCH, True).prepare(broker.versions()))
+    send, asked = assignment.send_request, 0
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked <= 3:
             raise GroupLoadInProgressError
-        if len(asked) <= loading + 3 and stable:
-            raise UnstableOffsetError
-        return {}
+        if asked == 600:
+            broker.complete()
+        return await send(*arguments)
 
-    async def topic_id(*_: object) -> str:
-        return OURS
+    monkeypatch.setattr(assignment, "send_request", counted)
+    assert (await read_positions({}, "group", "traces", [0], 60.0, stable=True))[0].offset == 5
+    assert asked == 600
 
-    monkeypatch.setattr(assignment, "_ask_committed", ask)
-    monkeypatch.setattr(assignment, "topic_id", topic_id)
-    monkeypatch.setattr(assignment, "RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(assignment, "UNSTABLE_SECONDS", patience)  # less than the load of 0.5 s takes
-    monkeypatch.setattr(assignment, "admin_client", lambda client: contextlib.nullcontext())
-    await assignment._committed({}, "group", [TopicPartition("traces", 0)])
-    assert asked == ([True] * (loading + 4) if patience else [True, False])
-    assert [record.levelname for record in caplog.records] == ([] if patience else ["WARNING"])
+
+async def test_an_owner_gives_up_where_a_transaction_stays_open_and_a_reader_takes_the_offset_before_it(
+    broker: BrokerModel,
+) -> None:
+    with pytest.raises(TimeoutError, match=r"not answered in 0.2 s: .* has sent an offset of traces/0; if it does not"):
+        await read_positions({}, "group", "traces", [0], 0.2, stable=True)
+    assert not (await read_positions({}, "group", "traces", [0], 60.0))[0].has_offset
 
 
 def messages(caplog: pytest.LogCaptureFixture, restored: dict[int, Report]) -> list[str]:

@@ -343,6 +343,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         self.life = Life(self.topics, self.setup, Pool(), Publisher())
         self.here = self.past.below(self.topics.offset)
         self.here.check(self.life.found, self.setup.capacity)
+        assert not self.once or self.life.found.report.ahead is None
         self.todo = deque(record for record in self.records if record.offset >= self.topics.offset)
 
         async def begin(task: Partition) -> None:

@@ -365,9 +365,12 @@ class FetchOffsets(InOneVersion[OffsetFetchRequest_v7]):
 def fetched_offsets(response: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return the offsets in the response to FetchOffsets; partitions without one are left out. Raises KafkaError."""
     rows = [(topic, row) for topic, rows in response.topics for row in rows]
-    for code in (response.error_code, *(code for _, (*_, code) in rows)):
+    for topic, (number, *_, code) in [("", (-1, response.error_code)), *rows]:
         if code == UNSTABLE_OFFSET_COMMIT:
-            raise UnstableOffsetError
+            raise UnstableOffsetError(
+                f"a transaction that has not ended has sent an offset of {topic}/{number}; if it does not end, "
+                "kafka-transactions.sh find-hanging --topic __consumer_offsets finds it"
+            )
         if code:
             raise for_code(code)
     return {
