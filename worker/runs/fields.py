@@ -194,22 +194,22 @@ def count_unread(value: Mapping[str, Any], read: Set[str], place: str, counts: C
             counts.drop(place + name)
 
 
-def says_error(result: Any, *, of_log: bool = False) -> bool:
-    """Return whether a tool's result says that it is an error, as MCP's do: by `isError`, also in its JSON or repr.
-
-    `of_log`: it is the log's own record of a result, which may say so by `is_error`, `status` or `error`, too.
-    """
+def says_error(result: Any) -> bool:
+    """Return whether a tool's result says that it is an error, as MCP's do: by `isError`, also in its JSON or repr."""
     if isinstance(result, str):
         if result.endswith(("isError=True", "isError=True)", "is_error=True)")):
             return True
         result = json_value(result) if '"isError"' in result else None
-    if not isinstance(result, dict):
+    return isinstance(result, dict) and result.get("isError") is True
+
+
+def is_marked_error(record: Any) -> bool:
+    """Return whether the log's own record of a result has a field which says that the result is an error."""
+    if not isinstance(record, dict):
         return False
-    fields = ("isError", "is_error", "error") if of_log else ("isError",)
-    if any(result.get(name) is True for name in fields):
-        return True
-    error = result.get("error")
-    return of_log and (result.get("status") == "error" or (isinstance(error, str) and error != ""))
+    error = record.get("error")
+    marked = any(record.get(name) is True for name in ("isError", "is_error", "error"))
+    return marked or record.get("status") == "error" or (isinstance(error, str) and error != "")
 
 
 def find_field(value: Any, path: FieldPath) -> tuple[FieldPath, Any] | None:

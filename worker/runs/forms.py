@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from worker.runs.fields import (
@@ -19,8 +20,8 @@ from worker.runs.fields import (
     count_unread,
     find_field,
     is_empty,
+    is_marked_error,
     objects_of,
-    says_error,
     shown,
     text_field,
 )
@@ -31,10 +32,19 @@ TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text"
 
 MEDIA_PARTS: Final = {
     "image": "images", "image_url": "images", "input_image": "images", "audio": "audio", "input_audio": "audio",
-    "file": "files", "input_file": "files", "video": "videos", "video_url": "videos",
+    "file": "files", "input_file": "files", "video": "videos", "video_url": "videos", "document": "documents",
+    "search_result": "documents", "container_upload": "documents", "redacted_thinking": "redacted thinking",
 }  # fmt: skip
 """Content parts that no step can hold, and their names in the report."""
 
+_BLOCKS: Final = {"thinking", "redacted_thinking", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"}
+"""Content parts that only Anthropic's messages have."""
+
+_CALLS: Final = frozenset({
+    "tool_use", "server_tool_use", "mcp_tool_use", "tool_call", "server_tool_call", "invalid_tool_call",
+    "function_call", "toolCall",
+})  # fmt: skip
+"""Content parts that are calls."""
 
 _CALL_WORDS: Final = frozenset({"call", "calls", "function", "functions", "tool", "tools"})
 
@@ -44,47 +54,17 @@ _CALL_FIELDS: Final = frozenset({
 })  # fmt: skip
 
 
-def leave_out(value: Any, kind: Any, place: str, what: str, counts: Counts) -> None:
+def _leave_out(value: Any, kind: Any, place: str, what: str, counts: Counts) -> None:
     """Count something of an unknown type. Raises RunRefused if its type or a field speaks of a call."""
     inner = value.get("value") if isinstance(value, dict) else None  # as LangChain's parts `non_standard` have it
     for each, name in ((value, kind), (inner, part_type_of(inner))):
         fields = each.keys() if isinstance(each, dict) else set[str]()
         if not isinstance(each, dict | None) or (each is value and not isinstance(name, str)):
             raise RunRefused("not_a_run", f"{place}: {what} {shown(name)} is not known")
-        if (
-            _CALL_WORDS & {*re.findall("[a-z]+", str(name).lower())}
-            or _CALL_FIELDS & fields
-            or ({"name", "input"} <= fields)
-        ):
+        is_call = not _CALL_WORDS.isdisjoint(re.findall("[a-z]+", str(name).lower()))
+        if is_call or _CALL_FIELDS & fields or {"name", "input"} <= fields:
             raise RunRefused("not_a_run", f"{place}: {what} {shown(name)} is not known, and may be a call or a result")
     counts.drop(f"{what} {shown(kind)}, which is not known")
-
-
-def text_of(content: Any, place: str, kind: str, counts: Counts) -> str:
-    """Return the text of a content, its parts joined by line breaks; other parts are counted."""
-    texts = []
-    for number, part in enumerate(_parts(content, place)):
-        part_type = part_type_of(part)
-        if isinstance(part, str):
-            texts.append(part)
-        elif part_type in TEXT_PARTS:
-            name = TEXT_PARTS[part_type] if TEXT_PARTS[part_type] in part else "content"  # AgentDojo's name
-            texts.append(text_field(part, name, f"{place}.{number}"))
-            count_unread(part, {"type", name}, f"{kind}.", counts)
-        elif part_type in MEDIA_PARTS:
-            counts.drop(MEDIA_PARTS[part_type])
-        elif part_type != "thinking":
-            leave_out(part, part_type, f"{place}.{number}", "part type", counts)
-    return "\n".join(texts)
-
-
-def _parts(content: Any, place: str, what: str = "parts") -> list[Any]:
-    """Return the parts of a content; a text is the only one."""
-    if content is None or isinstance(content, str):
-        return [content or ""]
-    if not isinstance(content, list):
-        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of {what}")
-    return content
 
 
 def part_type_of(part: Any) -> str | None:
@@ -93,11 +73,82 @@ def part_type_of(part: Any) -> str | None:
     return part_type if isinstance(part_type, str) else None
 
 
-def _role_of(message: Any, known: Iterable[str], place: str) -> str:
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(role, str) or role not in known:
-        raise RunRefused("not_a_run", f"{place}: role {shown(role)} is not one of {', '.join(known)}")
-    return role
+def known_parts(content: Any, counts: Counts) -> Any:
+    """Return a content without the parts of unknown types: newer versions have more types, or encrypt some."""
+    if not isinstance(content, list):
+        return content
+    known = (*TEXT_PARTS, *MEDIA_PARTS, *_CALLS, "thinking", "reasoning")
+    types = [part_type_of(part) for part in content]
+    kept = [
+        part for part, kind in zip(content, types, strict=True)
+        if kind is None or kind in known or kind.endswith("tool_result")
+    ]  # fmt: skip
+    counts.drop("parts of other types", len(content) - len(kept))
+    return kept
+
+
+def parts_of(content: Any, place: str, role: str, counts: Counts, kind: str = "messages[].content[]") -> list[Part]:
+    """Return the parts of a content: a text, or a list of parts; those without a place in a trace are counted.
+
+    Of a user the results come first, then one text. `kind`: of the parts, to count their unread fields.
+    """
+    if content is None or isinstance(content, str):
+        return [Text(content or "")]
+    if not isinstance(content, list):
+        raise RunRefused("not_a_run", f"{place}: {shown(content)} is neither a text nor a list of parts")
+    read = [_part(part, f"{place}.{number}", counts, kind) for number, part in enumerate(content)]
+    parts = [part for part in read if part is not None]
+    if role == "assistant":
+        return parts
+    if any(isinstance(part, ToolCall) for part in parts):
+        raise RunRefused("not_a_run", f"{place}: a call that is not the assistant's")
+    return [*(part for part in parts if isinstance(part, ToolResult)), Text(_joined_texts(parts))]
+
+
+def text_of(content: Any, place: str, kind: str, counts: Counts) -> str:
+    """Return the text of a content, its parts joined by line breaks; other parts are counted."""
+    *results, text = parts_of(content, place, "user", counts, kind)
+    if results:
+        raise RunRefused("not_a_run", f"{place}: a result that is not in a message of the user")
+    return text.text if isinstance(text, Text) else ""
+
+
+def _part(part: Any, place: str, counts: Counts, kind: str) -> Part | None:
+    part_type = part_type_of(part)
+    if isinstance(part, str):
+        return Text(part)
+    if part_type in TEXT_PARTS:
+        name = TEXT_PARTS[part_type] if TEXT_PARTS[part_type] in part else "content"  # AgentDojo's name
+        count_unread(part, {"type", name}, f"{kind}.", counts)
+        return Text(text_field(part, name, place))
+    if part_type in ("thinking", "reasoning"):
+        said = text_of(part.get(part_type), f"{place}.{part_type}", kind, counts)  # of Mistral a list of parts
+        summary = objects_of(part, "summary", f"{place}.summary")
+        texts = [said, *(text_field(each, "text", place) for each in (part, *summary))]
+        return Reasoning("\n".join(filter(None, texts)))
+    if part_type in _CALLS:
+        given = next((part[name] for name in ("args", "arguments", "input") if part.get(name) is not None), None)
+        call_id = text_field(part, "call_id" if "call_id" in part else "id", place)
+        return ToolCall(_name_of(part, place), given, call_id)
+    if part_type is not None and part_type.endswith("tool_result"):
+        found = part.get("output", part.get("content"))
+        text, failed = _result_text(found, f"{place}.content", counts, kind), is_marked_error(part)
+        if isinstance(found, dict):  # of a server tool
+            failed = failed or str(found.get("type")).endswith("_error")
+        name = "tool_call_id" if "tool_call_id" in part else "tool_use_id"
+        return ToolResult(text, text_field(part, name, place), is_error=failed)
+    if part_type in MEDIA_PARTS:
+        counts.drop(MEDIA_PARTS[part_type])
+    elif part_type != "input_json_delta":
+        _leave_out(part, part_type, place, "part type", counts)
+    return None
+
+
+def _result_text(result: Any, place: str, counts: Counts, kind: str) -> str:
+    """Return a result as text: the texts of its parts if it is a list of them, otherwise its JSON."""
+    if isinstance(result, list) and all(part_type_of(part) in {**TEXT_PARTS, **MEDIA_PARTS} for part in result):
+        return text_of(result, place, kind, counts)
+    return as_text(result)
 
 
 def _name_of(called: Any, place: str, needs: str = "a tool call needs a name", field: str = "name") -> str:
@@ -107,44 +158,52 @@ def _name_of(called: Any, place: str, needs: str = "a tool call needs a name", f
     return name
 
 
-def _joined_texts(parts: Iterable[Part | None]) -> str:
+def _joined_texts(parts: Iterable[Part]) -> str:
     return "\n".join(part.text for part in parts if isinstance(part, Text))
 
 
-# OpenAI's Chat Completions API
+# Messages with a role: of OpenAI's Chat Completions API, Anthropic's Messages API, and LangChain
 
-_CHAT: Final = {
-    # role: the fields that are read; any other field that is not empty is counted
-    "system": {"role", "content"},
-    "developer": {"role", "content"},
-    "user": {"role", "content"},
-    "assistant": {
-        "role", "content", "refusal", "tool_calls", "function_call", "audio", "reasoning_content", "reasoning",
-    },
-    "tool": {
-        "role", "content", "tool_call_id", "tool_call_ids", "tool_call", "id", "name", "is_error", "isError", "status",
-        "error",
-    },
-    "function": {"role", "content", "name", "is_error", "status"},
+_ROLES: Final[dict[str, Role]] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+    "function": "tool",
 }  # fmt: skip
 
+_FIELDS: Final[dict[Role, set[str]]] = {
+    # the fields that are read of a message; any other field that is not empty is counted
+    "system": set(),
+    "user": set(),
+    "assistant": {"refusal", "tool_calls", "function_call", "audio", "reasoning_content", "reasoning"},
+    "tool": {"tool_call_id", "tool_call_ids", "tool_call", "id", "name", "is_error", "isError", "status", "error"},
+}
+
+_OF_RESPONSE: Final = {"id", "type", "model", "stop_reason", "stop_sequence", "usage", "container"}
+"""Fields of a message that is a response of Anthropic's."""
 
 _SPEAKERS: Final = frozenset({"agent", "ai", "bot", "gpt", "human", "model"})
 """Roles of other forms whose texts a run needs."""
 
 
-def chat_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[Message]:
-    """Yield chat messages in OpenAI's style."""
+def chat_messages(messages: list[Any], counts: Counts, place: str, *, in_order: bool = False) -> Iterator[Message]:
+    """Yield messages in OpenAI's style. `in_order`: each text of the agent is a step, as in Anthropic's blocks."""
     called: dict[str, str] = {}
     for number, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
+        where, role = f"{place}.{number}", message.get("role") if isinstance(message, dict) else None
         if isinstance(message, dict) and message.get("is_demo") is True:
             counts.drop("messages of a demonstration")
             continue
-        if isinstance(role, str) and role not in (*_CHAT, *_SPEAKERS):  # a note, such as the `exit` of mini-SWE-agent
-            leave_out(message, role, f"{place}.{number}", "role", counts)
+        if isinstance(role, str) and role not in (*_ROLES, *_SPEAKERS):  # a note, such as the `exit` of mini-SWE-agent
+            _leave_out(message, role, where, "role", counts)
             continue
-        read = _chat_message(message, f"{place}.{number}", counts)
+        if isinstance(message, dict) and "role" not in message:
+            raise RunRefused("not_a_run", f"{where} has no role: it is not a message in OpenAI's style")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise RunRefused("not_a_run", f"{where}: role {shown(role)} is not one of {', '.join(_ROLES)}")
+        if _ROLES[role] == "system":
+            counts.drop(f"{role} messages")
+        read = _message(message, _ROLES[role], where, counts, in_order=in_order)
+        known = {"role", "content"} | _FIELDS[read.role] | (_OF_RESPONSE if message.get("type") == "message" else set())
+        count_unread(message, known, "messages[].", counts)
         for part in read.parts:
             if isinstance(part, ToolCall) and part.call_id:
                 called[part.call_id] = part.name
@@ -153,70 +212,103 @@ def chat_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[M
         yield read
 
 
-def _chat_message(message: Any, place: str, counts: Counts) -> Message:
-    if isinstance(message, dict) and "role" not in message:
-        raise RunRefused("not_a_run", f"{place} has no role: it is not a message in OpenAI's style")
-    role = _role_of(message, _CHAT, place)
-    text = text_of(message.get("content"), f"{place}.content", "messages[].content[]", counts)
-    if role in ("system", "developer"):
-        counts.drop(f"{role} messages")
-        read = Message("system", (Text(text),))
-    elif role == "user":
-        read = Message("user", (Text(text),))
-    elif role == "assistant":
-        read = Message("assistant", tuple(_chat_parts(message, text, place, counts)))
-    else:
+def _message(message: dict[str, Any], role: Role, place: str, counts: Counts, *, in_order: bool) -> Message:
+    """Return a message. Its reasoning, calls and refusal may stand beside its content."""
+    content, where = message.get("content"), f"{place}.content"
+    if role == "tool":
         ids = message.get("tool_call_ids")  # of SWE-agent; of tau2 it is `id`
         first = ids[0] if isinstance(ids, list) and ids and isinstance(ids[0], str) else ""
         call_id = text_field(message, "tool_call_id", place) or first or text_field(message, "id", place)
-        name = text_field(message, "name", place)
+        text = text_of(content, where, "messages[].content[]", counts)
         text = text or (message["error"] if isinstance(message.get("error"), str) else "")
-        read = Message("tool", (ToolResult(text, call_id, name, is_error=says_error(message, of_log=True)),))
-    count_unread(message, _CHAT[role], "messages[].", counts)
-    return read
-
-
-def _chat_parts(message: dict[str, Any], text: str, place: str, counts: Counts) -> Iterator[Part]:
-    reasoning = [text_field(message, name, place) for name in ("reasoning_content", "reasoning")]
-    for part in dict.fromkeys(reasoning):  # some servers send the same text under both names
-        yield Reasoning(part)
-    content = message.get("content")
-    for number, part in enumerate(content if isinstance(content, list) else []):
-        if part_type_of(part) == "thinking":  # of Mistral
-            where = f"{place}.content.{number}.thinking"
-            yield Reasoning(text_of(part.get("thinking"), where, "messages[].content[]", counts))
-    audio = message.get("audio")
-    if isinstance(audio, dict):
+        name = text_field(message, "name", place)
+        return Message(role, (ToolResult(text, call_id, name, is_error=is_marked_error(message)),))
+    parts = parts_of(content, where, role, counts)
+    if role != "assistant":
+        return Message(role, tuple(parts))
+    reasons = dict.fromkeys(text_field(message, name, place) for name in ("reasoning_content", "reasoning"))
+    beside: list[Part] = [Reasoning(text) for text in reasons]  # some servers send the same text under both names
+    if isinstance(audio := message.get("audio"), dict):
         counts.drop("audio")
-        yield Text(text_field(audio, "transcript", f"{place}.audio"))
-    yield Text(text)
-    yield Text(text_field(message, "refusal", place))
+        beside.append(Text(text_field(audio, "transcript", f"{place}.audio")))
+    calls = list(_calls(message, place, counts))
+    known = {call.call_id for call in calls}  # LangChain also has them in the content
+    parts = [part for part in parts if not isinstance(part, ToolCall) or part.call_id not in known]
+    if not in_order and all(isinstance(part, Text | Reasoning) for part in parts):
+        parts = [*(part for part in parts if isinstance(part, Reasoning)), Text(_joined_texts(parts))]
+    return Message(role, (*beside, *parts, Text(text_field(message, "refusal", place)), *calls))
+
+
+def _calls(message: dict[str, Any], place: str, counts: Counts) -> Iterator[ToolCall]:
+    """Yield the calls beside a message's content: in OpenAI's style, or flat as in tau2, AgentDojo and LangChain."""
     legacy = message.get("function_call")
-    if not is_empty(legacy):
-        yield _chat_call({"function": legacy}, f"{place}.function_call", counts)
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise RunRefused("not_a_run", f"{place}.tool_calls: {shown(calls)} is not a list")
-    for number, call in enumerate(calls):
-        yield _chat_call(call, f"{place}.tool_calls.{number}", counts)
+    listed = [] if is_empty(legacy) else [(f"{place}.function_call", {"function": legacy})]
+    calls = objects_of(message, "tool_calls", f"{place}.tool_calls")
+    for where, call in [*listed, *((f"{place}.tool_calls.{number}", call) for number, call in enumerate(calls))]:
+        call_id, function = text_field(call, "id", where), call.get("function")
+        flat = function if isinstance(function, str) else call.get("name")
+        if isinstance(flat, str) and not isinstance(function, dict):
+            given = "arguments" if "arguments" in call else "args"
+            known = {"id", "type", "name", "function", given, "requestor", "placeholder_args", "error"}
+            count_unread(call, known, "messages[].tool_calls[].", counts)
+            yield ToolCall(flat, call.get(given), call_id)
+            continue
+        kind, given = ("custom", "input") if isinstance(call.get("custom"), dict) else ("function", "arguments")
+        called = call.get(kind)
+        name = _name_of(called, where, f"a tool call needs a {kind} with a name")
+        count_unread(call, {"id", "type", kind}, "messages[].tool_calls[].", counts)
+        count_unread(call[kind], {"name", given}, f"messages[].tool_calls[].{kind}.", counts)
+        arguments = call[kind].get(given)
+        yield ToolCall(name, {"input": arguments} if kind == "custom" else arguments, call_id)
 
 
-def _chat_call(call: Any, place: str, counts: Counts) -> ToolCall:
-    call = call if isinstance(call, dict) else {}
-    flat = call.get("function") if isinstance(call.get("function"), str) else call.get("name")
-    if isinstance(flat, str) and not isinstance(call.get("function"), dict):  # of tau2 and AgentDojo
-        given = "arguments" if "arguments" in call else "args"
-        known = {"id", "type", "name", "function", given, "requestor", "placeholder_args"}
-        count_unread(call, known, "messages[].tool_calls[].", counts)
-        return ToolCall(flat, call.get(given), text_field(call, "id", place))
-    kind, given = ("custom", "input") if isinstance(call.get("custom"), dict) else ("function", "arguments")
-    called = call.get(kind)
-    name = _name_of(called, place, f"a tool call needs a {kind} with a name")
-    call_id = text_field(call, "id", place)
-    count_unread(call, {"id", "type", kind}, "messages[].tool_calls[].", counts)
-    count_unread(called, {"name", given}, f"messages[].tool_calls[].{kind}.", counts)
-    arguments = called.get(given)
-    return ToolCall(name, {"input": arguments} if kind == "custom" else arguments, call_id)
+# LangChain, as written by `messages_to_dict` and `dumpd`, and in the state of a LangGraph graph
+
+_KINDS: Final[dict[str, Role]] = {**_ROLES, "human": "user", "ai": "assistant", "chat": "user"}
+
+_LANGCHAIN: Final = {
+    "type", "content", "id", "tool_calls", "invalid_tool_calls", "tool_call_id", "name", "status", "role", "example",
+    "additional_kwargs", "tool_call_chunks",
+}  # fmt: skip
+
+_EXTRA: Final = {"tool_calls", "function_call", "reasoning_content", "refusal"}
+"""Fields of additional_kwargs that are read."""
+
+
+_LANGCHAIN_KINDS: Final = ("human", "ai", "system", "tool", "function", "chat")
+
+
+def langchain_kind(message: Any) -> str:
+    """Return the kind of a LangChain message, such as one of _LANGCHAIN_KINDS; "" for anything without a type."""
+    name = message.get("type") if isinstance(message, dict) else None
+    if name == "constructor" and isinstance(message.get("id"), list) and message["id"]:
+        name = message["id"][-1]
+    return name.removesuffix("Chunk").removesuffix("Message").lower() if isinstance(name, str) else ""
+
+
+def langchain_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[Message]:
+    """Yield the messages of a list."""
+    for number, message in enumerate(messages):
+        where, kind = f"{place}.{number}", langchain_kind(message)
+        if kind not in _LANGCHAIN_KINDS:
+            what = f"type {shown(part_type_of(message))}"
+            raise RunRefused("not_a_run", f"{where}: {what} is not a message of LangChain's")
+        body = message.get("kwargs" if message["type"] == "constructor" else "data", message)
+        if not isinstance(body, dict):
+            raise RunRefused("not_a_run", f"{where}: {shown(body)} is not an object")
+        role = _KINDS.get(str(body.get("role")).lower() if kind == "chat" else kind, "user")
+        if role == "system":
+            counts.drop("system messages")
+        extra = body["additional_kwargs"] if isinstance(body.get("additional_kwargs"), dict) else {}
+        calls = objects_of(body, "tool_calls", f"{where}.tool_calls")
+        calls = [*calls, *objects_of(body, "invalid_tool_calls", f"{where}.invalid_tool_calls")]  # of invalid JSON
+        read = {name: body.get(name) for name in ("content", "tool_call_id", "name", "status")}
+        read |= {name: extra.get(name) for name in _EXTRA}
+        if calls:
+            read |= {"tool_calls": calls, "function_call": None}
+        yield _message(read, role, where, counts, in_order=True)
+        count_unread(body, _LANGCHAIN, "messages[].", counts)
+        count_unread(extra, _EXTRA, "messages[].additional_kwargs.", counts)
 
 
 # OpenAI's Responses API: the input of a request and the output of its response
@@ -224,9 +316,7 @@ def _chat_call(call: Any, place: str, counts: Counts) -> ToolCall:
 ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning", "custom_tool_call", "item_reference"})
 """Item types that occur in no other form."""
 
-_ITEM_ROLES: Final[dict[str, Role]] = {
-    "user": "user", "assistant": "assistant", "system": "system", "developer": "system",
-}  # fmt: skip
+_ITEM_ROLES: Final = ("user", "assistant", "system", "developer")
 
 _OUTPUTS: Final = ("output", "outputs", "results", "result", "error")
 """Fields of a built-in tool's call that hold its result."""
@@ -242,15 +332,26 @@ def responses_messages(items: list[Any], counts: Counts, place: str) -> Iterator
         yield from _item(item, f"{place}.{number}", counts)
 
 
+_NO_MESSAGES: Final = {
+    "item_reference": "references to items of other responses", "mcp_list_tools": "mcp_list_tools items",
+    "mcp_approval_request": "mcp_approval_request items", "mcp_approval_response": "mcp_approval_response items",
+    "compaction": "compaction items",
+}  # fmt: skip
+"""Types of items without a place in a trace, and their names in the report."""
+
+
 def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
-    kind = part_type_of(item)
-    if kind in (None, "message"):
-        role = _role_of(item, _ITEM_ROLES, place)
-        if _ITEM_ROLES[role] == "system":
-            counts.drop(f"{role} messages")
+    kind = part_type_of(item) or "message"
+    if kind == "message":
+        named = item.get("role") if isinstance(item, dict) else None
+        if not isinstance(named, str) or named not in _ITEM_ROLES:
+            raise RunRefused("not_a_run", f"{place}: role {shown(named)} is not one of {', '.join(_ITEM_ROLES)}")
+        role = _ROLES[named]
+        if role == "system":
+            counts.drop(f"{named} messages")
         text = text_of(item.get("content"), f"{place}.content", "input[].content[]", counts)
         count_unread(item, {"type", "id", "status", "role", "content"}, "input[].", counts)
-        yield Message(_ITEM_ROLES[role], (Text(text),))
+        yield Message(role, (Text(text),))
     elif kind == "reasoning":
         parts = [*objects_of(item, "summary", f"{place}.summary"), *objects_of(item, "content", f"{place}.content")]
         if not parts:
@@ -261,27 +362,17 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
         call = ToolCall(_name_of(item, place), arguments, text_field(item, "call_id", place))
         yield Message("assistant", (call,))
         count_unread(item, {"type", "id", "status", "call_id", "name", "arguments", "input"}, "input[].", counts)
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        output = item.get("output")
-        if isinstance(output, list):
-            text = text_of(output, f"{place}.output", "input[].output[]", counts)
-        else:
-            text = as_text(output)
-        call_id = text_field(item, "call_id", place)
-        yield Message("tool", (ToolResult(text, call_id, is_error=item.get("status") == "incomplete"),))
-    elif kind == "item_reference":
-        counts.drop("references to items of other responses")
-    elif (kind is not None and kind.endswith("_call")) or kind == "program":
+    elif kind.endswith("_call") or kind == "program":
         yield from built_in(item, kind, place, counts)
-    elif kind is not None and kind.endswith("_output"):
-        call_id = text_field(item, "call_id", place)
-        output = next((item[name] for name in ("tools", *_OUTPUTS) if item.get(name) is not None), None)
+    elif kind.endswith("_output"):
+        output = next((item[name] for name in _OUTPUTS if item.get(name) is not None), None)
+        text = as_text(item.get("tools")) or _result_text(output, f"{place}.output", counts, "input[].output[]")
         failed = item.get("status") in ("failed", "incomplete")
-        yield Message("tool", (ToolResult(as_text(output), call_id, is_error=failed),))
-    elif kind in ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction"):
-        counts.drop(f"{kind} items")
+        yield Message("tool", (ToolResult(text, text_field(item, "call_id", place), is_error=failed),))
+    elif kind in _NO_MESSAGES:
+        counts.drop(_NO_MESSAGES[kind])
     else:
-        leave_out(item, kind, place, "item type", counts)
+        _leave_out(item, kind, place, "item type", counts)
 
 
 def built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Iterator[Message]:
@@ -303,204 +394,11 @@ def built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Ite
             return
 
 
-# Anthropic's Messages API
-
-BLOCKS: Final = frozenset(
-    {"thinking", "redacted_thinking", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"}
-)
-"""Block types that occur in no other form."""
-
-_ANTHROPIC_ROLES: Final[dict[str, Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
-
-_USES: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
-
-_LEFT_OUT: Final = frozenset({*MEDIA_PARTS, "redacted_thinking", "document", "search_result", "container_upload"})
-"""Block types without text for a trace."""
-
-_OF_RESPONSE: Final = {"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage", "container"}
-"""Fields of a message that is a response."""
-
-
-def anthropic_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[Message]:
-    """Yield messages whose contents are blocks, with thinking, tool_use and tool_result."""
-    for number, message in enumerate(messages):
-        where = f"{place}.{number}"
-        role = _role_of(message, _ANTHROPIC_ROLES, where)
-        if role == "system":
-            counts.drop("system messages")
-        yield Message(_ANTHROPIC_ROLES[role], tuple(parts_of(message.get("content"), f"{where}.content", role, counts)))
-        known = _OF_RESPONSE if message.get("type") == "message" else {"role", "content"}
-        count_unread(message, known, "messages[].", counts)
-
-
-def parts_of(content: Any, place: str, role: str, counts: Counts) -> Iterator[Part]:
-    """Yield the parts of a message's content: a string, or a list of blocks."""
-    blocks = [
-        _block(block, f"{place}.{number}", counts) for number, block in enumerate(_parts(content, place, "blocks"))
-    ]
-    if role == "user":  # results first: the user's words after them are one text
-        yield from (block for block in blocks if isinstance(block, ToolResult))
-        yield Text(_joined_texts(blocks))
-    else:
-        yield from (block for block in blocks if block is not None)
-
-
-def is_known(kind: str) -> bool:
-    """Return whether a block of this type can be read, or is known to have no text."""
-    return kind in _LEFT_OUT or kind in _USES or kind in ("text", "thinking") or kind.endswith("tool_result")
-
-
-def _block(block: Any, place: str, counts: Counts) -> Part | None:
-    kind = part_type_of(block)
-    if isinstance(block, str):
-        return Text(block)
-    if kind == "text":
-        count_unread(block, {"type", "text"}, "messages[].content[].", counts)
-        return Text(text_field(block, "text", place))
-    if kind == "thinking":
-        return Reasoning(text_field(block, "thinking", place))
-    if kind in _USES:
-        name = _name_of(block, place, f"a {kind} needs a name")
-        return ToolCall(name, block.get("input"), text_field(block, "id", place))
-    if kind is not None and kind.endswith("tool_result"):
-        call_id, content, failed = text_field(block, "tool_use_id", place), block.get("content"), False
-        if isinstance(content, list) and all(part_type_of(part) in ("text", "image", "document") for part in content):
-            parts = [_block(part, f"{place}.content.{number}", counts) for number, part in enumerate(content)]
-            content = _joined_texts(parts)
-        elif isinstance(content, dict):  # of a server tool
-            failed = str(content.get("type")).endswith("_error")
-        return ToolResult(as_text(content), call_id, is_error=failed or block.get("is_error") is True)
-    if kind == "redacted_thinking":
-        counts.drop("redacted thinking")
-    elif kind in _LEFT_OUT:
-        counts.drop(MEDIA_PARTS.get(str(kind), "documents"))
-    else:
-        leave_out(block, kind, place, "block type", counts)
-    return None
-
-
-# LangChain, as written by `messages_to_dict` and `dumpd`, and in the state of a LangGraph graph
-
-_KINDS: Final[dict[str, Role]] = {
-    "human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool", "chat": "user",
-}  # fmt: skip
-
-_CHAT_ROLES: Final[dict[str, Role]] = {
-    "user": "user", "human": "user", "assistant": "assistant", "ai": "assistant", "system": "system",
-    "developer": "system", "tool": "tool",
-}  # fmt: skip
-"""What the role of a message of the kind `chat` means."""
-
-_LANGCHAIN: Final = {
-    "type", "content", "id", "tool_calls", "invalid_tool_calls", "tool_call_id", "name", "status", "role", "example",
-    "additional_kwargs", "tool_call_chunks",
-}  # fmt: skip
-
-_EXTRA: Final = {"tool_calls", "function_call", "reasoning_content", "refusal"}
-"""Fields of additional_kwargs that are read."""
-
-
-def _langchain_kind(message: Any) -> str | None:
-    """Return the kind of a LangChain message: human, ai, tool, ...; None if it is not one."""
-    if not isinstance(message, dict):
-        return None
-    name = message.get("type")
-    if name == "constructor" and isinstance(message.get("id"), list) and message["id"]:
-        name = message["id"][-1]
-    if not isinstance(name, str):
-        return None
-    short = name.removesuffix("Chunk").removesuffix("Message").lower()
-    return short if short in _KINDS else None
-
-
-def langchain_messages(messages: list[Any], counts: Counts, place: str) -> Iterator[Message]:
-    """Yield the messages of a list."""
-    for number, message in enumerate(messages):
-        where, kind = f"{place}.{number}", _langchain_kind(message)
-        if kind is None:
-            what = f"type {shown(part_type_of(message))}"
-            raise RunRefused("not_a_run", f"{where}: {what} is not a message of LangChain's")
-        body = message.get("kwargs" if message["type"] == "constructor" else "data", message)
-        if not isinstance(body, dict):
-            raise RunRefused("not_a_run", f"{where}: {shown(body)} is not an object")
-        yield _langchain_message(kind, body, where, counts)
-
-
-def _langchain_message(kind: str, body: dict[str, Any], place: str, counts: Counts) -> Message:
-    role = _KINDS[kind] if kind != "chat" else _CHAT_ROLES.get(str(body.get("role")).lower(), "user")
-    parts = list(_langchain_parts(body.get("content"), f"{place}.content", counts))
-    extra = body["additional_kwargs"] if isinstance(body.get("additional_kwargs"), dict) else {}
-    if role == "tool":
-        call_id = text_field(body, "tool_call_id", place)
-        name = "" if call_id else text_field(body, "name", place)
-        parts = [ToolResult(_joined_texts(parts), call_id, name, is_error=body.get("status") == "error")]
-    elif role == "assistant":
-        where = f"{place}.additional_kwargs"
-        calls = list(_langchain_calls(body, extra, place))
-        # The content has them, too, and calls of the service's own tools.
-        own = {part.call_id for part in calls}
-        others = [part for part in parts if not isinstance(part, ToolCall) or part.call_id not in own]
-        parts = [Reasoning(text_field(extra, "reasoning_content", where)), Text(text_field(extra, "refusal", where))]
-        parts += [*others, *calls]
-    else:
-        parts = [Text(_joined_texts(parts))]
-        if role == "system":
-            counts.drop("system messages")
-    count_unread(body, _LANGCHAIN, "messages[].", counts)
-    count_unread(extra, _EXTRA, "messages[].additional_kwargs.", counts)
-    return Message(role, tuple(parts))
-
-
-def _langchain_parts(content: Any, place: str, counts: Counts) -> Iterator[Part]:
-    for number, part in enumerate(_parts(content, place)):
-        kind = part_type_of(part)
-        if isinstance(part, str):
-            yield Text(part)
-        elif kind in TEXT_PARTS:
-            yield Text(text_field(part, TEXT_PARTS[kind], f"{place}.{number}"))
-        elif kind in (*_USES, "tool_call", "invalid_tool_call", "function_call", "server_tool_call"):
-            given = next((part[name] for name in ("args", "arguments", "input") if part.get(name) is not None), None)
-            call_id = text_field(part, "call_id" if "call_id" in part else "id", f"{place}.{number}")
-            yield ToolCall(_name_of(part, f"{place}.{number}"), given, call_id)
-        elif kind is not None and kind.endswith("tool_result"):
-            name = "tool_call_id" if "tool_call_id" in part else "tool_use_id"
-            found = part.get("output") if "output" in part else part.get("content")
-            failed = says_error(part, of_log=True)
-            yield ToolResult(as_text(found), text_field(part, name, f"{place}.{number}"), is_error=failed)
-        elif kind in ("thinking", "reasoning"):
-            summary = objects_of(part, "summary", f"{place}.{number}.summary")
-            texts = [part.get(kind), part.get("text"), *(each.get("text") for each in summary)]
-            yield Reasoning("\n".join(text for text in texts if isinstance(text, str)))
-        elif kind in MEDIA_PARTS:
-            counts.drop(MEDIA_PARTS[kind])
-        elif kind not in ("redacted_thinking", "input_json_delta"):
-            leave_out(part, kind, f"{place}.{number}", "part type", counts)
-
-
-def _langchain_calls(body: dict[str, Any], extra: dict[str, Any], place: str) -> Iterator[ToolCall]:
-    """Yield the calls of a message; those with invalid JSON are in `invalid_tool_calls`."""
-    where = f"{place}.tool_calls"
-    calls = objects_of(body, "tool_calls", where)
-    invalid = objects_of(body, "invalid_tool_calls", f"{place}.invalid_tool_calls")
-    for each in (*calls, *invalid):
-        yield ToolCall(_name_of(each, where), each.get("args"), text_field(each, "id", where))
-    if calls or invalid:
-        return
-    where = f"{place}.additional_kwargs.tool_calls"
-    for each in objects_of(extra, "tool_calls", where):
-        called = each.get("function")
-        if isinstance(called, dict) and isinstance(called.get("name"), str):
-            yield ToolCall(called["name"], called.get("arguments"), text_field(each, "id", where))
-    legacy = extra.get("function_call")
-    if isinstance(legacy, dict) and isinstance(legacy.get("name"), str):
-        yield ToolCall(legacy["name"], as_text(legacy.get("arguments")))
-
-
 # All forms that are lists of messages
 
 READERS: Final[Mapping[str, Callable[[list[Any], Counts, str], Iterator[Message]]]] = {
     "chat": chat_messages,
-    "anthropic": anthropic_messages,
+    "anthropic": partial(chat_messages, in_order=True),
     "responses": responses_messages,
     "langchain": langchain_messages,
 }
@@ -528,11 +426,11 @@ def form_of(run: Any, path: FieldPath | None = None, append: FieldPath | None = 
         if any(isinstance(part, dict) and isinstance(part.get("thinking"), list) for part in parts):
             return "chat"  # of Mistral
         types = {part_type_of(part) for part in parts}
-        if isinstance(item, dict) and "role" not in item and _langchain_kind(item) is not None:
+        if isinstance(item, dict) and "role" not in item and langchain_kind(item) in _LANGCHAIN_KINDS:
             return "langchain"
         if kind in ITEMS or (kind == "message" and types & {"input_text", "output_text"}):
             return "responses"
-        if types & BLOCKS:
+        if types & _BLOCKS:
             return "anthropic"
         if isinstance(item, dict) and (item.get("tool_calls") or item.get("role") in ("tool", "function", "developer")):
             return "chat"
@@ -591,10 +489,17 @@ def messages_of(run: Any, form: str, path: FieldPath | None, append: FieldPath |
     """
     used: set[FieldPath] = set()
     read = READERS[form]
+    messages: list[Message] = []
     if form == "responses" and isinstance(run, dict) and path is None:
-        messages = [message for name in ("input", "output") for message in _input_or_output(run, name, used, counts)]
+        for name, role in (("input", "user"), ("output", "assistant")):
+            value = run.get(name)
+            items = [{"role": role, "content": value}] if isinstance(value, str) else [] if value is None else value
+            if not isinstance(items, list):
+                raise RunRefused("not_a_run", f"{name}: {shown(value)} is neither a text nor a list of items")
+            messages += read(items, counts, name)
+            used.add((name,))
     else:
-        messages = list(read(_list_of_messages(run, form, path, used), counts, "messages"))
+        messages += read(_list_of_messages(run, form, path, used), counts, "messages")
     if append is None:
         return messages, [], used
     found = find_field(run, append)
@@ -603,17 +508,6 @@ def messages_of(run: Any, form: str, path: FieldPath | None, append: FieldPath |
         raise RunRefused("missing_value", f"the run has no field {name}, which --append names")
     used.add(found[0])
     return messages, list(read(answer_of(found[1]), counts, name)), used
-
-
-def _input_or_output(run: dict[str, Any], name: str, used: set[FieldPath], counts: Counts) -> Iterator[Message]:
-    """Yield the input or output of the Responses API; a string is a message."""
-    value = run.get(name)
-    used.add((name,))
-    if isinstance(value, str):
-        value = [{"role": "user" if name == "input" else "assistant", "content": value}]
-    if value is not None and not isinstance(value, list):
-        raise RunRefused("not_a_run", f"{name}: {shown(value)} is neither a text nor a list of items")
-    yield from responses_messages(value or [], counts, name)
 
 
 def _list_of_messages(run: Any, form: str, path: FieldPath | None, used: set[FieldPath]) -> list[Any]:
@@ -743,4 +637,4 @@ def _atif_result(result: dict[str, Any], place: str, counts: Counts) -> ToolResu
     if references := result.get("subagent_trajectory_ref"):
         counts.drop("references to subagents", len(references) if isinstance(references, list) else 1)
     count_unread(result, _RESULT, kind, counts)
-    return ToolResult(text, call_id, is_error=says_error(extra, of_log=True))
+    return ToolResult(text, call_id, is_error=is_marked_error(extra))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from worker.runs.fields import Counts, RunRefused, shown
-from worker.runs.forms import is_known, part_type_of, parts_of
+from worker.runs.forms import known_parts, part_type_of, parts_of
 from worker.runs.messages import Message, Part, Text, ToolResult
-from worker.runs.sessions.formats import Entry, Format, Opens, Outcome, known_parts, text_at
+from worker.runs.sessions.formats import Entry, Format, Opens, Outcome, text_at
 
 _ADDED: Final = re.compile(
     "<(system-reminder|ide_opened_file|ide_selection|ide_diagnostics|user-prompt-submit-hook|new-diagnostics"
@@ -71,7 +71,7 @@ def _lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
     return lines if isinstance(lines, list) else None
 
 
-def _read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
+def _read(line: Mapping[str, Any], counts: Counts) -> Entry:
     kind = line.get("type")
     if not isinstance(kind, str):
         raise RunRefused("not_a_line", "the line has no type, and is skipped")
@@ -102,11 +102,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
 
 
 def _assistant(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str], counts: Counts) -> Entry:
-    parts = tuple(
-        parts_of(
-            known_parts(message.get("content"), is_known, "blocks", counts), "message.content", "assistant", counts
-        )
-    )
+    parts = tuple(parts_of(known_parts(message.get("content"), counts), "message.content", "assistant", counts))
     failed = line.get("isApiErrorMessage") is True
     if failed or message.get("model") == "<synthetic>":
         counts.drop("messages that Claude Code has written for the model")
@@ -122,7 +118,7 @@ def _assistant(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str
     return _entry(line, parts, facts | ({"model": model} if model else {}), role="assistant", spawns=spawns)
 
 
-def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str], counts: Counts) -> Entry | None:
+def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str], counts: Counts) -> Entry:
     content = message.get("content")
     if line.get("isSidechain") is True and content == "Warmup":
         counts.drop("sub-agents that were only warmed up")
@@ -148,11 +144,7 @@ def _user(line: Mapping[str, Any], message: dict[str, Any], facts: dict[str, str
         return Entry(opens="local", facts=facts)
     if "fork" in marks:  # it also has stand-ins for the results of the calls that started it
         kept = [block for block in kept if part_type_of(block) == "text"]
-    parts = tuple(
-        filter(
-            _is_not_blank, parts_of(known_parts(kept, is_known, "blocks", counts), "message.content", "user", counts)
-        )
-    )
+    parts = tuple(filter(_is_not_blank, parts_of(known_parts(kept, counts), "message.content", "user", counts)))
     origin = line.get("origin")
     notice = "notice" in marks or (isinstance(origin, dict) and origin.get("kind") == "task-notification")
     opens: Opens = ""
@@ -190,7 +182,7 @@ def _without(text: str, opening: re.Pattern[str]) -> tuple[str, int]:
     return "".join([*kept, text[at:]]), count
 
 
-def _queued(line: Mapping[str, Any], facts: dict[str, str], counts: Counts) -> Entry | None:
+def _queued(line: Mapping[str, Any], facts: dict[str, str], counts: Counts) -> Entry:
     """Read what the user typed while the agent was at work, which the agent received on the way."""
     attachment = line.get("attachment")
     if not isinstance(attachment, dict) or attachment.get("type") != "queued_command":
@@ -220,17 +212,15 @@ def _command(text: str) -> str:
     return f"{name if name.startswith('/') else '/' + name} {arguments}".strip()
 
 
-def _directive(text: str) -> str:
-    """Return a fork's directive, without the rules before it."""
-    return text.partition("</fork-boilerplate>")[2].strip().removeprefix("Your directive:").strip()
-
-
 def _task(text: str) -> str:
     """Return the request of the agent that leads a team."""
     return re.sub(r"\A[^<]*|</?teammate-message[^<>]*>", "", text).strip()
 
 
-_OWN_WORDS: Final = {"command": _command, "fork": _directive, "task": _task}
+_OWN_WORDS: Final[Mapping[str, Callable[[str], str]]] = {
+    "command": _command, "task": _task,
+    "fork": lambda text: text.partition("</fork-boilerplate>")[2].strip().removeprefix("Your directive:").strip(),
+}  # fmt: skip
 """By mark: extracts the user's own words from a text."""
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from worker.runs.fields import Counts, RunRefused, json_value, says_error, shown, text_field
-from worker.runs.forms import ITEMS, MEDIA_PARTS, TEXT_PARTS, built_in, part_type_of, responses_messages, text_of
+from worker.runs.forms import ITEMS, MEDIA_PARTS, built_in, known_parts, part_type_of, responses_messages, text_of
 from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult, as_text
-from worker.runs.sessions.formats import Entry, Format, Outcome, known_parts, text_at
+from worker.runs.sessions.formats import Entry, Format, Outcome, text_at
 
 _CONTEXT: Final = re.compile(
     r"\s*(?:# AGENTS\.md instructions|<(?:environment_context|user_instructions|additional_context|skill|permissions"
@@ -57,7 +57,7 @@ def _knows(line: Mapping[str, Any]) -> bool:
     return kind in _EXEC or (kind in _ROLLOUT and isinstance(line.get("payload"), dict))
 
 
-def _read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
+def _read(line: Mapping[str, Any], counts: Counts) -> Entry:
     kind = text_at(line, "type")
     if "payload" not in line and (_is_item(line) or "record_type" in line or line.get("type") is None):
         return _bare(line, counts)
@@ -66,7 +66,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     payload = line.get("payload")
     if "payload" not in line and kind not in _ROLLOUT:
         counts.drop(f"{kind} lines")
-        return None
+        return Entry()
     if not isinstance(payload, dict):
         raise RunRefused("not_a_line", f"payload: {shown(payload)} is not an object; the line is skipped")
     time = text_at(line, "timestamp")
@@ -80,21 +80,21 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     if kind == "response_item":
         return _item(payload, time, counts)
     counts.drop(f"{kind} lines")
-    return None
+    return Entry()
 
 
-def _bare(line: Mapping[str, Any], counts: Counts) -> Entry | None:
+def _bare(line: Mapping[str, Any], counts: Counts) -> Entry:
     """Read a line from before Codex 0.32: a header without a type, a bare item, or a state record."""
     if _is_item(line):
         return _item(dict(line), text_at(line, "timestamp"), counts)
     if "record_type" not in line and "id" not in line:
         raise RunRefused("not_a_line", "the line has no type, and is skipped")
-    return Entry(facts=_of_session(line)) if "id" in line else None
+    return Entry(facts=_of_session(line)) if "id" in line else Entry()
 
 
 def _is_item(item: Mapping[str, Any]) -> bool:
     kind = text_at(item, "type")
-    return kind in ITEMS or kind.endswith(("_call", "_call_output")) or kind == "message" or "role" in item
+    return kind in ITEMS or kind.endswith(("_call", "_output")) or kind == "message" or "role" in item
 
 
 def _of_session(meta: Mapping[str, Any]) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _is_left_out(line: Mapping[str, Any], facts: Mapping[str, str]) -> bool:
     return bool(earlier) or "" < text_at(line, "timestamp") < facts.get("since", "")
 
 
-def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Entry | None:
+def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Entry:
     """Read an event. Only events say how a turn ended; anything that a rollout says twice is taken from its items."""
     kind = event.get("type")
     if kind in ("task_started", "turn_started"):
@@ -145,7 +145,7 @@ def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Entry | None:
         last, error = text_at(event, "last_agent_message"), event.get("error")
         if isinstance(error, dict):
             return Entry(outcome=Outcome(False, text_at(error, "message") or None), created_at=time)
-        return Entry(outcome=Outcome(True, last), created_at=time) if last else None
+        return Entry(outcome=Outcome(True, last), created_at=time) if last else Entry()
     if kind == "turn_aborted":
         return Entry(outcome=Outcome(False, text_at(event, "reason") or "aborted"), created_at=time)
     if kind == "error":
@@ -154,29 +154,26 @@ def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Entry | None:
     if kind == "user_message" and (text := _request(text_at(event, "message"))):
         return Entry((Message("user", (Text(text),)),), opens="request", created_at=time)
     counts.drop("events that say what an item says, and other events")
-    return None
+    return Entry()
 
 
-def _item(item: dict[str, Any], time: str, counts: Counts) -> Entry | None:
+def _item(item: dict[str, Any], time: str, counts: Counts) -> Entry:
     kind = text_at(item, "type") or "message"
     if kind == "agent_message" or (kind == "message" and item.get("role") == "user"):
         return _user_message(item, kind, time, counts)
-    if kind == "tool_search_output":
-        call_id = text_field(item, "call_id", "payload")
-        return Entry((Message("tool", (ToolResult(as_text(item.get("tools")), call_id),)),), created_at=time)
     if kind in ("function_call_output", "custom_tool_call_output"):
         call_id = text_field(item, "call_id", "payload")
         return Entry((Message("tool", (_result(item.get("output"), call_id, counts),)),), created_at=time)
     if not _is_item(item):
         counts.drop(f"{kind} items")
-        return None
+        return Entry()
     if kind == "message":
-        item = item | {"content": _known(item.get("content"), counts)}
+        item = item | {"content": known_parts(item.get("content"), counts)}
     return Entry(tuple(each for each in responses_messages([item], counts, "payload") if each.role != "system"),
                 created_at=time)  # fmt: skip
 
 
-def _user_message(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Entry | None:
+def _user_message(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Entry:
     """Read a message of the user or of another agent: a sub-agent's task is its request."""
     content = item.get("content")
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
@@ -187,7 +184,7 @@ def _user_message(item: dict[str, Any], kind: str, time: str, counts: Counts) ->
     own = [part for part, name in zip(parts, kinds, strict=True)
            if str(name).startswith("user.") and _CONTEXT.match(text_at(part, "text")) is None]  # fmt: skip
     counts.drop("context added to a message", len(parts) - len(own))
-    kept = _known(own, counts)
+    kept = known_parts(own, counts)
     text = _request(text_of(kept if parts else content, "payload.content", "payload.content[]", counts))
     envelope = _ENVELOPE.match(text)
     message = Message("user", (Text(text if envelope is None else text[envelope.end() :]),))
@@ -195,12 +192,8 @@ def _user_message(item: dict[str, Any], kind: str, time: str, counts: Counts) ->
         return Entry((message,), created_at=time)
     if not message.texts():  # encrypted, or an image
         unread = envelope is not None or any(part_type_of(part) in MEDIA_PARTS for part in kept)
-        return Entry(opens="request", created_at=time) if unread else None
+        return Entry(opens="request", created_at=time) if unread else Entry()
     return Entry((message,), opens="request", created_at=time)
-
-
-def _known(content: Any, counts: Counts) -> Any:
-    return known_parts(content, lambda kind: kind in TEXT_PARTS or kind in MEDIA_PARTS, "parts", counts)
 
 
 def _request(text: str) -> str:
@@ -222,7 +215,7 @@ def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
     if isinstance(output, list):  # parts of a script's output, some of which may be results of its commands
         texts = [text_at(part, "text") for part in output if isinstance(part, dict)]
         failed = failed or any(_has_failed(json_value(text)) for text in texts if text.startswith("{"))
-        output = text_of(_known(output, counts), "payload.output", "payload.output[]", counts)
+        output = text_of(known_parts(output, counts), "payload.output", "payload.output[]", counts)
     text = as_text(output)
     code = _EXIT_CODE.search(text.partition("\nOutput:")[0][:1000])
     failed = failed or (code is not None and code[1] != "0") or text.startswith(_FAILURES)
@@ -239,7 +232,7 @@ def _has_failed(result: Any) -> bool:
     return about.get("exit_code") not in (0, None)
 
 
-def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Entry | None:
+def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Entry:
     """Read a line of `codex exec --json`. It has neither the user's words nor times."""
     if kind == "thread.started":
         return Entry(facts={"session": text_at(line, "thread_id")}, opens="request")
@@ -257,48 +250,44 @@ def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Entry | None
     messages = _completed(item, name, counts) if kind == "item.completed" else None
     if messages is None:
         counts.drop(f"{kind} lines" if kind != "item.completed" else f"{name} items")
-        return None
+        return Entry()
     return Entry(messages)
 
 
-def _completed(item: dict[str, Any], name: str, counts: Counts) -> tuple[Message, ...] | None:
+_EXECUTED: Final = {
+    # the type of an item: the fields with the arguments of its call, and the field with the result; "": it has none
+    "web_search": (("query",), ""), "todo_list": (("items",), ""),
+    "command_execution": (("command",), "aggregated_output"), "file_change": (("changes",), "status"),
+    "collab_tool_call": (("prompt", "receiver_thread_ids"), "agents_states"),
+}  # fmt: skip
+
+
+def _completed(item: dict[str, Any], kind: str, counts: Counts) -> tuple[Message, ...] | None:
     """Return the messages of an item of `codex exec --json`; None if its type is not read."""
-    if name in ("agent_message", "assistant_message", "plan"):
+    if kind in ("agent_message", "assistant_message", "plan"):
         return (Message("assistant", (Text(text_at(item, "text")),)),)
-    if name == "reasoning":
+    if kind == "reasoning":
         return (Message("assistant", (Reasoning(text_at(item, "text")),)),)
-    arguments: Any
-    result: Any = None
-    failed = item.get("status") == "failed"
-    if name == "web_search":
-        arguments = {"query": item.get("query")}
-    elif name == "todo_list":
-        arguments = {"items": item.get("items")}
-    elif name == "command_execution":
-        arguments, result = {"command": item.get("command")}, item.get("aggregated_output")
-        failed = failed or item.get("status") == "declined" or item.get("exit_code") not in (0, None)
-    elif name == "file_change":
-        arguments, result = {"changes": item.get("changes")}, item.get("status")
-    elif name == "mcp_tool_call":
-        name = ".".join(filter(None, (text_at(item, "server"), text_at(item, "tool")))) or "mcp"
+    failed = item.get("status") in ("failed", "declined") or item.get("exit_code") not in (0, None)
+    if kind in _EXECUTED:
+        name = (text_at(item, "tool") or "collab") if kind == "collab_tool_call" else kind
+        given, place = _EXECUTED[kind]
+        arguments: Any = {field: item[field] for field in given if item.get(field) is not None}
+        result = item.get(place)
+    elif kind == "mcp_tool_call":
+        place, name = "result", ".".join(filter(None, (text_at(item, "server"), text_at(item, "tool")))) or "mcp"
         arguments, result, error = item.get("arguments"), item.get("result"), item.get("error")
-        failed = failed or says_error(result)
+        failed = failed or says_error(result) or error is not None
         if error is not None:
-            result, failed = error, True
+            result = error
         elif isinstance(result, dict) and isinstance(result.get("content"), list):
             texts = [text_at(part, "text") for part in result["content"] if isinstance(part, dict)]
             result = "\n".join(filter(None, texts)) or result
-    elif name == "collab_tool_call":
-        name = text_at(item, "tool") or "collab"
-        arguments = {name: item[name] for name in ("prompt", "receiver_thread_ids") if item.get(name)}
-        result = item.get("agents_states")
     else:
-        return tuple(built_in(item, name, "item", counts)) if name.endswith("_call") else None
+        return tuple(built_in(item, kind, "item", counts)) if kind.endswith("_call") else None
     call_id = text_at(item, "id")
     call = Message("assistant", (ToolCall(name, arguments, call_id),))
-    if name in ("web_search", "todo_list"):
-        return (call,)
-    return call, Message("tool", (ToolResult(as_text(result), call_id, is_error=failed),))
+    return (call, Message("tool", (ToolResult(as_text(result), call_id, is_error=failed),))) if place else (call,)
 
 
 FORMAT: Final = Format(

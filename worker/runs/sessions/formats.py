@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal
 
 from worker.runs.fields import Counts, RunRefused, as_time, objects_of, says_error, shown
+from worker.runs.forms import parts_of
 from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult, as_text, joined
 
 Opens = Literal["", "request", "start", "command", "local", "fork"]
@@ -47,16 +48,6 @@ class Entry:
     """By call id: prompt and name of the sub-agent that the call starts."""
 
 
-def known_parts(content: Any, is_known: Callable[[str], bool], what: str, counts: Counts) -> Any:
-    """Return a content without the parts of unknown types: newer versions have more types, or encrypt some."""
-    if not isinstance(content, list):
-        return content
-    types = [part.get("type") if isinstance(part, dict) else None for part in content]
-    kept = [part for part, kind in zip(content, types, strict=True) if not isinstance(kind, str) or is_known(kind)]
-    counts.drop(f"{what} of other types", len(content) - len(kept))
-    return kept
-
-
 def text_at(value: Mapping[str, Any], name: str) -> str:
     """Return a string field, "" if it is absent or something else."""
     found = value.get(name)
@@ -73,8 +64,8 @@ class Format:
 
     name: str  # for --from; also framework and agent of its traces
     knows: Callable[[Mapping[str, Any]], bool]  # whether an object is a line of such a session
-    read: Callable[[Mapping[str, Any], Counts], Entry | None]
-    """What a line says, None if nothing; counts what it leaves out, raises RunRefused."""
+    read: Callable[[Mapping[str, Any], Counts], Entry]
+    """What a line says; counts what it leaves out, raises RunRefused."""
     lines: Callable[[Mapping[str, Any]], Iterable[Any] | None] = lambda document: None
     """Of a session that is one document."""
     of_header: frozenset[str] = frozenset()  # facts whose first value counts, because a header may repeat
@@ -97,7 +88,7 @@ def _pi_knows(line: Mapping[str, Any]) -> bool:
     return kind in _PI_LINES and "timestamp" in line and ("parentId" in line or "message" in line)
 
 
-def _pi_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
+def _pi_read(line: Mapping[str, Any], counts: Counts) -> Entry:
     kind = line.get("type")
     if kind == "session":
         return Entry(facts={"session": text_at(line, "id"), "cwd": text_at(line, "cwd"),
@@ -106,45 +97,27 @@ def _pi_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
         return Entry(facts={"model": text_at(line, "modelId")})
     if kind != "message":
         counts.drop(f"{kind if isinstance(kind, str) else shown(kind)} lines")
-        return None
+        return Entry()
     message = line.get("message")
     if not isinstance(message, dict):
         raise RunRefused("not_a_line", f"message: {shown(message)} is not an object; the line is skipped")
     time, role = text_at(line, "timestamp"), message.get("role")
+    if role not in ("user", "assistant", "toolResult"):
+        counts.drop(f"{role if isinstance(role, str) else shown(role)} messages")
+        return Entry()
+    parts = parts_of(message.get("content"), "message.content", "assistant", counts)
     name = f"{time}/{text_at(line, 'id')}" if time and ("id" in line or role == "user") else text_at(line, "id")
     if role == "user":
-        parts = tuple(part for part in _pi_parts(message, counts) if isinstance(part, Text) and part.text.strip())
-        return Entry((Message("user", parts),), opens="request", id=name, created_at=time) if parts else None
+        texts = tuple(part for part in parts if isinstance(part, Text) and part.text.strip())
+        return Entry((Message("user", texts),), opens="request", id=name, created_at=time) if texts else Entry()
     if role == "assistant":
         failed = message.get("stopReason") in ("aborted", "error")
         outcome = Outcome(False, text_at(message, "errorMessage") or text_at(message, "stopReason")) if failed else None
-        return Entry((Message("assistant", tuple(_pi_parts(message, counts))),), id=name, created_at=time,
+        return Entry((Message("assistant", tuple(parts)),), id=name, created_at=time,
                     outcome=outcome, facts={"model": text_at(message, "model")})  # fmt: skip
-    if role == "toolResult":
-        text = joined([part.text for part in _pi_parts(message, counts) if isinstance(part, Text)])
-        result = ToolResult(text, text_at(message, "toolCallId"), text_at(message, "toolName"),
-                            is_error=message.get("isError") is True)  # fmt: skip
-        return Entry((Message("tool", (result,)),), id=name, created_at=time)
-    counts.drop(f"{role if isinstance(role, str) else shown(role)} messages")
-    return None
-
-
-def _pi_parts(message: Mapping[str, Any], counts: Counts) -> Iterator[Part]:
-    if isinstance(message.get("content"), str):
-        yield Text(message["content"])
-        return
-    for number, block in enumerate(objects_of(message, "content", "message.content")):
-        kind = block.get("type")
-        if kind == "text":
-            yield Text(text_at(block, "text"))
-        elif kind == "thinking":
-            yield Reasoning(text_at(block, "thinking"))
-        elif kind == "toolCall" and text_at(block, "name"):
-            yield ToolCall(block["name"], block.get("arguments"), text_at(block, "id"))
-        elif kind == "image":
-            counts.drop("images")
-        else:
-            raise RunRefused("not_a_line", f"message.content.{number}: block type {shown(kind)} is not known")
+    result = ToolResult(Message("tool", tuple(parts)).texts(), text_at(message, "toolCallId"),
+                        text_at(message, "toolName"), is_error=message.get("isError") is True)  # fmt: skip
+    return Entry((Message("tool", (result,)),), id=name, created_at=time)
 
 
 def _pi_revised(lines: list[Placed], counts: Counts) -> Iterator[Placed]:
@@ -194,7 +167,7 @@ def _gemini_lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
     return [{name: value for name, value in document.items() if name != "messages"}, *messages]
 
 
-def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
+def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Entry:
     if _gemini_knows(line):
         subagent = "agent" if line.get("kind") == "subagent" else ""
         return Entry(facts={"session": text_at(line, "sessionId"), "subagent": subagent})
@@ -205,7 +178,7 @@ def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
             counts.drop("context added to a message")
             text = text.partition(f"</{added[1]}>")[2].strip()
         if not text.strip():
-            return None
+            return Entry()
         opens: Opens = "command" if text.lstrip().startswith(("/", "?")) else "request"
         return Entry((Message("user", (Text(text),)),), opens=opens, id=name, created_at=time)
     if kind in ("gemini", "model"):
@@ -216,7 +189,7 @@ def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
         return Entry(outcome=Outcome(False, _gemini_text(line.get("content"), counts) or None), created_at=time)
     if isinstance(kind, str) or "$set" in line or "$rewindTo" in line:
         counts.drop(f"{kind} lines" if isinstance(kind, str) else "changes of the session's header")
-        return None
+        return Entry()
     raise RunRefused("not_a_line", "the line has no type, and is skipped")
 
 
@@ -321,7 +294,7 @@ def _opencode_lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
     return [{"info": info}, *messages] if is_known else None
 
 
-def _opencode_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
+def _opencode_read(line: Mapping[str, Any], counts: Counts) -> Entry:
     if text_at(line, "type") in _PRINTED:
         return _opencode_printed(line, counts)
     info = line.get("info")
@@ -348,7 +321,7 @@ def _opencode_read(line: Mapping[str, Any], counts: Counts) -> Entry | None:
     )  # fmt: skip
 
 
-def _opencode_printed(line: Mapping[str, Any], counts: Counts) -> Entry | None:
+def _opencode_printed(line: Mapping[str, Any], counts: Counts) -> Entry:
     """Read a line of `opencode run --format json`. It lacks the user's words."""
     part = line.get("part")
     parts = [part] if isinstance(part, dict) else []

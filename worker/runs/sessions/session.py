@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from worker.runs.fields import Counts, RunRefused, as_time, fault, json_documents, shown
@@ -53,8 +53,8 @@ class Request:
         return "/".join(part for part in (self.format, self.facts.get("subagent")) if part)
 
 
-_Place = tuple[str, int, int]
-"""A line's id, and the numbers of a message in it and of a part in that."""
+_Cell = list[Part]
+"""A part of a message, which a later version replaces; empty if its line was replaced."""
 
 
 @dataclass(slots=True)
@@ -69,67 +69,63 @@ class _OpenRequest:
     answered: bool = False
     unread: bool = False  # a part of a line behind the agent's last word could not be read
     skipped: int = 0  # how many lines of the session could not be read until then
-    entries: dict[str, list[tuple[Role, list[Part]]]] = field(default_factory=dict)  # the messages of a line, by its id
+    entries: dict[str, list[tuple[Role, list[_Cell]]]] = field(default_factory=dict)  # messages of a line, by its id
     outcome: Outcome | None = None
     counts: Counts = field(default_factory=Counts)
     is_closed: bool = False
-    _places: dict[tuple[type[Part], str], list[_Place]] = field(default_factory=dict)
-    """By the kind of a part and the id of its message, or of its call: where it is in `entries`."""
+    _cells: dict[tuple[type[Part], str], list[_Cell]] = field(default_factory=dict)
+    """By the kind of a part and the id of its message, or of its call."""
 
     def add(self, entry: Entry) -> None:
         """Add the messages of a line. A later version of a part takes the place of the earlier one."""
-        name, new, replaced = entry.id or f"#{len(self.entries)}", list[tuple[Role, list[Part]]](), 0
-        rewritten = entry.id in self.entries
+        name, new, replaced = entry.id or f"#{len(self.entries)}", list[tuple[Role, list[_Cell]]](), 0
+        rewritten, added = entry.id in self.entries, list[tuple[list[_Cell], _Cell]]()
         self.counts.drop("lines that a later one replaces", rewritten)
+        for _, cells in self.entries.get(name, ()):
+            for cell in cells:
+                cell.clear()
         for message in entry.messages:
-            parts, versions = list[Part](), dict[type[Part], Iterator[_Place]]()
+            cells, versions = list[_Cell](), dict[type[Part], Iterator[_Cell]]()
             for part in message.parts:
-                kind = type(part)
-                known = self._places.setdefault((kind, _id_of(part, entry)), [])
-                place = None
+                known = self._cells.setdefault((type(part), _id_of(part, entry)), [])
+                earlier = None
                 if not rewritten and len(message.parts) > 1 and isinstance(part, Text | Reasoning):
                     # a line with the whole message so far
-                    there = versions.setdefault(kind, (each for each in known if self._at(each) is not None))
-                    place = next(there, None)
+                    earlier = next(versions.setdefault(type(part), filter(None, known)), None)
                 elif not rewritten:
-                    place = self._earlier(part, known[-100:])  # a message has fewer, but a file may repeat an id
-                if place is not None:
+                    earlier = self._earlier(part, known[-100:])  # a message has fewer, but a file may repeat an id
+                if earlier is not None:
                     replaced += 1
-                    line, number, index = place
-                    self.entries[line][number][1][index] = part
+                    earlier[0] = part
                     continue
+                cells.append([part])
                 if _id_of(part, entry):
-                    known.append((name, len(new), len(parts)))
-                parts.append(part)
-            if parts or message.parts == ():
-                new.append((message.role, parts))
+                    added.append((known, cells[-1]))
+            if cells or message.parts == ():
+                new.append((message.role, cells))
         self.counts.drop("parts that a later version replaces", replaced)
         self.entries[name] = new
+        for known, cell in added:
+            known.append(cell)
 
-    def _earlier(self, part: Part, places: list[_Place]) -> _Place | None:
-        """Return the first of some places that has an earlier version of a part."""
-        for place in places:
-            known = self._at(place)
+    def _earlier(self, part: Part, cells: list[_Cell]) -> _Cell | None:
+        """Return the first of some cells that has an earlier version of a part."""
+        for cell in filter(None, cells):
+            known = cell[0]
             if isinstance(part, ToolCall | ToolResult):
-                is_open = isinstance(part, ToolCall) and not self._places.get((ToolResult, part.call_id))
-                if known is not None and (is_open or known == part):
-                    return place
+                is_open = isinstance(part, ToolCall) and not self._cells.get((ToolResult, part.call_id))
+                if is_open or known == part:
+                    return cell
             elif isinstance(known, Text | Reasoning):
                 begin, whole = sorted((known.text.rstrip(" .\u2026\n"), part.text), key=len)
                 if whole.startswith(begin):
-                    return place
+                    return cell
         return None
-
-    def _at(self, place: _Place) -> Part | None:
-        line, number, index = place
-        try:
-            return self.entries[line][number][1][index]
-        except LookupError:
-            return None
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return tuple(Message(role, tuple(parts)) for entry in self.entries.values() for role, parts in entry)
+        lines = self.entries.values()
+        return tuple(Message(role, tuple(chain.from_iterable(cells))) for line in lines for role, cells in line)
 
     def has_answer(self) -> bool:
         """Return whether the conversation ends with a text of the agent, not with a call or its result."""
@@ -238,26 +234,23 @@ class AgentSession:
         counts = Counts()
         entry = self._read(self.format, value, counts)
         idle = self._close_after_pause(text_at(value, "timestamp"))
-        if entry is not None:
-            # history copied from another session may include that one's header
-            kept = frozenset() if entry.opens else self.format.of_header & self._facts.keys()
-            facts = {name: fact for name, fact in entry.facts.items() if fact and name not in kept}
-            entry = replace(entry, facts=facts)
-            self._facts |= entry.facts if entry.run is None else {}
-            if (entry.messages or entry.outcome or entry.opens) and self.format.leaves_out(value, self._facts):
-                entry, counts = Entry(), Counts()
-                counts.drop("lines of a sub-agent that are its parent's, or Codex's own")
-        if entry is None or not (entry.messages or entry.outcome or entry.opens):
+        # history copied from another session may include that one's header
+        kept = frozenset() if entry.opens else self.format.of_header & self._facts.keys()
+        entry = replace(entry, facts={name: fact for name, fact in entry.facts.items() if fact and name not in kept})
+        self._facts |= entry.facts if entry.run is None else {}
+        if (entry.messages or entry.outcome or entry.opens) and self.format.leaves_out(value, self._facts):
+            entry, counts = Entry(), Counts()
+            counts.drop("lines of a sub-agent that are its parent's, or Codex's own")
+        if not (entry.messages or entry.outcome or entry.opens):
             self.counts.dropped.update(counts.dropped)
-            main = self._open.get(None)
             self._skipped += _is_in_part(counts)
-            if entry is not None and main is not None and not main.answered:
+            if (main := self._open.get(None)) is not None and not main.answered:
                 main.facts |= entry.facts
             return idle
         return idle + self._add_entry(entry, at, counts)
 
     @staticmethod
-    def _read(form: Format, value: Any, counts: Counts) -> Entry | None:
+    def _read(form: Format, value: Any, counts: Counts) -> Entry:
         """Return what a line says. Raises RunRefused, whatever is wrong."""
         try:
             return form.read(value, counts)
@@ -357,7 +350,7 @@ class AgentSession:
         if spawn is not None:
             facts["subagent"] = spawn.name or facts["subagent"]
             if prompt is None:
-                found.entries[spawn.call] = [("user", [Text(spawn.prompt)])]
+                found.entries[spawn.call] = [("user", [[Text(spawn.prompt)]])]
         return closed
 
     def _spawn(self, kind: str, key: str) -> _Spawn | None:
@@ -417,8 +410,8 @@ class AgentSession:
 
 def _is_repeated(entry: Entry, request: _OpenRequest) -> bool:
     """Return whether a request repeats the words of the latest line; white space may differ."""
-    (role, parts), *more = next(reversed(request.entries.values())) or [("tool", [])]
-    latest = Message(role, tuple(parts)).texts()
+    (role, cells), *more = next(reversed(request.entries.values())) or [("tool", [])]
+    latest = Message(role, tuple(chain.from_iterable(cells))).texts()
     return role == "user" and not more and "".join(latest.split()) == "".join(entry.messages[0].texts().split())
 
 
@@ -452,7 +445,7 @@ def _key(form: str, run: _OpenRequest) -> str:
 
 
 def _is_in_part(counts: Counts) -> bool:
-    return bool(counts.dropped.keys() & {"blocks of other types", "parts of other types"})
+    return "parts of other types" in counts.dropped
 
 
 def line_values(line: bytes) -> tuple[list[Any], RunRefused | None]:
