@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from types import NoneType
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -23,7 +24,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from msgspec import Raw, Struct
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, LogsData
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
@@ -145,14 +146,10 @@ _LEVELS: Final[Mapping[type, tuple[str, str, str]]] = {
 }
 """The fields of a message that hold resources, of a resource that hold scopes, of a scope that hold spans or logs."""
 
-
-def _camel(name: str) -> str:
-    """Return the name of a field in JSON."""
-    return re.sub("_(.)", lambda found: found[1].upper(), name)
-
-
-_PLACES: Final = {kind: [_camel(name) for name in names] for kind, names in _LEVELS.items()}
-"""The same fields in JSON, by which places are named."""
+_PLACES: Final[Mapping[type, tuple[str, str, str]]] = {
+    TracesData: ("resourceSpans", "scopeSpans", "spans"), LogsData: ("resourceLogs", "scopeLogs", "logRecords"),
+}  # fmt: skip
+"""Their names in JSON, by which places are named."""
 
 
 def _scopes(message: _Message) -> Iterator[tuple[Any, Any, Any, str]]:
@@ -214,6 +211,20 @@ def links(value: bytes) -> Iterator[tuple[str, str]]:
             if not span.span_id:
                 return  # log records that can be read as spans
             yield span.span_id.hex(), _parent_id(span)
+
+
+def is_complete(links: Iterable[tuple[str, str]]) -> bool:
+    """Return whether a trace looks complete: each span has its parent or is the root.
+
+    `links`: of each span its id and its parent's. A span is exported when it ends, so a missing parent is
+    still open, or was lost. It may be in another process, such as an agent that waits for a sub-agent.
+    """
+    known: set[str] = set()
+    parents: set[str] = set()
+    for span_id, parent_id in links:
+        known.add(span_id)
+        parents.add(parent_id)
+    return "" in parents and not parents - known - {""}
 
 
 def split(value: bytes, refused: list[Refused] | None = None) -> dict[str, bytes]:
@@ -302,18 +313,13 @@ def _attributes(pairs: Iterable[KeyValue]) -> dict[str, Value]:
 
 def _value(value: AnyValue, depth: int = 0) -> Value:
     kind = value.WhichOneof("value")
+    if depth >= MAX_DEPTH and kind in ("array_value", "kvlist_value"):
+        raise InvalidSpans("too_deep", "", TOO_DEEP)
     if kind == "array_value":
-        _check_depth(depth)
         return [_value(item, depth + 1) for item in value.array_value.values]
     if kind == "kvlist_value":
-        _check_depth(depth)
         return {pair.key: _value(pair.value, depth + 1) for pair in value.kvlist_value.values}
     return None if kind is None else getattr(value, kind)
-
-
-def _check_depth(depth: int) -> None:
-    if depth >= MAX_DEPTH:
-        raise InvalidSpans("too_deep", "", TOO_DEEP)
 
 
 # The message of a record
@@ -432,9 +438,8 @@ _Shape: TypeAlias = "dict[int, _Shape]"
 _VALUE: _Shape = {}
 _PAIR: Final[_Shape] = {2: _VALUE}
 _VALUE |= {5: {1: _VALUE}, 6: {1: _PAIR}}
-_SCOPE: Final[_Shape] = {3: _PAIR}
 _SPAN: Final[_Shape] = {9: _PAIR, 11: {3: _PAIR}, 13: {4: _PAIR}, 5: _VALUE, 6: _PAIR}
-_RECORD: Final[_Shape] = {1: {1: {1: _PAIR}, 2: {1: _SCOPE, 2: _SPAN}}}
+_RECORD: Final[_Shape] = {1: {1: {1: _PAIR}, 2: {1: {3: _PAIR}, 2: _SPAN}}}
 """Which fields of OTLP hold messages, by their numbers: of a span, and of a log record (its body and attributes)."""
 
 
@@ -483,37 +488,51 @@ def _check_fields(value: bytes, count: Callable[[bytes], int] = fields_in) -> No
 # Records whose parts are read singly
 
 
-_Read: TypeAlias = Callable[[Any, Any], None]
-"""Reads a part of a record into a resource, a scope, or a list of spans. `_problem` knows what it raises."""
+_Fill: TypeAlias = Callable[[Any, Any], object]
+"""Fills a resource, a scope, a span or a log record with a part of a record. `_problem` knows what it raises."""
 
 
-def _read_singly(
-    record: Any, levels: tuple[str, str, str], message: _Message, read_resource: _Read, read_scope: _Read, read: _Read
-) -> _Bad:
+def _read_singly(record: Any, levels: tuple[str, str, str], message: _Message, fill: _Fill) -> _Bad:
     """Fill a message from a record whose parts are bytes (in the fields `levels`); return what cannot be read."""
     (outer, middle, inner), names, bad = _LEVELS[type(message)], _PLACES[type(message)], _Bad()
+
+    def head(name: str, target: Any, part: Any) -> None:
+        fill(getattr(target, name), getattr(part, name))
+        url = part.schema_url or ""
+        target.schema_url = url if isinstance(url, str) else url.decode()
+
+    def row(rows: Any, part: Any) -> None:
+        try:
+            fill(rows.add(), part)
+        except Exception:
+            del rows[-1]
+            raise
+
     for number, resource in enumerate(getattr(record, levels[0]) or ()):
         place = f"{names[0]}.{number}"
         target = getattr(message, outer).add()
-        problem = _problem(read_resource, target, resource, place)
+        problem = _problem(partial(head, "resource"), target, resource, place)
         for scope_number, scoped in enumerate(getattr(resource, levels[1]) or ()):
             scope_place = f"{place}.{names[1]}.{scope_number}"
             scope = getattr(target, middle).add()
-            wrong = problem or _problem(read_scope, scope, scoped, scope_place)
+            wrong = problem or _problem(partial(head, "scope"), scope, scoped, scope_place)
             rows = getattr(scope, inner)
             for position, one in enumerate(getattr(scoped, levels[2]) or ()):
-                error = wrong or _problem(read, rows, one, f"{scope_place}.{names[2]}.{position}")
+                error = wrong or _problem(row, rows, one, f"{scope_place}.{names[2]}.{position}")
                 if error is not None:
                     bad.add(error, resource, scoped, one)
     return bad
 
 
-def _problem(read: _Read, target: Any, part: Any, place: str) -> InvalidSpans | None:
+def _problem(read: _Fill, target: Any, part: Any, place: str) -> InvalidSpans | None:
     """Read a part of a record; return why it cannot be read."""
     try:
         read(target, part)
     except InvalidSpans as error:
-        return InvalidSpans(error.reason, f"{place}.{error.path}" if error.path else place, error.message)
+        return InvalidSpans(error.reason, place, error.message)
+    except msgspec.ValidationError as error:
+        wrong = _refusal(error)
+        return InvalidSpans(wrong.reason, f"{place}.{wrong.path}" if wrong.path else place, wrong.message)
     except DecodeError:
         words = "a text that is not UTF-8, or too many levels of values; the other spans of the record are read"
         return InvalidSpans("not_otlp", place, words)
@@ -525,10 +544,7 @@ def _problem(read: _Read, target: Any, part: Any, place: str) -> InvalidSpans | 
 
 
 def _parts() -> Sequence[type[Any]]:
-    """Return two classes for records: with resources that are bytes, and with spans that are.
-
-    protobuf encodes bytes and messages within a message alike.
-    """
+    """Return classes for records with resources as bytes, and with spans: protobuf encodes messages like bytes."""
     file = FileDescriptorProto(name="kp_worker/parts.proto", package="kp", syntax="proto3")
     for message, head, rows, inner in (
         ("Resources", "", "resource_spans", ""), ("Parts", "", "resource_spans", "Resource"),
@@ -552,23 +568,12 @@ def _from_parts(value: bytes) -> tuple[_Message, _Bad]:
     """Return what protobuf can read of a record part by part. Raises InvalidSpans."""
     with suppress(DecodeError):
         parts = _Parts.FromString(value)
-        for message, one in ((TracesData(), SpanMessage), (LogsData(), LogRecord)):
-            read = (partial(_parse_head, "resource"), partial(_parse_head, "scope"), partial(_parse_one, one))
-            bad = _read_singly(parts, _LEVELS[TracesData], message, *read)
+        for message in (TracesData(), LogsData()):
+            bad = _read_singly(parts, _LEVELS[TracesData], message, lambda target, part: target.ParseFromString(part))
             if any(one.trace_id for _, _, ones, _ in _scopes(message) for one in ones):
                 return message, bad
     words = "not OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json"
     raise InvalidSpans("not_otlp", "", words)
-
-
-def _parse_head(name: str, target: Any, part: Any) -> None:
-    """Read the resource or the scope of a part."""
-    target.schema_url = part.schema_url.decode()
-    getattr(target, name).ParseFromString(getattr(part, name))
-
-
-def _parse_one(kind: type[Any], rows: Any, part: bytes) -> None:
-    rows.append(kind.FromString(part))
 
 
 # JSON
@@ -605,8 +610,7 @@ def _from_json(text: bytes) -> tuple[_Message, _Bad]:
     except RecursionError:
         raise InvalidSpans("too_deep", "", TOO_DEEP) from None
     except msgspec.ValidationError as error:
-        words, _, path = str(error).partition(" - at `$.")
-        raise InvalidSpans("invalid_type", re.sub(r"\[(\d+)\]", r".\1", path[:-1]), words) from None
+        raise _refusal(error) from None
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise InvalidSpans("not_json", "", f"{error}; a record is one whole JSON object") from None
     if record.resource_spans is not None and record.resource_logs is not None:
@@ -614,169 +618,100 @@ def _from_json(text: bytes) -> tuple[_Message, _Bad]:
     if names and "resourceSpans" not in names:
         found = ", ".join(sorted(names)[:3])
         raise InvalidSpans("not_otlp", "", f"an object with {found[:60]}; OTLP has resourceSpans or resourceLogs")
-    message, one = (TracesData(), _add_span) if record.resource_logs is None else (LogsData(), _add_log)
-    return message, _read_singly(record, _LEVELS[type(message)], message, _fill_resource, _fill_scope, one)
+    message = TracesData() if record.resource_logs is None else LogsData()
+    return message, _read_singly(record, _LEVELS[type(message)], message, _from_object)
 
 
-def _fill_resource(target: Any, part: _JsonResource) -> None:
-    target.schema_url = part.schema_url or ""
-    target.resource.MergeFrom(Resource(**_object(_RESOURCE, msgspec.json.decode(part.resource) or {}, 0)))
+def _refusal(error: msgspec.ValidationError) -> InvalidSpans:
+    """Return why a value of JSON is refused: a wrong type, or what `_scalar` has raised."""
+    words, _, path = str(error).partition(" - at `$.")
+    reason: Why = "invalid_type" if type(error.__cause__) in (NoneType, TypeError) else "invalid_value"
+    return InvalidSpans(reason, re.sub(r"\[(\d+)\]", r".\1", path[:-1]), words)
 
 
-def _fill_scope(target: Any, part: _JsonScope) -> None:
-    target.schema_url = part.schema_url or ""
-    target.scope.name = _object(_SCOPE_NAME, msgspec.json.decode(part.scope) or {}, 0).get("name", "")
-
-
-def _add_span(spans: Any, part: Raw) -> None:
-    span = spans.add(**_object(_JSON_SPAN, msgspec.json.decode(part), 0))
-    if not _has_span_ids(span):
-        del spans[-1]
+def _from_object(message: Any, part: Raw) -> None:
+    """Fill a message from its JSON."""
+    message.MergeFrom(type(message)(**_fields(_DECODERS[type(message)].decode(part)) or {}))
+    if isinstance(message, SpanMessage) and not _has_span_ids(message):
         raise InvalidSpans("invalid_value", "", SPAN_IDS)
 
 
-def _add_log(records: Any, part: Raw) -> None:
-    records.add(**_object(_JSON_LOG, msgspec.json.decode(part), 0))
+def _fields(value: Any, depth: int = 0) -> Any:
+    """Return an object as the fields of a message; None if it is empty. `depth`: how deep it lies in values."""
+    if isinstance(value, list):
+        return [_fields(each, depth) or {} for each in value]
+    if not isinstance(value, Struct):
+        return value
+    depth += isinstance(value, (_Values, _Pairs))
+    if depth > MAX_DEPTH:
+        raise InvalidSpans("too_deep", "", TOO_DEEP)
+    found = {name: getattr(value, name) for name in value.__struct_fields__}
+    return {name: _fields(inner, depth) for name, inner in found.items() if inner is not None} or None
 
 
-_Reader: TypeAlias = Callable[[Any, int], Any]
-"""Returns a value of JSON as a field of a message takes it, given how deep it lies in values. Raises InvalidSpans."""
-
-_Fields: TypeAlias = dict[str, tuple[str, _Reader]]
-"""The fields of an object that are read: by name in JSON the name in protobuf, and how the value is read."""
-
-
-def _object(fields: _Fields, value: Any, depth: int) -> dict[str, Any]:
-    """Return an object as the fields of a message."""
-    if not isinstance(value, dict):
-        _refuse_type(value, "an object")
-    made = {}
-    name = ""
-    try:
-        for name, inner in value.items():
-            if inner is not None and (known := fields.get(name)) is not None:
-                made[known[0]] = known[1](inner, depth)
-    except InvalidSpans as error:
-        error.path = f"{name}.{error.path}" if error.path else name
-        raise
-    return made
-
-
-def _one(fields: _Fields) -> _Reader:
-    return lambda value, depth: _object(fields, value, depth) or None
-
-
-def _each(fields: _Fields) -> _Reader:
-    def read(value: Any, depth: int) -> list[dict[str, Any]]:
-        if not isinstance(value, list):
-            _refuse_type(value, "a list")
-        made: list[dict[str, Any]] = []
-        try:
-            for item in value:
-                made.append(_object(fields, item, depth))  # noqa: PERF401 its length is the place of an error
-        except InvalidSpans as error:
-            error.path = f"{len(made)}.{error.path}" if error.path else str(len(made))
-            raise
-        return made
-
-    return read
-
-
-def _deeper(fields: _Fields) -> _Reader:
-    def read(value: Any, depth: int) -> dict[str, Any]:
-        _check_depth(depth)
-        return _object(fields, value, depth + 1)
-
-    return read
-
-
-def _typed(kind: type, words: str) -> _Reader:
-    return lambda value, _: value if isinstance(value, kind) else _refuse_type(value, words)
-
-
-def _integer(low: int, end: int) -> _Reader:
-    """Read an integer from `low` to below `end`, which may be a text in JSON."""
-
-    def read(value: Any, _: int) -> int:
-        try:
-            number = None if isinstance(value, bool) or not isinstance(value, int | str) else int(value)
-        except ValueError:
-            number = None
-        if number is None:
-            _refuse_type(value, "an integer")
-        if not low <= number < end:
-            raise InvalidSpans("invalid_value", "", f"an integer from {low} to {end - 1} is expected")
-        return number
-
-    return read
-
-
-def _enum(names: Any) -> _Reader:
-    numbers, other = dict(names.items()), _integer(0, 1 << 31)
-    return lambda value, depth: numbers[value] if isinstance(value, str) and value in numbers else other(value, depth)
-
-
-def _double(value: Any, _: int) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        _refuse_type(value, "a number")
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        _refuse_type(value, "a number")
-
-
-def _bytes(value: Any, depth: int) -> bytes:
-    try:
-        return base64.b64decode(_TEXT(value, depth), validate=True)
-    except ValueError:
-        raise InvalidSpans("invalid_value", "", "bytesValue is base64") from None
-
-
-def _id(size: int) -> _Reader:
-    """Read an id of `size` bytes, which is in hex, or in base64 by some writers; "" is none."""
-
-    def read(value: Any, depth: int) -> bytes:
-        text, found = _TEXT(value, depth), b""
+def _scalar(kind: Any, value: Any) -> Any:
+    """Return a number, an id or bytes, which may be a text in JSON. Raises TypeError and ValueError."""
+    if issubclass(kind, bytes):
+        if not isinstance(value, str):
+            raise TypeError("a text is expected")
+        read = b""
         with suppress(ValueError):
-            found = bytes.fromhex(text) if len(text) == 2 * size else base64.b64decode(text, validate=True)
-        if text and len(found) != size:
-            raise InvalidSpans("invalid_value", "", f"an id of {2 * size} hex digits is expected")
-        return found
+            is_hex = kind.size and len(value) == 2 * kind.size
+            read = bytes.fromhex(value) if is_hex else base64.b64decode(value, validate=True)
+            if kind.size in (0, len(read)) or not value:
+                return kind(read)
+        raise ValueError(f"an id of {2 * kind.size} hex digits is expected" if kind.size else "bytesValue is base64")
+    wanted = "a number" if kind is _Double else "an integer"
+    if isinstance(value, bool) or not isinstance(value, (int, str, float) if kind is _Double else (int, str)):
+        raise TypeError(f"{wanted} is expected")
+    try:
+        number = kind(kind.names.get(value, value))
+    except (ValueError, OverflowError):
+        raise TypeError(f"{wanted} is expected") from None
+    if kind is not _Double and not kind.low <= number < kind.end:
+        raise ValueError(f"an integer from {kind.low} to {kind.end - 1} is expected")
+    return number
 
-    return read
+
+def _integer(low: int, end: int, names: Any = None) -> Any:
+    """Return the class of integers from `low` to below `end`, which may be one of these names, too."""
+    return type("Integer", (int,), {"low": low, "end": end, "names": dict(names.items()) if names else {}})
 
 
-def _fields(**readers: _Reader) -> _Fields:
-    """Return the fields of these names in protobuf; in JSON they are in camel case."""
-    return {_camel(name): (name, read) for name, read in readers.items()}
+def _object(**fields: str) -> Any:
+    """Return the class of an object of JSON: by fields' names in protobuf their types here. All may be missing."""
+    listed = [(name, f"{kind} | None", None) for name, kind in fields.items()]
+    return msgspec.defstruct("Object", listed, rename="camel", module=__name__)
 
 
-_TEXT = _typed(str, "a text")
-_U64, _U32 = _integer(0, 1 << 64), _integer(0, 1 << 32)
+_U64, _U32, _I64 = _integer(0, 1 << 64), _integer(0, 1 << 32), _integer(-1 << 63, 1 << 63)
+_Kind = _integer(0, 1 << 31, SpanMessage.SpanKind)
+_Code = _integer(0, 1 << 31, Status.StatusCode)
+_Double: Any = type("Double", (float,), {"names": {}})
+_TraceId, _SpanId, _Bytes = (type("Bytes", (bytes,), {"size": size}) for size in (16, 8, 0))
 
-_ANY: _Fields = {}
-_KEY_VALUE: Final = _fields(key=_TEXT, value=_one(_ANY))
-_ANY |= _fields(
-    string_value=_TEXT, int_value=_integer(-1 << 63, 1 << 63), bool_value=_typed(bool, "true or false"),
-    double_value=_double, bytes_value=_bytes, array_value=_deeper(_fields(values=_each(_ANY))),
-    kvlist_value=_deeper(_fields(values=_each(_KEY_VALUE))),
+_Pair = _object(key="str", value="_Any")
+_Pairs, _Values = _object(values="list[_Pair]"), _object(values="list[_Any]")
+_Any = _object(
+    string_value="str", int_value="_I64", bool_value="bool", double_value="_Double", bytes_value="_Bytes",
+    array_value="_Values", kvlist_value="_Pairs",
 )  # fmt: skip
-_ATTRIBUTES: Final = _each(_KEY_VALUE)
-_RESOURCE: Final = _fields(attributes=_ATTRIBUTES)
-_SCOPE_NAME: Final = _fields(name=_TEXT)
-_JSON_SPAN: Final = _fields(
-    trace_id=_id(16), span_id=_id(8), parent_span_id=_id(8), name=_TEXT, kind=_enum(SpanMessage.SpanKind),
-    start_time_unix_nano=_U64, end_time_unix_nano=_U64, dropped_attributes_count=_U32, flags=_U32,
-    status=_one(_fields(code=_enum(Status.StatusCode), message=_TEXT)), attributes=_ATTRIBUTES,
-    events=_each(_fields(name=_TEXT, time_unix_nano=_U64, attributes=_ATTRIBUTES)),
+_Event = _object(name="str", time_unix_nano="_U64", attributes="list[_Pair]")
+_Status = _object(code="_Code", message="str")
+_JsonSpan = _object(
+    trace_id="_TraceId", span_id="_SpanId", parent_span_id="_SpanId", name="str", kind="_Kind",
+    start_time_unix_nano="_U64", end_time_unix_nano="_U64", dropped_attributes_count="_U32", flags="_U32",
+    status="_Status", attributes="list[_Pair]", events="list[_Event]",
 )  # fmt: skip
-_JSON_LOG: Final = _fields(
-    trace_id=_id(16), span_id=_id(8), event_name=_TEXT, time_unix_nano=_U64, observed_time_unix_nano=_U64,
-    attributes=_ATTRIBUTES, body=_one(_ANY),
+_JsonLog = _object(
+    trace_id="_TraceId", span_id="_SpanId", event_name="str", time_unix_nano="_U64", observed_time_unix_nano="_U64",
+    attributes="list[_Pair]", body="_Any",
 )  # fmt: skip
-"""What is read of a resource, a scope, a span and a log record."""
 
-
-def _refuse_type(value: Any, wanted: str) -> NoReturn:
-    kind = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}.get(type(value), "a number")
-    raise InvalidSpans("invalid_type", "", f"{kind}, but {wanted} is expected")
+_DECODERS: Final = {
+    kind: msgspec.json.Decoder(fields, dec_hook=_scalar)
+    for kind, fields in (
+        (Resource, _object(attributes="list[_Pair]") | None), (InstrumentationScope, _object(name="str") | None),
+        (SpanMessage, _JsonSpan), (LogRecord, _JsonLog),
+    )
+}  # fmt: skip
