@@ -330,7 +330,8 @@ class OpenRuns:
             self.time_ms = time_ms
         if not self._close_due(self.time_ms, effects):
             return False
-        self._forget(self.time_ms, effects)
+        while self.remembered and next(iter(self.remembered.values())) + self._memory_ms <= self.time_ms:
+            self._forget_first(effects)
         return True
 
     def shed(self, most: int, effects: Effects) -> None:
@@ -434,10 +435,6 @@ class OpenRuns:
         effects.closed.append(ClosedRun(trace_id, cause, run.parts, run.last_ms))
         effects.closed_bytes += run.size
         if len(self.remembered) > MAX_REMEMBERED:
-            self._forget_first(effects)
-
-    def _forget(self, time_ms: int, effects: Effects) -> None:
-        while self.remembered and next(iter(self.remembered.values())) + self._memory_ms <= time_ms:
             self._forget_first(effects)
 
     def _forget_first(self, effects: Effects) -> None:

@@ -45,10 +45,10 @@ from worker.runs.otlp.spans import (
     Span,
     decoded,
     fields_in,
+    is_complete,
     links,
     split,
 )
-from worker.runs.otlp.tree import is_complete
 
 log = logging.getLogger(__name__)
 
@@ -155,16 +155,9 @@ class SpanPartition:
                 trace_id: Part(time_ms, self._topic, self._partition, record.offset, len(content), packed(content))
                 for trace_id, content in contents.items()
             }
-        except InvalidTrace as error:
-            result.refuse(record, error)
-            return {}
-        except InvalidSpans as error:
-            result.refuse(record, InvalidTrace(Reason(error.reason), error.path, error.message))
-            return {}
-        except Exception as error:  # one record must not stop the others
-            log.exception("%s/%d offset %d: the record cannot be read", record.topic, record.partition, record.offset)
-            words = f"{type(error).__name__} while the spans were read; report it with this record"
-            result.refuse(record, InvalidTrace(Reason.ASSEMBLY_FAILED, "", words))
+        except Exception as error:
+            where = f"{record.topic}/{record.partition} offset {record.offset}: the record cannot be read"
+            result.refuse(record, _invalid(error, where, "the spans were read"))
             return {}
         for bad in refused:
             result.refuse(record._replace(value=bad.value), _refusal(bad))
@@ -373,25 +366,21 @@ class TraceWriter:
         contents: list[bytes] = []  # as far as they can be unpacked
         letters: list[tuple[bytes, InvalidTrace]] = []  # dead letters, by what they show
         spans: list[Span] = []
-        made: list[Assembled] = []
-        failure = None
+        made: list[tuple[Assembled, OutputRecord | None]] = []
         try:
             logs = _read(run, contents, spans, letters)
-            made = list(assembled(spans, logs, self.rules))
-            outputs = [None if each.value is None else self._output(each, run, newest_ms) for each in made]
-        except Exception as error:  # one run must not stop the others
-            log.exception("trace %s: no trace could be made of its spans", run.trace_id)
-            words = f"{type(error).__name__} while a trace was made of the spans; report it with this record"
-            failure = InvalidTrace(Reason.ASSEMBLY_FAILED, "", words)
+            runs = assembled(spans, logs, self.rules)
+            made = [(each, None if each.value is None else self._output(each, run, newest_ms)) for each in runs]
+        except Exception as error:
+            where = f"trace {run.trace_id}: no trace could be made of its spans"
+            letters.append((b"".join(contents), _invalid(error, where, "a trace was made of the spans")))
+            made, spans = [], []
         source = SourceRecord(*self.source, offset, run.last_ms, run.trace_id.encode(), b"".join(contents))
         result.count("closed", run.cause)
         for value, why in letters:
             result.refuse(source._replace(value=value), why)
-        if failure is not None:
-            result.refuse(source, failure)
-            return
         result.count("spans", "", len(spans))
-        for each, output in zip(made, outputs, strict=True):
+        for each, output in made:
             _count(each, result)
             if output is not None:
                 result.add(output, source._replace(key=output.key, value=output.value))
@@ -448,13 +437,24 @@ def _read(
                 raise InvalidSpans("too_large", "", words)
             part = decoded(content)
         except InvalidSpans as error:
-            letters.append((content, InvalidTrace(Reason(error.reason), error.path, error.message)))
+            letters.append((content, _invalid(error)))
             continue
         spans += part.spans
         logs += part.logs
         if part.refused is not None:
             letters.append((part.refused.value, _refusal(part.refused)))
     return logs
+
+
+def _invalid(error: Exception, where: str = "", doing: str = "") -> InvalidTrace:
+    """Return why a dead letter is one. A defect here is logged, and costs its record or its run alone."""
+    if isinstance(error, InvalidTrace):
+        return error
+    if isinstance(error, InvalidSpans):
+        return InvalidTrace(Reason(error.reason), error.path, error.message)
+    log.error("%s", where, exc_info=error)
+    words = f"{type(error).__name__} while {doing}; report it with this record"
+    return InvalidTrace(Reason.ASSEMBLY_FAILED, "", words)
 
 
 def _refusal(bad: Refused) -> InvalidTrace:
@@ -480,11 +480,7 @@ def _refuse_late(trace_id: str, part: Part, result: StepResult) -> None:
 
 
 def has_root(contents: Iterable[bytes]) -> bool:
-    """Return whether the root of a run has ended, given its packed contents.
-
-    If the spans of a run cannot be read, its root counts as not ended: when the run closes, they become dead letters
-    with the reason.
-    """
+    """Return whether the root of a run has ended, given its packed contents; not if its spans cannot be read."""
     try:
         return is_complete(link for content in contents for link in links(unpacked(content)))
     except Exception as error:

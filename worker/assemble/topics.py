@@ -92,7 +92,9 @@ def assemble_plan(settings: Settings, observed: Observed) -> list[TopicPlan]:
     partitions = max(each.partitions for each in sources)
     if not settings.spans_keyed and between is not None:
         partitions = between.partitions
-    size = {"max.message.bytes": str(_largest(settings, observed) + DEAD_LETTER_OVERHEAD)}
+    topics = settings.span_topics  # of the largest record that one of them takes, or will take once it is created
+    largest = max(observed.max_bytes(name) if name in observed.topics else SPANS_MAX_BYTES for name in topics)
+    size = {"max.message.bytes": str(largest + DEAD_LETTER_OVERHEAD)}
     configs = {settings.assemble_spans: {**SPANS_CONFIG, **size}, settings.assemble_state: {**CHANGELOG_CONFIG, **size}}
     return [*sources, *(TopicPlan("KP_GROUP_ID", name, partitions, configs[name]) for name in _own(settings))]
 
@@ -104,13 +106,6 @@ def _source_plans(settings: Settings, observed: Observed) -> list[TopicPlan]:
         TopicPlan("KP_SPANS_TOPIC", name, partitions.get(name, settings.topic_partitions), config)
         for name in settings.span_topics
     ]
-
-
-def _largest(settings: Settings, observed: Observed) -> int:
-    """Return the largest record of spans that a span topic accepts, or will accept once created."""
-    return max(
-        observed.max_bytes(name) if name in observed.topics else SPANS_MAX_BYTES for name in settings.span_topics
-    )
 
 
 def small_topics(settings: Settings, observed: Observed) -> list[tuple[str, str]]:
