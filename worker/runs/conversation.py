@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import merge
 from itertools import groupby, takewhile
 from typing import Any, Final
 
@@ -230,10 +231,7 @@ class Conversation:
             self.objective = text  # missing in the first call
 
     def _called(self, result: ToolResult, turn: _Turn | None, number: int) -> _Call | None:
-        """Return the call that a result belongs to. `number`: earlier results of the same name without an id.
-
-        An id is looked up in `turn` first, since some servers reuse ids.
-        """
+        """Return the call of a result: in `turn`, as servers reuse ids, or before. `number`: of those without an id."""
         if result.call_id:
             own = None if turn is None else turn.ids.get(result.call_id)
             return own or next(iter(self._calls.get(result.call_id, [])[-1:]), None)
@@ -296,7 +294,11 @@ class Conversation:
                     left.append(run)
             rest = left
         called = {plain(call.call.name) for call in calls} | {plain(name) for name in FINAL_TOOLS}
-        self._insert([run for run in rest if plain(run.name) not in called])
+        own = [
+            _Turn(run.start_ns, calls=[_Call(ToolCall(run.name, run.arguments, run.call_id), run=run)], by_code=True)
+            for run in rest if plain(run.name) not in called
+        ]  # fmt: skip
+        self.turns = list(merge(self.turns, own, key=lambda turn: turn.time_ns))
 
     def _match_id(self, run: ToolRun) -> bool:
         """Match a record by its id and return whether a call has that id; the first of two records of a call counts."""
@@ -305,20 +307,6 @@ class Conversation:
         if waiting is not None:
             waiting.run = run
         return bool(calls)
-
-    def _insert(self, runs: Sequence[ToolRun]) -> None:
-        own = [
-            _Turn(run.start_ns, calls=[_Call(ToolCall(run.name, run.arguments, run.call_id), run=run)], by_code=True)
-            for run in runs
-        ]
-        merged: list[_Turn] = []
-        index = 0
-        for turn in self.turns:
-            while index < len(own) and own[index].time_ns < turn.time_ns:
-                merged.append(own[index])
-                index += 1
-            merged.append(turn)
-        self.turns = merged + own[index:]
 
     def take_answer(self) -> str | None:
         """Remove and return the answer: the last turn's text if it calls nothing, or the answer tool's arguments."""
@@ -363,10 +351,7 @@ class Conversation:
 
 
 def _with_ids(turn: _Turn | None, others: list[Message]) -> list[Message]:
-    """Return the messages after a turn of several calls; their results get the ids of the calls, in order.
-
-    This requires that each message has one result, without id or name, and that there is one for each call.
-    """
+    """Return the messages after a turn; results without id and name, as many as its calls, get the calls' ids."""
     if turn is None or len(turn.calls) < 2:
         return others
     results = list(takewhile(lambda each: each.role == "tool", others))

@@ -52,8 +52,7 @@ from worker.core.trace import Reason, parse_trace
 from worker.kafka.writing.rows import key_partition
 from worker.observe.metrics import AssembleMetrics
 from worker.runs.otlp.mapping import MAX_UNREAD
-from worker.runs.otlp.spans import InvalidSpans, decoded
-from worker.runs.otlp.tree import is_complete
+from worker.runs.otlp.spans import InvalidSpans, decoded, is_complete
 
 NOW = 1_795_000_000_000
 BETWEEN = "w-assemble-spans"

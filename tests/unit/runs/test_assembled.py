@@ -7,7 +7,9 @@ import random
 import re
 import time
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +18,7 @@ from tests.support.otlp import NOW, SECOND, log, shape, span, span_id
 from worker.core.trace import Limits, parse_trace
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rules, parse_rules
-from worker.runs.otlp.spans import Span
-from worker.runs.otlp.tree import is_complete
+from worker.runs.otlp.spans import Span, is_complete
 
 RULES = parse_rules("0.5", "travel", "private", "private")
 
@@ -193,56 +194,6 @@ def test_a_megabyte_of_attributes_and_a_text_cut_off() -> None:
     assert shape(document(cut)) == ["thought: ?"]
 
 
-@pytest.mark.parametrize("ids", ["own", "one", "none"])
-def test_a_message_of_many_calls_takes_linear_time(ids: str) -> None:
-    def seconds(count: int) -> float:
-        name = {"own": lambda n: {"id": f"c{n}"}, "one": lambda _: {"id": "c"}, "none": lambda _: {}}[ids]
-        calls = [{"type": "tool_call", "name": "a", "arguments": {"n": n}, **name(n)} for n in range(count)]
-        got = [{"type": "tool_call_response", "response": f"{n}", **name(n)} for n in range(count)]
-        said = [_message("user", "Go"), {"role": "assistant", "parts": calls}, {"role": "tool", "parts": got}]
-        one = chat(1, [], ("Done",), attributes={"gen_ai.input.messages": json.dumps(said)})
-        began = time.process_time()
-        assembled([one], [], RULES)
-        return time.process_time() - began
-
-    small = min(seconds(1_000) for _ in range(5))
-    assert (
-        min(seconds(8_000) for _ in range(3)) < 32 * small
-    )  # a quadratic way takes 64 times, and large heaps cost more
-
-
-def test_many_results_without_ids_in_messages_of_their_own_take_linear_time() -> None:
-    def seconds(count: int) -> float:
-        calls = [{"type": "tool_call", "name": "a", "arguments": {"n": n}, "id": f"c{n}"} for n in range(count)]
-        told = [{"role": "tool", "parts": [{"type": "tool_call_response", "response": f"{n}"}]} for n in range(count)]
-        said = [_message("user", "Go"), {"role": "assistant", "parts": calls}, *told]
-        one = chat(1, [], ("Done",), attributes={"gen_ai.input.messages": json.dumps(said)})
-        began = time.process_time()
-        (made,) = assembled([one], [], RULES)
-        took = time.process_time() - began
-        assert made.document is not None
-        assert [step["content"] for step in made.document["steps"] if step["type"] == "observation"][
-            -1
-        ] == f"{count - 1}"
-        return took
-
-    small = min(seconds(500) for _ in range(5))
-    assert min(seconds(4_000) for _ in range(3)) < 32 * small  # a quadratic way takes 64 times
-
-
-def test_an_answer_in_many_messages_takes_linear_time() -> None:
-    def seconds(count: int) -> float:
-        parts = [[{"type": "reasoning", "content": f"r{n}"}, {"type": "text", "content": f"{n}"}] for n in range(count)]
-        said = [_message("user", "Go"), *({"role": "assistant", "parts": each} for each in parts)]
-        one = chat(1, [], ("Done",), attributes={"gen_ai.input.messages": json.dumps(said)})
-        began = time.process_time()
-        assembled([one], [], RULES)
-        return time.process_time() - began
-
-    small = min(seconds(1_000) for _ in range(5))
-    assert min(seconds(16_000) for _ in range(2)) < 40 * small  # a quadratic way took 90 times
-
-
 def test_blanks_in_a_field_of_dspy_take_linear_time() -> None:
     text = f"[[ ## question ## ]]\nHi{' ' * 200_000}there"
     began = time.process_time()
@@ -250,30 +201,71 @@ def test_blanks_in_a_field_of_dspy_take_linear_time() -> None:
     assert time.process_time() - began < 2
 
 
-@pytest.mark.parametrize("tree", ["chain", "star", "circle", "tools"])
-def test_a_trace_of_many_spans_takes_linear_time(tree: str) -> None:
-    """Four times as many spans take at most ten times as long; a quadratic way takes sixteen times."""
+# -- large traces: how many times as long a trace takes that is some times as large
 
-    def made(count: int) -> list[Span]:
-        parent = {
-            "chain": lambda n: n - 1, "star": lambda _: 1, "circle": lambda n: n % count + 1, "tools": lambda _: 1,
-        }[tree]  # fmt: skip
-        blank = span(
-            1, "s", {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "t"} if tree == "tools" else {}
-        )
-        spans = [replace(blank, span_id=span_id(n), parent_id=span_id(parent(n)) if n > 1 or tree == "circle" else "",
-                         start_ns=NOW + n, end_ns=NOW + SECOND) for n in range(2, count)]  # fmt: skip
-        return [
-            agent(1, "x"),
-            *spans,
-            replace(chat(0, ["Hi"], ("Hello",)), span_id="f" * 16, parent_id=span_id(count - 1)),
-        ]
 
-    def seconds(count: int) -> float:
-        spans = made(count)
+def asked(*messages: dict[str, Any]) -> list[Span]:
+    said = json.dumps([_message("user", "Go"), *messages])
+    return [chat(1, [], ("Done",), attributes={"gen_ai.input.messages": said})]
+
+
+def one_message(ids: Callable[[int], dict[str, Any]], count: int) -> list[Span]:
+    calls = [{"type": "tool_call", "name": "a", "arguments": {"n": n}, **ids(n)} for n in range(count)]
+    got = [{"type": "tool_call_response", "response": f"{n}", **ids(n)} for n in range(count)]
+    return asked({"role": "assistant", "parts": calls}, {"role": "tool", "parts": got})
+
+
+def results_alone(count: int) -> list[Span]:
+    """Results without ids, each in a message of its own."""
+    calls = [{"type": "tool_call", "name": "a", "arguments": {"n": n}, "id": f"c{n}"} for n in range(count)]
+    got = [{"role": "tool", "parts": [{"type": "tool_call_response", "response": f"{n}"}]} for n in range(count)]
+    return asked({"role": "assistant", "parts": calls}, *got)
+
+
+def long_answer(count: int) -> list[Span]:
+    parts = [[{"type": "reasoning", "content": f"r{n}"}, {"type": "text", "content": f"{n}"}] for n in range(count)]
+    return asked(*({"role": "assistant", "parts": each} for each in parts))
+
+
+def tree(parent: Callable[[int], int], made: Callable[[int], Span], count: int, first: int = 2) -> list[Span]:
+    spans = [replace(made(n), span_id=span_id(n), parent_id=span_id(parent(n)), start_ns=NOW + n, end_ns=NOW + SECOND)
+             for n in range(first, count)]  # fmt: skip
+    last = replace(chat(0, ["Hi"], ("Hello",)), span_id="f" * 16, parent_id=span_id(count - 1))
+    return [*([agent(1, "x")] if first == 2 else []), *spans, last]
+
+
+def idle_agents(n: int) -> Span:
+    """Agents that were asked nothing of their own, and below each a call of a model."""
+    return chat(n, [], ("Hi",)) if n % 2 else agent(n, f"a{n}")
+
+
+LARGE: dict[str, tuple[Callable[[int], list[Span]], int, int, int]] = {
+    # a trace by its size, a size, how many times as large the other one is, how many times as long it may take
+    "own ids": (partial(one_message, lambda n: {"id": f"c{n}"}), 1000, 8, 32),  # large heaps cost more
+    "one id": (partial(one_message, lambda _: {"id": "c"}), 1000, 8, 32),
+    "no ids": (partial(one_message, lambda _: {}), 1000, 8, 32),
+    "results in messages of their own": (results_alone, 500, 8, 32),
+    "an answer in many messages": (long_answer, 1000, 16, 40),  # a quadratic way took 90 times
+    "chain": (partial(tree, lambda n: n - 1, span), 1000, 4, 10),
+    "star": (partial(tree, lambda _: 1, span), 1000, 4, 10),
+    "circle": (lambda count: tree(lambda n: n % (count - 1) + 1, span, count, 1), 1000, 4, 10),
+    "tools": (partial(tree, lambda _: 1, lambda n: tool(n, "t")), 1000, 4, 10),
+    "idle agents": (partial(tree, lambda n: n - 1 if n % 2 else 1, idle_agents), 200, 4, 10),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_trace_takes_linear_time(name: str) -> None:
+    made, count, times, most = LARGE[name]
+
+    def seconds(spans: list[Span]) -> float:
         began = time.process_time()
         assembled(spans, [], RULES)
         return time.process_time() - began
 
-    small = min(seconds(1_000) for _ in range(3))
-    assert min(seconds(4_000) for _ in range(2)) < 10 * small
+    few, many = made(count), made(times * count)
+    small = min(seconds(few) for _ in range(5))
+    assert min(seconds(many) for _ in range(3)) < most * small
+    if made is results_alone:
+        steps = document(*few)["steps"]
+        assert [step["content"] for step in steps if step["type"] == "observation"][-1] == f"{count - 1}"

@@ -19,8 +19,7 @@ from worker.kafka.assignment import fault_of
 from worker.runs.fields import fault
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rules
-from worker.runs.otlp.spans import InvalidSpans, LogEvent, Span, decoded
-from worker.runs.otlp.tree import is_complete
+from worker.runs.otlp.spans import InvalidSpans, LogEvent, Span, decoded, is_complete
 
 LACKS: Final = {
     "not_a_run": "no span of a model, tool or agent",

@@ -1,23 +1,26 @@
 """The ReasoningTraces of one OTLP trace: how every field is filled, and why a run yields none.
 
 Each run of an agent in a trace yields one document. Its bytes depend only on the set of spans, not on their order or
-repetitions.
+repetitions. A trace may contain several runs: an agent may be the tool of another one, or agents may work side by side.
+A tool's span separates a run from what the tool does. Otherwise a run is all that lies below the topmost span of an
+agent.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain, pairwise
 from typing import Any, Final, Literal, TypeAlias
 
 from worker.core.trace import CONTEXT, InvalidTrace, parse_trace
 from worker.runs.conversation import Conversation, ToolRun
-from worker.runs.fields import json_object
+from worker.runs.fields import json_object, plain
 from worker.runs.messages import Reasoning, Text, Transcript
 from worker.runs.otlp.content import (
     Content,
@@ -33,6 +36,7 @@ from worker.runs.otlp.content import (
     tool_run,
 )
 from worker.runs.otlp.dialects import (
+    Kind,
     dialects_of,
     hint_of,
     kind_of,
@@ -44,8 +48,7 @@ from worker.runs.otlp.dialects import (
     values,
 )
 from worker.runs.otlp.rules import AGENT_NAME, SERVICE_AND_NAME, Rules
-from worker.runs.otlp.spans import LogEvent, Span
-from worker.runs.otlp.tree import Run, identities, ordered, runs_of
+from worker.runs.otlp.spans import LogEvent, Span, Value
 from worker.runs.otlp.values import REDACTED
 from worker.runs.shorten import shortened
 
@@ -132,48 +135,37 @@ def _assembled(
     run: Run, conversation: Conversation, contents: Sequence[Content], said: Collection[str], root: Span | None,
     alone: bool, events: Logs, rules: Rules,
 ) -> Assembled:  # fmt: skip
-    """Return one run. `root`: the trace's root if it describes this run. `alone`: the trace has no other run.
-
-    `said`: the ids of the models' spans that have content.
-    """
+    """Return one run. `said`: ids of the models' spans with content. `root`: the trace's, if it describes this run."""
     outer = [span for span in (run.agent, None if root is run.agent else root) if span is not None]
     # A tool's span may come from anywhere, so it describes no run; if there is no other, only its resource counts.
     own = outer or run.models or [replace(run.first, attributes={}, events=())]
     objective = _objective(run, conversation, outer)
     key = _agent_id(run, own, rules)
-    document: dict[str, Any] | None = None
-    value: bytes | None = None
-    missing: Missing | None = None
-    cut = 0
+    made: tuple[dict[str, Any], bytes, int] | Missing
     if objective is None:
-        missing = "no_objective" if conversation.has_text() else "no_content"
+        made = "no_objective" if conversation.has_text() else "no_content"
     else:
         made = _checked(_document(run, conversation, objective, outer, own, alone, key, events, rules), key, rules)
-        if isinstance(made, tuple):
-            document, value, cut = made
-        else:
-            missing = "no_content" if made == "no_steps" and not contents else made
+        made = "no_content" if made == "no_steps" and not contents else made
+    document, value, cut = made if isinstance(made, tuple) else (None, None, 0)
+    missing = None if isinstance(made, tuple) else made
     conventions = frozenset(content.convention for content in contents) or frozenset(map(spoken, run.models)) - {""}
     kinds = Counter(step["type"] for step in document["steps"]) if document is not None else None
-    if kinds is None or kinds["tool_call"] > kinds["observation"] + kinds["error_recovery"]:
-        unread = _unread(run.spans, events)
-    else:
-        unread = _unread(_silent(run, events, said), events)
-    hints: tuple[str, ...] = ()
+    lacks = kinds is None or kinds["tool_call"] > kinds["observation"] + kinds["error_recovery"]
+    unread = _unread(run.spans if lacks else _silent(run, events, said), events)
+    hints: list[str] = []
     if missing in ("no_content", "no_objective", "no_steps") and not unread:
-        found = [f"{span.scope}: {hint}" for span in run.models or run.spans if (hint := hint_of(span.scope))]
-        hints = tuple(
-            dict.fromkeys(
-                found if run.models else [*found, "no span of a model: instrument the client of the model, too"]
-            )
-        )
+        scopes = dict.fromkeys(span.scope for span in run.models or run.spans)
+        hints += [f"{scope}: {hint}" for scope in scopes if (hint := hint_of(scope))]
+        if not run.models:
+            hints.append("no span of a model: instrument the client of the model, too")
     if alone and run.agent is None and len(run.spans) == len(run.models) == 1 and conversation.has_calls():
-        hints = (*hints, "each call of the model becomes a separate trace: start a span around the whole run")
+        hints.append("each call of the model becomes a separate trace: start a span around the whole run")
     lost = run.spans if missing is not None else [span for span in run.models if span.span_id not in said]
     if any(content.is_cut for content in contents) or any(map(is_cut, lost)):
-        hints = (*hints, CUT_OFF)
+        hints.append(CUT_OFF)
     end_ns = max(span.end_ns for span in run.spans)
-    return Assembled(document, value, missing, conventions, hints, run.first.span_id, key, end_ns, cut, unread)
+    return Assembled(document, value, missing, conventions, tuple(hints), run.first.span_id, key, end_ns, cut, unread)
 
 
 def _checked(document: dict[str, Any], key: str, rules: Rules) -> tuple[dict[str, Any], bytes, int] | Missing:
@@ -278,15 +270,17 @@ def _objective(run: Run, conversation: Conversation, outer: Sequence[Span]) -> s
         words = [row.prompt.search(prompted) for row in rows if row.prompt is not None]
         texts.append(next((str(each[1]) for each in words if each is not None), prompted))
     given: Iterable[Any] = chain(texts, (text for span in outer for text in asked(span)))
-    return next((text for text in given if isinstance(text, str) and text.strip() and text != REDACTED), None)
+    return next((text for text in given if _is_text(text)), None)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.strip() != "" and value != REDACTED
 
 
 def _answer(conversation: Conversation, outer: Sequence[Span]) -> str | None:
-    said = conversation.take_answer()
-    own = [text for span in outer for text in values(span, "answer") if isinstance(text, str) and text.strip()]
-    return next((text for text in (*own, said) if text), None) or next(
-        (text for span in outer for text in answered(span) if text.strip() and text != REDACTED), None
-    )
+    texts = [text for span in outer for text in values(span, "answer")] + [conversation.take_answer()]
+    given: Iterable[Any] = chain(texts, (text for span in outer for text in answered(span)))
+    return next((text for text in given if _is_text(text)), None)
 
 
 def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
@@ -352,28 +346,36 @@ def joined(runs: Sequence[Run], logs: Logs) -> list[Run]:
     kept: list[Run] = []
     known = set(map(id, runs))
     within: dict[int, Run] = {}
+    first: dict[int, tuple[Any, str]] = {}  # by run: its first model span with a text of the user, and the text
+
+    def asked(run: Run) -> tuple[Any, str]:
+        if id(run) not in first:
+            texts = ((by_time(span), _asked(span, logs)) for span in run.models)
+            first[id(run)] = next((each for each in texts if each[1]), ((math.inf,), ""))
+        return first[id(run)]
+
     for run in runs:
         upper = run.upper
         while upper is not None and id(upper) in within:
             upper = within[id(upper)]
-        if upper is None or (upper.models and run.models and _asked(run, logs) not in ("", _asked(upper, logs))):
+        if upper is None or (upper.models and run.models and asked(run)[1] not in ("", asked(upper)[1])):
             kept.append(run)
             continue
         if id(upper) not in known:  # what lies above the agent says nothing itself
             known.add(id(upper))
             kept.append(upper)
+        first[id(upper)] = min(asked(upper), asked(run))
         upper.take(run)
         within[id(run)] = upper
+    for run in {id(upper): upper for upper in within.values()}.values():
+        run.sort()
     return kept
 
 
-def _asked(run: Run, logs: Logs) -> str:
-    for span in run.models:
-        content = content_of(span, logs.get(span.span_id, ()))
-        for message in () if content is None else content.inputs:
-            if message.role == "user" and (text := message.texts().strip()):
-                return text
-    return ""
+def _asked(span: Span, logs: Logs) -> str:
+    content = content_of(span, logs.get(span.span_id, ()))
+    texts = [each.texts().strip() for each in content.inputs if each.role == "user"] if content is not None else []
+    return next(filter(None, texts), "")
 
 
 def conversation_of(run: Run, logs: Logs) -> tuple[Conversation, list[Content], set[str]]:
@@ -411,12 +413,10 @@ def _tools(run: Run, logs: Logs) -> list[ToolRun]:
             found[span.span_id] = own
             continue
         found[run.inside[span.span_id]] = replace(
-            outer,
-            call_id=outer.call_id or own.call_id,
+            outer, call_id=outer.call_id or own.call_id, is_error=outer.is_error or own.is_error,
             arguments=own.arguments if outer.arguments is None else outer.arguments,
             result=own.result if outer.result is None else outer.result,
-            is_error=outer.is_error or own.is_error,
-        )
+        )  # fmt: skip
     return list(found.values())
 
 
@@ -475,3 +475,174 @@ def _signature(content: Content) -> tuple[Any, ...]:
     parts = [part for message in content.outputs for part in message.parts if isinstance(part, Text | Reasoning)]
     calls = [(call.call_id, call.name) for message in content.outputs for call in message.calls()]
     return (*(part.text for part in parts), *calls)
+
+
+# The runs of agents in the tree of a trace's spans
+
+Identity: TypeAlias = tuple[str, int]
+
+
+def ordered(spans: Iterable[Span]) -> list[Span]:
+    """Return spans by start time, outer ones first; of several with one id, the last and fullest."""
+    found: dict[str, list[Span]] = {}
+    for span in spans:
+        found.setdefault(span.span_id, []).append(span)
+    repeated = [span for same in found.values() if len(same) > 1 for span in same]
+    keys = dict(zip(map(id, repeated), identities(repeated), strict=True))
+
+    def fullness(span: Span) -> tuple[int, int, Identity]:
+        return span.end_ns, len(span.attributes), keys[id(span)]
+
+    return sorted((same[0] if len(same) == 1 else max(same, key=fullness) for same in found.values()), key=by_time)
+
+
+def by_time(span: Span) -> tuple[float, int, str]:
+    """Return the key of a span in the order of a trace: by start time, outer spans first."""
+    return span.start_ns, -span.end_ns, span.span_id
+
+
+def identities(items: Sequence[Span] | Sequence[LogEvent]) -> list[Identity]:
+    """Return a key for each span or log event, by which its whole content can be compared and sorted.
+
+    Linear in the bytes of the record: a resource shared by thousands is written out once.
+    """
+    written = {key: repr(resource) for key, resource in {id(item.resource): item.resource for item in items}.items()}
+    ranks = {text: rank for rank, text in enumerate(sorted(set(written.values())))}
+    by_resource = {key: ranks[text] for key, text in written.items()}
+    nothing: dict[str, Value] = {}
+    return [(repr(replace(item, resource=nothing)), by_resource[id(item.resource)]) for item in items]
+
+
+@dataclass(slots=True)
+class Run:
+    """The spans of one run. Each list is sorted by start time."""
+
+    agent: Span | None  # its topmost span; None if no span shows where it begins
+    tool: Span | None = None  # the tool's span above it
+    upper: Run | None = None  # the run of the agent directly above its agent
+    models: list[Span] = field(default_factory=list)
+    tools: list[Span] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    inside: dict[str, str] = field(default_factory=dict)
+    """For spans of models and tools below another one of the same call: the id of the topmost one, by id."""
+
+    @property
+    def first(self) -> Span:
+        """The span that represents the run."""
+        return self.agent or self.spans[0]
+
+    def take(self, other: Run) -> None:
+        """Add the spans of another run, which is part of this one. Sort the spans when all others are taken."""
+        self.models += other.models
+        self.tools += other.tools
+        self.spans += other.spans
+        self.inside |= other.inside
+
+    def sort(self) -> None:
+        """Sort the spans."""
+        for spans in (self.models, self.tools, self.spans):
+            spans.sort(key=by_time)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The position of a span: ids of the tool above, of the agent (above, or itself), and of the model above."""
+
+    tool: str
+    agent: str
+    model: str
+    orphan: bool
+    border: str = ""  # the tool above its children, if it is a tool's span
+    name: str = ""  # of the nearest agent with a name
+    upper: str = ""  # the agent above the span's own
+
+
+def runs_of(spans: Sequence[Span]) -> list[Run]:
+    """Return the runs of a trace, outer ones first, in linear time. `spans`: as `ordered` returns them."""
+    by_id = {span.span_id: span for span in spans}
+    kinds = {span.span_id: kind_of(span) for span in spans}
+    places = _places(spans, by_id, kinds)
+    lost = _below_lost_spans(spans, places, by_id)
+    runs: dict[tuple[str, str], Run] = {}
+    for span in spans:
+        place = places[span.span_id]
+        if span.span_id in lost:
+            place = replace(place, agent=lost[span.span_id])
+        run = runs.get((place.tool, place.agent))
+        if run is None:
+            run = runs[place.tool, place.agent] = Run(by_id.get(place.agent), by_id.get(place.tool))
+        run.spans.append(span)
+        if kinds[span.span_id] == "model":
+            run.models.append(span)
+            if place.model:
+                run.inside[span.span_id] = place.model
+        elif kinds[span.span_id] == "tool":
+            run.tools.append(span)
+            if place.border != span.span_id:
+                run.inside[span.span_id] = place.border
+    for (tool, agent), run in runs.items():
+        run.upper = runs.get((tool, places[agent].upper)) if agent and places[agent].upper else None
+    return [run for run in runs.values() if _is_run(run, kinds)]
+
+
+def _below_lost_spans(spans: Sequence[Span], places: dict[str, _Place], by_id: dict[str, Span]) -> dict[str, str]:
+    """Return the agent of spans whose parent was lost, as where a model fails: the only one, if they ran during it."""
+    agents = {place.agent for place in places.values()} - {""}
+    agent = by_id[agents.pop()] if len(agents) == 1 else None
+    if agent is None:
+        return {}
+    alone = [span for span in spans if places[span.span_id].orphan and not places[span.span_id].agent]
+    during = [span for span in alone if agent.start_ns <= span.start_ns <= span.end_ns <= agent.end_ns]
+    return {span.span_id: agent.span_id for span in during if not places[span.span_id].tool}
+
+
+def _is_run(run: Run, kinds: dict[str, Kind]) -> bool:
+    if run.models or (run.agent is not None and kinds[run.agent.span_id] == "agent"):
+        return True
+    return bool(run.tools) and run.tool is None
+
+
+def _places(spans: Sequence[Span], by_id: dict[str, Span], kinds: dict[str, Kind]) -> dict[str, _Place]:
+    """Return the position of each span. In a circle, parents count as missing. Not recursive: chains may be long."""
+    places: dict[str, _Place] = {}
+    for start in spans:
+        path: list[Span] = []
+        on_path: dict[str, int] = {}
+        span: Span | None = start
+        while span is not None and span.span_id not in places and span.span_id not in on_path:
+            on_path[span.span_id] = len(path)
+            path.append(span)
+            span = by_id.get(span.parent_id)
+        circle = on_path.get(span.span_id, len(path)) if span is not None else len(path)
+        for index in range(len(path) - 1, -1, -1):
+            each = path[index]
+            parent = by_id.get(each.parent_id) if index < circle else None
+            above = places.get(parent.span_id) if parent is not None else None
+            place = _place(each, kinds, parent, above)
+            is_inner = kinds[each.span_id] == "tool" and place.tool and not place.agent
+            if is_inner and plain(tool_name(each)) == plain(tool_name(by_id[place.tool])):  # two libraries, one call
+                place = replace(places[place.tool], border=place.tool)
+            places[each.span_id] = place
+    return places
+
+
+def _place(span: Span, kinds: dict[str, Kind], parent: Span | None, above: _Place | None) -> _Place:
+    kind = kinds[span.span_id]
+    tool = agent = model = name = upper = ""
+    orphan = span.parent_id != ""
+    if parent is not None and above is not None:
+        orphan = above.orphan
+        if kinds[parent.span_id] == "tool":
+            tool = above.border
+        else:
+            tool, agent, name, upper = above.tool, above.agent, above.name, above.upper
+            model = above.model or (parent.span_id if kinds[parent.span_id] == "model" else "")
+    border = span.span_id if kind == "tool" else ""
+    if kind == "agent":
+        own = plain(said_name([span]) or span_name(span))
+        if not agent or (own and name and own != name):
+            agent, upper = span.span_id, agent
+        name = own or name
+    elif kind == "chain" and not agent and not orphan:
+        agent = span.span_id
+    return _Place(tool, agent, model, orphan, border, name, upper)
