@@ -9,13 +9,12 @@ import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
 from worker.runs.conversation import ToolRun
-from worker.runs.fields import Counts, json_object, json_value, says_error
-from worker.runs.forms import built_in
+from worker.runs.fields import Counts, is_marked_error, json_object, json_value, says_error
+from worker.runs.forms import built_in, langchain_kind
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 from worker.runs.otlp.dialects import MAX_NAME, Dialect, dialects_of, first_text, is_missed, tool_name, values
 from worker.runs.otlp.spans import LogEvent, Span, SpanEvent
@@ -35,9 +34,13 @@ _EVENTS: Final[Mapping[str, Role]] = {
     "gen_ai.tool.message": "tool", "gen_ai.choice": "assistant",
 }  # fmt: skip
 
-_READ_EVENTS: Final = frozenset(
-    {*_EVENTS, "gen_ai.client.inference.operation.details", "gen_ai.evaluation.result", "exception"}
-)
+_OF_CALL: Final[Mapping[str, tuple[str, str]]] = {
+    "gen_ai.client.inference.operation.details": ("gen_ai.input.messages", "gen_ai.output.messages"),
+    "gen_ai.content.prompt": ("gen_ai.prompt", ""), "gen_ai.content.completion": ("", "gen_ai.completion"),
+}  # fmt: skip
+"""Events about a whole call: where they have its input and its output. The last two are of 1.27 and before."""
+
+_READ_EVENTS: Final = frozenset({*_EVENTS, *_OF_CALL, "gen_ai.evaluation.result", "exception"})
 
 _CALL_ID: Final = re.compile(r"\ACall id: \S*\n")
 
@@ -126,12 +129,7 @@ def _says(value: Any) -> bool:
 
 def form_of(span: Span) -> str:
     """Return what is peculiar to the messages of a span (Dialect.form)."""
-    return _form_of(dialects_of(span.scope))
-
-
-@cache
-def _form_of(rows: tuple[Dialect, ...]) -> str:
-    return next((row.form for row in rows if row.form), "")
+    return next((row.form for row in dialects_of(span.scope) if row.form), "")
 
 
 def _said(span: Span, logs: Sequence[LogEvent], row: Dialect, known: Known | None) -> _Messages:
@@ -276,15 +274,12 @@ def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
 
     A step of its agent has a thought, a tool and arguments. The last answer is not a step.
     """
-    asked = []
-    for each in inputs:
-        found = (
-            _FIELD.search(each.texts().partition("\n\nRespond with the corresponding output")[0])
-            if each.role == "user"
-            else None
-        )
-        asked.append(each if found is None else Message("user", (Text(found[2].rstrip()),)))
-    return asked, [_answer_fields(each) for each in outputs]
+    return [_asked_field(each) if each.role == "user" else each for each in inputs], list(map(_answer_fields, outputs))
+
+
+def _asked_field(message: Message) -> Message:
+    found = _FIELD.search(message.texts().partition("\n\nRespond with the corresponding output")[0])
+    return message if found is None else Message("user", (Text(found[2].rstrip()),))
 
 
 def _answer_fields(message: Message) -> Message:
@@ -324,18 +319,20 @@ def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[M
     outputs: list[Message] = []
     is_blocks = form_of(span) == "blocks"
     for name, body in named:
-        if name == "gen_ai.client.inference.operation.details":
-            inputs += messages_in(body.get("gen_ai.input.messages"), "user")
-            outputs += messages_in(body.get("gen_ai.output.messages"), "assistant")
-        elif name in ("gen_ai.content.prompt", "gen_ai.content.completion"):  # 1.27 and before
-            inputs += messages_in(body.get("gen_ai.prompt"), "user")
-            outputs += messages_in(body.get("gen_ai.completion"), "assistant")
+        if name in _OF_CALL:
+            asked, said = map(body.get, _OF_CALL[name])
+            inputs += messages_in(asked, "user")
+            outputs += messages_in(said, "assistant")
         elif name == "gen_ai.choice" and (is_blocks or not body.get("index")):  # the agent goes on with the first one
             outputs.append(_event("assistant", body))
         elif name in _EVENTS and name != "gen_ai.choice":
             inputs.append(_event(_EVENTS[name], body))
     if is_blocks and outputs:
-        outputs = [Message("assistant", tuple(part for each in outputs for part in each.parts))]
+        parts = [part for each in outputs for part in each.parts]
+        thinks = any(isinstance(part, Reasoning) for message in inputs for part in message.parts)
+        if thinks and len(parts) > 1 and isinstance(parts[0], Text) and isinstance(parts[1], Text):
+            parts[0] = Reasoning(parts[0].text)  # only the history says so: as an answer it looks like a text
+        outputs = [Message("assistant", tuple(parts))]
     return inputs, outputs
 
 
@@ -404,13 +401,8 @@ def _each_message(items: list[Any], role: Role, known: Known | None) -> list[Mes
 def _message_json(text: str) -> Any:
     """Return the JSON in a text if it may be messages, otherwise the text; None if none is whole before a cut."""
     value = loaded(text) if text[:1] in ("[", "{", '"') else text
-    if (
-        value is None
-        or isinstance(value, str | dict)
-        or (isinstance(value, list) and (not value or _has_objects(value)))
-    ):
-        return value
-    return text
+    is_list = isinstance(value, list) and (not value or _has_objects(value))
+    return value if value is None or is_list or isinstance(value, str | dict) else text
 
 
 def _has_objects(items: list[Any]) -> bool:
@@ -463,12 +455,7 @@ def _own_role(value: dict[str, Any]) -> Role | None:
     """Return the role of a message of LangChain or pydantic-ai."""
     if value.get("kind") == "response" and "parts" in value:
         return "assistant"
-    kind = value.get("type")
-    if kind == "constructor" and isinstance(value.get("id"), list) and value["id"]:
-        kind = value["id"][-1]
-    if not isinstance(kind, str) or not ({"content", "data", "kwargs"} & value.keys()):
-        return None
-    return _ROLES.get(kind.removesuffix("Chunk").removesuffix("Message").lower())
+    return None if value.keys().isdisjoint(("content", "data", "kwargs")) else _ROLES.get(langchain_kind(value))
 
 
 _RARE: Final = frozenset(
@@ -559,7 +546,7 @@ def _tool_message(parts: list[Part], value: dict[str, Any]) -> Message:
     if texts and not results:
         call_id = _text(value, ("tool_call_id", "tool_use_id", "call_id", "id"))
         name = _text(value, _NAMES)
-        results = [ToolResult("\n".join(texts), call_id, name, is_error=_is_error(value))]
+        results = [ToolResult("\n".join(texts), call_id, name, is_error=is_marked_error(value))]
     elif len(results) == 1 and not results[0].call_id:
         results = [replace(results[0], call_id=_text(value, ("tool_call_id",)))]
     return Message("tool", tuple(results))
@@ -652,7 +639,7 @@ def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
     value = next((result[each] for each in _RESULTS if result.get(each) is not None), None)
     origin = result.get("origin")
     named = {**origin, **result} if isinstance(origin, dict) else result
-    failed = _is_error(result) or says_error(value)
+    failed = is_marked_error(result) or result.get("part_kind") == "retry-prompt" or says_error(value)
     if isinstance(value, dict) and isinstance(value.get("type"), str) and "value" in value:  # Vercel
         failed = failed or value["type"].startswith("error")
         value = value["value"]
@@ -661,19 +648,9 @@ def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
     return (ToolResult(result_text(value), _text(named, _IDS), _text(named, _NAMES), is_error=failed),)
 
 
-def _is_error(value: dict[str, Any]) -> bool:
-    return (
-        True in (value.get("is_error"), value.get("isError"), value.get("error"))
-        or value.get("status") == "error"
-        or value.get("part_kind") == "retry-prompt"
-    )
-
-
 def _texts(part: dict[str, Any]) -> list[str]:
-    found = next(
-        (part[name] for name in ("content", "text", "thinking", "reasoning", "summary", "refusal") if part.get(name)),
-        "",
-    )
+    names = ("content", "text", "thinking", "reasoning", "summary", "refusal")
+    found = next((part[name] for name in names if part.get(name)), "")
     if isinstance(found, list):
         return [text for each in found if isinstance(each, dict) for text in _texts(each)]
     return [found] if isinstance(found, str) and found else []
@@ -710,17 +687,16 @@ def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
     result = _of_tool(span, "result", "output")
     inputs, outputs = _events(span, logs) if arguments is None or result is None else ([], [])
     if arguments is None:
-        parts = [part for message in inputs for part in message.parts]
-        arguments = next((part.arguments for part in parts if isinstance(part, ToolCall)), None)
+        arguments = next((call.arguments for message in inputs for call in message.calls()), None)
         if arguments is None:
-            arguments = next((part.text for part in parts if isinstance(part, Text | ToolResult)), None)
+            arguments = next(iter(_words(inputs)), None)
     failed = has_failed(span)
     text: str | None
     if result is not None:
         text, own_id, says_so = _unwrapped(result)
         call_id, failed = call_id or own_id, failed or says_so
     else:
-        texts = [part.text for message in outputs for part in message.parts if isinstance(part, Text | ToolResult)]
+        texts = _words(outputs)
         text = "\n".join(texts) if texts else None
     no_result = failed and text in (None, "", "{}", "null")
     if no_result:
@@ -732,6 +708,10 @@ def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
     return ToolRun(
         tool_name(span), call_id, _tool_arguments(arguments), text, failed, span.start_ns, span.end_ns, no_result
     )
+
+
+def _words(messages: list[Message]) -> list[str]:
+    return [part.text for message in messages for part in message.parts if isinstance(part, Text | ToolResult)]
 
 
 def _of_tool(span: Span, name: str, other: str) -> Any:
@@ -769,12 +749,9 @@ def _unwrapped(result: Any) -> tuple[str, str, bool]:
         output = parsed.get("output")
         message = output if isinstance(output, dict) else parsed
         inner = message.get("data", message.get("kwargs", message))
-        if (
-            message.get("type") in ("tool", "ToolMessage", "constructor")
-            and isinstance(inner, dict)
-            and "content" in inner
-        ):
-            return result_text(inner["content"]), _text(inner, ("tool_call_id",)), _is_error(inner)
+        is_message = message.get("type") in ("tool", "ToolMessage", "constructor")
+        if is_message and isinstance(inner, dict) and "content" in inner:
+            return result_text(inner["content"]), _text(inner, ("tool_call_id",)), is_marked_error(inner)
         if parsed.keys() == {"output"}:  # LangSmith: a result must be an object
             return result_text(output), "", False
     if isinstance(parsed, str):
