@@ -78,11 +78,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Entry:
     facts = {fact: text for fact, names in _FACTS.items() for name in names if (text := text_at(line, name))}
     if kind == "result" and ("subtype" in line or "is_error" in line):
         success = line.get("subtype") == "success" and line.get("is_error") is not True
-        return Entry(
-            outcome=Outcome(success, text_at(line, "result") or None),
-            facts=facts,
-            created_at=text_at(line, "timestamp"),
-        )
+        return Entry(outcome=Outcome(success, text_at(line, "result") or None), facts=facts)
     if line.get("isSidechain") is True and _OWN_AGENT.match(text_at(line, "agentId")):
         counts.drop("lines of Claude Code's own sub-agents")
         return Entry(facts=facts)
@@ -200,8 +196,7 @@ def _entry(line: Mapping[str, Any], parts: tuple[Part, ...], facts: dict[str, st
     messages = (Message(role, parts),) if parts else ()
     of = line.get("message") if role == "assistant" else None
     return Entry(messages, run=run, after=text_at(line, "parentUuid"), id=text_at(line, "uuid"), facts=facts,
-                message=text_at(of, "id") if isinstance(of, dict) else "", created_at=text_at(line, "timestamp"),
-                **more)  # fmt: skip
+                message=text_at(of, "id") if isinstance(of, dict) else "", **more)  # fmt: skip
 
 
 def _command(text: str) -> str:

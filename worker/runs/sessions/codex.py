@@ -69,16 +69,15 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Entry:
         return Entry()
     if not isinstance(payload, dict):
         raise RunRefused("not_a_line", f"payload: {shown(payload)} is not an object; the line is skipped")
-    time = text_at(line, "timestamp")
     if kind == "session_meta":
         return Entry(facts=_of_session(payload))
     if kind == "turn_context":
         names = {"turn": "turn_id", "model": "model", "cwd": "cwd"}
         return Entry(facts={fact: text_at(payload, name) for fact, name in names.items()})
     if kind == "event_msg":
-        return _event(payload, time, counts)
+        return _event(payload, counts)
     if kind == "response_item":
-        return _item(payload, time, counts)
+        return _item(payload, counts)
     counts.drop(f"{kind} lines")
     return Entry()
 
@@ -86,7 +85,7 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Entry:
 def _bare(line: Mapping[str, Any], counts: Counts) -> Entry:
     """Read a line from before Codex 0.32: a header without a type, a bare item, or a state record."""
     if _is_item(line):
-        return _item(dict(line), text_at(line, "timestamp"), counts)
+        return _item(dict(line), counts)
     if "record_type" not in line and "id" not in line:
         raise RunRefused("not_a_line", "the line has no type, and is skipped")
     return Entry(facts=_of_session(line)) if "id" in line else Entry()
@@ -136,7 +135,7 @@ def _is_left_out(line: Mapping[str, Any], facts: Mapping[str, str]) -> bool:
     return bool(earlier) or "" < text_at(line, "timestamp") < facts.get("since", "")
 
 
-def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Entry:
+def _event(event: Mapping[str, Any], counts: Counts) -> Entry:
     """Read an event. Only events say how a turn ended; anything that a rollout says twice is taken from its items."""
     kind = event.get("type")
     if kind in ("task_started", "turn_started"):
@@ -144,36 +143,35 @@ def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Entry:
     if kind in ("task_complete", "turn_complete"):
         last, error = text_at(event, "last_agent_message"), event.get("error")
         if isinstance(error, dict):
-            return Entry(outcome=Outcome(False, text_at(error, "message") or None), created_at=time)
-        return Entry(outcome=Outcome(True, last), created_at=time) if last else Entry()
+            return Entry(outcome=Outcome(False, text_at(error, "message") or None))
+        return Entry(outcome=Outcome(True, last)) if last else Entry()
     if kind == "turn_aborted":
-        return Entry(outcome=Outcome(False, text_at(event, "reason") or "aborted"), created_at=time)
+        return Entry(outcome=Outcome(False, text_at(event, "reason") or "aborted"))
     if kind == "error":
         error = event.get("error") if isinstance(event.get("error"), dict) else event
-        return Entry(outcome=Outcome(False, text_at(error or {}, "message") or None), created_at=time)
+        return Entry(outcome=Outcome(False, text_at(error or {}, "message") or None))
     if kind == "user_message" and (text := _request(text_at(event, "message"))):
-        return Entry((Message("user", (Text(text),)),), opens="request", created_at=time)
+        return Entry((Message("user", (Text(text),)),), opens="request")
     counts.drop("events that say what an item says, and other events")
     return Entry()
 
 
-def _item(item: dict[str, Any], time: str, counts: Counts) -> Entry:
+def _item(item: dict[str, Any], counts: Counts) -> Entry:
     kind = text_at(item, "type") or "message"
     if kind == "agent_message" or (kind == "message" and item.get("role") == "user"):
-        return _user_message(item, kind, time, counts)
+        return _user_message(item, kind, counts)
     if kind in ("function_call_output", "custom_tool_call_output"):
         call_id = text_field(item, "call_id", "payload")
-        return Entry((Message("tool", (_result(item.get("output"), call_id, counts),)),), created_at=time)
+        return Entry((Message("tool", (_result(item.get("output"), call_id, counts),)),))
     if not _is_item(item):
         counts.drop(f"{kind} items")
         return Entry()
     if kind == "message":
         item = item | {"content": known_parts(item.get("content"), counts)}
-    return Entry(tuple(each for each in responses_messages([item], counts, "payload") if each.role != "system"),
-                created_at=time)  # fmt: skip
+    return Entry(tuple(each for each in responses_messages([item], counts, "payload") if each.role != "system"))
 
 
-def _user_message(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Entry:
+def _user_message(item: dict[str, Any], kind: str, counts: Counts) -> Entry:
     """Read a message of the user or of another agent: a sub-agent's task is its request."""
     content = item.get("content")
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
@@ -189,11 +187,11 @@ def _user_message(item: dict[str, Any], kind: str, time: str, counts: Counts) ->
     envelope = _ENVELOPE.match(text)
     message = Message("user", (Text(text if envelope is None else text[envelope.end() :]),))
     if _NOTICE.match(text) or (kind == "agent_message" and (envelope is None or envelope[1] != "NEW_TASK")):
-        return Entry((message,), created_at=time)
+        return Entry((message,))
     if not message.texts():  # encrypted, or an image
         unread = envelope is not None or any(part_type_of(part) in MEDIA_PARTS for part in kept)
-        return Entry(opens="request", created_at=time) if unread else Entry()
-    return Entry((message,), opens="request", created_at=time)
+        return Entry(opens="request") if unread else Entry()
+    return Entry((message,), opens="request")
 
 
 def _request(text: str) -> str:

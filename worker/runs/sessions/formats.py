@@ -41,7 +41,7 @@ class Entry:
     after: str = ""  # id of the line before
     id: str = ""  # of the line; a later line with it replaces this one within the request
     message: str = ""  # id of the model's message, of which other lines may hold other parts, or later versions
-    created_at: str = ""
+    created_at: str = ""  # unless it is the line's timestamp
     facts: Mapping[str, str] = field(default_factory=dict)  # of the session; they hold for later lines, too
     outcome: Outcome | None = None
     spawns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -109,15 +109,15 @@ def _pi_read(line: Mapping[str, Any], counts: Counts) -> Entry:
     name = f"{time}/{text_at(line, 'id')}" if time and ("id" in line or role == "user") else text_at(line, "id")
     if role == "user":
         texts = tuple(part for part in parts if isinstance(part, Text) and part.text.strip())
-        return Entry((Message("user", texts),), opens="request", id=name, created_at=time) if texts else Entry()
+        return Entry((Message("user", texts),), opens="request", id=name) if texts else Entry()
     if role == "assistant":
         failed = message.get("stopReason") in ("aborted", "error")
         outcome = Outcome(False, text_at(message, "errorMessage") or text_at(message, "stopReason")) if failed else None
-        return Entry((Message("assistant", tuple(parts)),), id=name, created_at=time,
+        return Entry((Message("assistant", tuple(parts)),), id=name,
                     outcome=outcome, facts={"model": text_at(message, "model")})  # fmt: skip
     result = ToolResult(Message("tool", tuple(parts)).texts(), text_at(message, "toolCallId"),
                         text_at(message, "toolName"), is_error=message.get("isError") is True)  # fmt: skip
-    return Entry((Message("tool", (result,)),), id=name, created_at=time)
+    return Entry((Message("tool", (result,)),), id=name)
 
 
 def _pi_revised(lines: list[Placed], counts: Counts) -> Iterator[Placed]:
@@ -171,7 +171,7 @@ def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Entry:
     if _gemini_knows(line):
         subagent = "agent" if line.get("kind") == "subagent" else ""
         return Entry(facts={"session": text_at(line, "sessionId"), "subagent": subagent})
-    kind, time, name = line.get("type"), text_at(line, "timestamp"), text_at(line, "id")
+    kind, name = line.get("type"), text_at(line, "id")
     if kind == "user":
         text = _gemini_content(line, counts)
         if (added := _ADDED.match(text)) is not None:  # by Gemini CLI at the start, and where it compresses
@@ -180,13 +180,11 @@ def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Entry:
         if not text.strip():
             return Entry()
         opens: Opens = "command" if text.lstrip().startswith(("/", "?")) else "request"
-        return Entry((Message("user", (Text(text),)),), opens=opens, id=name, created_at=time)
+        return Entry((Message("user", (Text(text),)),), opens=opens, id=name)
     if kind in ("gemini", "model"):
-        return Entry(
-            tuple(_gemini_messages(line, counts)), id=name, created_at=time, facts={"model": text_at(line, "model")}
-        )
+        return Entry(tuple(_gemini_messages(line, counts)), id=name, facts={"model": text_at(line, "model")})
     if kind == "error":
-        return Entry(outcome=Outcome(False, _gemini_text(line.get("content"), counts) or None), created_at=time)
+        return Entry(outcome=Outcome(False, _gemini_text(line.get("content"), counts) or None))
     if isinstance(kind, str) or "$set" in line or "$rewindTo" in line:
         counts.drop(f"{kind} lines" if isinstance(kind, str) else "changes of the session's header")
         return Entry()

@@ -236,7 +236,8 @@ class AgentSession:
         idle = self._close_after_pause(text_at(value, "timestamp"))
         # history copied from another session may include that one's header
         kept = frozenset() if entry.opens else self.format.of_header & self._facts.keys()
-        entry = replace(entry, facts={name: fact for name, fact in entry.facts.items() if fact and name not in kept})
+        facts = {name: fact for name, fact in entry.facts.items() if fact and name not in kept}
+        entry = replace(entry, facts=facts, created_at=entry.created_at or text_at(value, "timestamp"))
         self._facts |= entry.facts if entry.run is None else {}
         if (entry.messages or entry.outcome or entry.opens) and self.format.leaves_out(value, self._facts):
             entry, counts = Entry(), Counts()
