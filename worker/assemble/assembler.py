@@ -65,13 +65,11 @@ class Shared:
     """The state that the partitions of a process share."""
 
     metrics: AssembleMetrics
-    interval_seconds: float
-    """Minimum time between commits, unless records are waiting."""
+    interval_seconds: float  # minimum time between commits, unless records are waiting
     unread: UnreadContent = field(default_factory=UnreadContent)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One batch of the process is computed at a time, in a thread, so that heartbeats continue meanwhile."""
-    warned: set[str] = field(default_factory=set)
-    """Hints and reasons already logged."""
+    warned: set[str] = field(default_factory=set)  # hints and reasons already logged
     clock_ms: int = 0
 
     def now_ms(self) -> int:
@@ -110,8 +108,7 @@ class Partition:
     publisher: Publisher
     step: Spreading | Assembling
     shared: Shared
-    mark_seconds: float
-    """How often an idle partition writes a mark."""
+    mark_seconds: float  # how often an idle partition writes a mark
     complete: Callable[[], Awaitable[bool]] | None = None
     """Returns whether all span partitions are known; set only for the partition whose marks decide on stream time."""
 

@@ -79,8 +79,7 @@ class StepResult:
     """What a batch publishes and counts; metrics and log get the counts when it is committed."""
 
     outputs: list[OutputRecord] = field(default_factory=list)
-    sources: list[SourceRecord] = field(default_factory=list)
-    """For each output: the record that a dead letter shows if its topic refuses the output."""
+    sources: list[SourceRecord] = field(default_factory=list)  # of each output: what its dead letter shows if refused
     rows: dict[bytes, bytes | None] = field(default_factory=dict)  # of the state
     time_ms: int | None = None
     done: int = 0  # how many records of the batch it covers
@@ -91,8 +90,7 @@ class StepResult:
     hints: set[str] = field(default_factory=set)  # settings that would capture the missing content
     refusals: dict[str, str] = field(default_factory=dict)  # by reason: the message of the first dead letter
     shortened: str = ""  # the first trace whose texts were cut, and by how much
-    unread: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
-    """`Assembled.unread` of each run that has any."""
+    unread: list[tuple[tuple[str, str], ...]] = field(default_factory=list)  # `Assembled.unread` of runs that have any
 
     def add(self, output: OutputRecord, source: SourceRecord) -> None:
         """Add a record to publish."""
@@ -230,8 +228,7 @@ class Assembling:
     ) -> None:  # fmt: skip
         self.runs = runs
         self.largest_row = largest_row
-        self.gauges: dict[str, float] = {}
-        """Of the open runs after the last batch, by attribute of AssembleMetrics; a thread may work on the next one."""
+        self.gauges: dict[str, float] = {}  # after the last batch, by attribute of AssembleMetrics
         self._writer = writer
         self._most_held = most_held
         self._source = source

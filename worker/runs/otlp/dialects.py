@@ -29,8 +29,7 @@ class Place(NamedTuple):
     """Where a value is: in an attribute, or in all whose names begin with `name`."""
 
     name: str
-    of: Callable[[Mapping[str, Any]], Any]
-    """Returns the value, given a span's attributes; None if there is none."""
+    of: Callable[[Mapping[str, Any]], Any]  # returns the value, given a span's attributes; None if there is none
     is_flat: bool = False
 
 
@@ -112,55 +111,41 @@ def _groups_in(source: Source) -> Groups:
 class Dialect:
     """One row of the table."""
 
-    name: str
-    """Its name in metrics."""
+    name: str  # in metrics
     scopes: tuple[str, ...] = ()
     """The scopes whose spans may speak it: whole names, or beginnings that end with a dot or a slash. None: all."""
     kind: str = ""
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     """The attribute that says what a span is, and what its values mean; `*x` is any that ends with x, `x*` begins."""
-    spans: Mapping[str, Kind] = field(default_factory=dict)
-    """What spans of these names are, whatever their attributes say, in the same way."""
-    signs: Mapping[str, Kind] = field(default_factory=dict)
-    """Attributes that only spans of a kind have (a name that ends with a dot: any below it)."""
+    spans: Mapping[str, Kind] = field(default_factory=dict)  # the same by a span's name, whatever its attributes say
+    signs: Mapping[str, Kind] = field(default_factory=dict)  # by attributes of one kind alone; `x.` is any below x
 
-    input: Source = ""
-    """The messages for a model, the task of an agent, the arguments of a tool."""
-    output: Source = ""
-    """The answer of a model or an agent, the result of a tool."""
-    in_events: bool = False
-    """Whether the messages are in events of the span, and in log records."""
+    input: Source = ""  # the messages for a model, the task of an agent, the arguments of a tool
+    output: Source = ""  # the answer of a model or an agent, the result of a tool
+    in_events: bool = False  # the messages are in events of the span, and in log records
     agent: Source = ""
     tool: Source = ""
     call_id: Source = ""
     arguments: Source = ""
     result: Source = ""
     """Of a tool, if it is not in `input` and `output`."""
-    failed: Source = ""
-    """What is true, "true", "error", "ERROR" or "failure" if a span failed, besides its status."""
-    failed_by_exception: bool = False
-    """Whether a span with an exception failed."""
+    failed: Source = ""  # true, "true", "error", "ERROR" or "failure" if a span failed, besides its status
+    failed_by_exception: bool = False  # a span with an exception failed
     task: Source = ""
     answer: Source = ""
     """The user's own words, and the final answer, if the messages of the model have prompts around them."""
-    prompt: re.Pattern[str] | None = None
-    """Finds the user's own words in the prompt made of them."""
-    delegate: Source = ""
-    """If a tool is another agent, that agent's name."""
-    workflow: Source = ""
-    """The name of what an agent is part of. It counts if no agent has a name, or several have."""
-    agent_id: Source = ""
-    """It counts if there is no name: in several libraries each run has another one."""
-    error: Source = ""
-    """Why a span failed, besides its status and its exception."""
+    prompt: re.Pattern[str] | None = None  # finds the user's own words in the prompt made of them
+    delegate: Source = ""  # if a tool is another agent, that agent's name
+    workflow: Source = ""  # what an agent is part of; its name counts if no agent has a name, or several have
+    agent_id: Source = ""  # it counts if there is no name: in several libraries each run has another one
+    error: Source = ""  # why a span failed, besides its status and its exception
     form: Literal["", "google", "fields", "short", "own ids", "blocks", "whole"] = ""
     """What is peculiar to its messages: results are wrapped, and ids of calls are positions (content.of_google), a text
     has fields (content.without_fields), earlier messages are abbreviated (content.without_short), calls and their
     results have different ids (content.with_calls), the choices are blocks of one message, or what its spans say
     is the whole: a model's spans below them do not count."""
 
-    repeats: tuple[str, ...] = ()
-    """Beginnings of attributes that repeat what others say."""
+    repeats: tuple[str, ...] = ()  # beginnings of attributes that repeat what others say
 
     @cached_property
     def places(self) -> Mapping[str, Groups]:

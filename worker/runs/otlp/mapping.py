@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain, pairwise
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
 from worker.core.trace import CONTEXT, InvalidTrace, parse_trace
 from worker.runs.conversation import Conversation, ToolRun
@@ -86,8 +86,9 @@ class Assembled:
     key: str  # the agent's id
     end_ns: int  # of the run's last span, ns since 1970
     cut: int = 0  # characters that were cut from texts
-    unread: tuple[tuple[str, str], ...] = ()
-    """Scopes and attributes that look like content and are not read, at most MAX_UNREAD."""
+    unread: tuple[
+        tuple[str, str], ...
+    ] = ()  # scopes and attributes: MAX_UNREAD that look like content and are not read
 
 
 def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> list[Assembled]:
@@ -273,7 +274,7 @@ def _objective(run: Run, conversation: Conversation, outer: Sequence[Span]) -> s
     return next((text for text in given if _is_text(text)), None)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value.strip() != "" and value != REDACTED
 
 

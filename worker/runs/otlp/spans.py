@@ -618,7 +618,7 @@ def _from_json(text: bytes) -> tuple[_Message, _Bad]:
     if names and "resourceSpans" not in names:
         found = ", ".join(sorted(names)[:3])
         raise InvalidSpans("not_otlp", "", f"an object with {found[:60]}; OTLP has resourceSpans or resourceLogs")
-    message = TracesData() if record.resource_logs is None else LogsData()
+    message: _Message = TracesData() if record.resource_logs is None else LogsData()
     return message, _read_singly(record, _LEVELS[type(message)], message, _from_object)
 
 

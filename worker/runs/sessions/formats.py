@@ -44,8 +44,7 @@ class Entry:
     created_at: str = ""  # unless it is the line's timestamp
     facts: Mapping[str, str] = field(default_factory=dict)  # of the session; they hold for later lines, too
     outcome: Outcome | None = None
-    spawns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By call id: prompt and name of the sub-agent that the call starts."""
+    spawns: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by call id: a sub-agent's prompt and name
 
 
 def text_at(value: Mapping[str, Any], name: str) -> str:
@@ -64,15 +63,13 @@ class Format:
 
     name: str  # for --from; also framework and agent of its traces
     knows: Callable[[Mapping[str, Any]], bool]  # whether an object is a line of such a session
-    read: Callable[[Mapping[str, Any], Counts], Entry]
-    """What a line says; counts what it leaves out, raises RunRefused."""
-    lines: Callable[[Mapping[str, Any]], Iterable[Any] | None] = lambda document: None
-    """Of a session that is one document."""
+    read: Callable[[Mapping[str, Any], Counts], Entry]  # counts what it leaves out, raises RunRefused
+    lines: Callable[[Mapping[str, Any]], Iterable[Any] | None] = lambda document: None  # of one that is a document
     of_header: frozenset[str] = frozenset()  # facts whose first value counts, because a header may repeat
     leaves_out: Callable[[Mapping[str, Any], Mapping[str, str]], bool] = lambda line, facts: False
     """Whether a line belongs to no request, by the facts."""
     revised: Callable[[list[Placed], Counts], Iterable[Placed]] | None = None
-    """Of a session whose later lines take earlier ones back: what is left of all lines at its end."""
+    """What is left of all lines at the end of a session whose later lines take earlier ones back."""
 
 
 # Pi: the files under ~/.pi/agent/sessions, in all three versions of the format
