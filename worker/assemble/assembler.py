@@ -175,58 +175,55 @@ class Partition:
         self.shared.committed(result)
 
 
+@dataclass(eq=False)
 class Assembler:
     """One process's share of both steps."""
 
-    def __init__(
-        self, settings: Settings, client: Mapping[str, Any], topics: AssembleTopics, rules: Rules, shared: Shared
-    ) -> None:
-        self._settings = settings
-        self._client = client
-        self._topics = topics
-        self._rules = rules
-        self._metrics = shared.metrics
-        self._shared = shared
-        self._held = HeldBytes()
-        self._runs: dict[int, OpenRuns] = {}  # restored, until `open` takes them
+    settings: Settings
+    client: Mapping[str, Any]
+    topics: AssembleTopics
+    rules: Rules
+    shared: Shared
+    held: HeldBytes = field(default_factory=HeldBytes)
+    runs: dict[int, OpenRuns] = field(default_factory=dict)  # restored, until `open` takes them
 
     def member(self) -> Member[Partition]:
         """Return the group member that does this work."""
-        settings, topics = self._settings, self._topics
+        settings, topics = self.settings, self.topics
         names = {f"KP_SPANS_TOPIC {number}".removesuffix(" 1"): name for number, name in enumerate(topics.sources, 1)}
         names |= {"KP_SOURCE_TOPIC": settings.source_topic, "KP_DEAD_LETTER_TOPIC": settings.dead_letter_topic}
         names |= {"state": topics.state.name} | ({} if settings.spans_keyed else {"between": topics.reads})
         state = {*topics.sources, topics.reads, topics.state.name}
         return Member(
             settings,
-            self._client,
+            self.client,
             self,
             group=settings.assemble_group,
             topics={*topics.sources, topics.reads},
             drain_seconds=settings.transaction_timeout_seconds + settings.session_timeout_seconds,  # enough for a batch
-            watch=TopicWatch(settings, self._client, names, state=state),
-            set_ready=self._metrics.ready.set,
+            watch=TopicWatch(settings, self.client, names, state=state),
+            set_ready=self.shared.metrics.ready.set,
         )
 
     def transactional_id(self, tp: TopicPartition) -> str:
         """Return the transactional id of the partition's producer."""
-        return f"{self._settings.assemble_group}-{tp.topic}-{tp.partition}"
+        return f"{self.settings.assemble_group}-{tp.topic}-{tp.partition}"
 
     async def restore(self, positions: Mapping[TopicPartition, Position], consumer: AIOKafkaConsumer) -> None:
         """Restore the open runs of these partitions."""
-        self._metrics.lost.inc(sum(position.lost for position in positions.values()))
-        topics = await prepare_topics(self._settings, self._client)  # there may be new partitions
+        self.shared.metrics.lost.inc(sum(position.lost for position in positions.values()))
+        topics = await prepare_topics(self.settings, self.client)  # there may be new partitions
         now = await count_partitions(consumer, topics.sources) or {}
         sources = {name: max(count, now.get(name, 0)) for name, count in topics.sources.items()}
-        self._topics = replace(topics, sources=sources)
-        self._runs = await read_logs(
-            self._client, topics.state.name, [tp.partition for tp in positions if tp.topic == topics.reads],
-            self._settings.transaction_timeout_seconds, self._settings.max_batch_bytes, self._open_runs,
+        self.topics = replace(topics, sources=sources)
+        self.runs = await read_logs(
+            self.client, topics.state.name, [tp.partition for tp in positions if tp.topic == topics.reads],
+            self.settings.transaction_timeout_seconds, self.settings.max_batch_bytes, self._open_runs,
         )  # fmt: skip
 
     def open(self, claim: Claim) -> Partition:
         """Return the work on a partition."""
-        topics, tp, leads = self._topics, claim.tp, self._leads(claim.tp)
+        topics, tp, leads = self.topics, claim.tp, self._leads(claim.tp)
         step: Spreading | Assembling
         source = None
         if tp.topic in topics.sources:
@@ -235,34 +232,34 @@ class Assembler:
             step = Spreading(source, topics.outputs[SPANS].partitions)
         else:
             step = Assembling(
-                self._runs.pop(tp.partition), self._writer(tp), self._settings.memory_budget_bytes,
+                self.runs.pop(tp.partition), self._writer(tp), self.settings.memory_budget_bytes,
                 topics.state.max_bytes, source, range(1, topics.outputs[SPANS].partitions) if leads else (),
                 self._mark_seconds * 1000,
             )  # fmt: skip
         return Partition(
             claim,
             Publisher(
-                claim.producer, self._settings.assemble_group, tp, topics.outputs, topics.state,
-                partial(current_limit, self._client),
+                claim.producer, self.settings.assemble_group, tp, topics.outputs, topics.state,
+                partial(current_limit, self.client),
             ),
-            step, self._shared, self._mark_seconds, partial(self._complete, claim) if leads else None,
+            step, self.shared, self._mark_seconds, partial(self._complete, claim) if leads else None,
         )  # fmt: skip
 
     def _writer(self, tp: TopicPartition) -> TraceWriter:
-        traces, limits = self._topics.outputs[ASSEMBLED], self._rules.limits
-        most = min(self._settings.max_message_bytes, traces.max_bytes - BATCH_OVERHEAD - RECORD_OVERHEAD)
+        traces, limits = self.topics.outputs[ASSEMBLED], self.rules.limits
+        most = min(self.settings.max_message_bytes, traces.max_bytes - BATCH_OVERHEAD - RECORD_OVERHEAD)
         return TraceWriter(
-            replace(self._rules, limits=replace(limits, max_bytes=most)), self._settings.assemble_key == "agent",
-            traces.partitions, self._topics.kept_ms, (tp.topic, tp.partition),
+            replace(self.rules, limits=replace(limits, max_bytes=most)), self.settings.assemble_key == "agent",
+            traces.partitions, self.topics.kept_ms, (tp.topic, tp.partition),
         )  # fmt: skip
 
     @property
     def _mark_seconds(self) -> float:
-        return min(5.0, max(0.5, self._settings.assemble_grace_seconds / 10))
+        return min(5.0, max(0.5, self.settings.assemble_grace_seconds / 10))
 
     def _leads(self, tp: TopicPartition) -> bool:
         """Return whether the partition reads the marks of all span partitions, and sends the others stream time."""
-        return not self._settings.spans_keyed and tp == TopicPartition(self._topics.reads, 0)
+        return not self.settings.spans_keyed and tp == TopicPartition(self.topics.reads, 0)
 
     async def _complete(self, claim: Claim) -> bool:
         """Return whether there are no span partitions beyond those that count. Raises StoppedError.
@@ -271,9 +268,9 @@ class Assembler:
         """
         while True:
             claim.stop.check()
-            found = await count_partitions(claim.consumer, self._topics.sources)
+            found = await count_partitions(claim.consumer, self.topics.sources)
             if found is not None:
-                new = {name: found[name] for name, count in self._topics.sources.items() if found[name] > count}
+                new = {name: found[name] for name, count in self.topics.sources.items() if found[name] > count}
                 for name, count in new.items():
                     log.info(
                         "%s has %s now: no run closes until all are assigned and read",
@@ -284,7 +281,7 @@ class Assembler:
             await claim.stop.sleep(1)
 
     def _open_runs(self, number: int, read: Log) -> OpenRuns:
-        settings, topics = self._settings, self._topics
+        settings, topics = self.settings, self.topics
         tp, state = TopicPartition(topics.reads, number), topics.state.name
         sources: list[Place] = [(tp.topic, number)] if settings.spans_keyed else [STREAM]
         if self._leads(tp):
@@ -292,7 +289,7 @@ class Assembler:
         runs = OpenRuns(
             sources=sources, has_root=has_root, grace_ms=round(settings.assemble_grace_seconds * 1000),
             gap_ms=round(settings.assemble_gap_seconds * 1000),
-            memory_ms=round(settings.assemble_memory_seconds * 1000), held=self._held,
+            memory_ms=round(settings.assemble_memory_seconds * 1000), held=self.held,
         )  # fmt: skip
         problems = [*read.faults, *runs.restore(read.live())]
         if problems:
@@ -314,19 +311,19 @@ class Assembler:
         """Update the gauges of a partition."""
         if lag is not None:
             # Each partition that writes there may have left the end of a transaction after the last record.
-            markers = sum(self._topics.sources.values()) + 1 if tp.topic == self._topics.reads else 1
+            markers = sum(self.topics.sources.values()) + 1 if tp.topic == self.topics.reads else 1
             lag = 0 if lag <= markers else lag
-        set_or_drop(self._metrics.lag, lag, tp.topic, str(tp.partition))
+        set_or_drop(self.shared.metrics.lag, lag, tp.topic, str(tp.partition))
         if not isinstance(work.step, Assembling):
             return
         for name, value in work.step.gauges.items():
-            getattr(self._metrics, name).labels(str(tp.partition)).set(value)
+            getattr(self.shared.metrics, name).labels(str(tp.partition)).set(value)
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
         """Drop the partitions' gauges, and the count of bytes held by their runs."""
-        self._runs, self._held.total = {}, 0
+        self.runs, self.held.total = {}, 0
         for tp in tps:
-            self._metrics.forget_partition(tp.topic, tp.partition)
+            self.shared.metrics.forget_partition(tp.topic, tp.partition)
 
 
 class AssembleProcess:

@@ -118,6 +118,7 @@ def partition_of(trace_id: str, partitions: int) -> int:
     return zlib.crc32(trace_id.encode()) % partitions
 
 
+@dataclass(eq=False)
 class SpanPartition:
     """The time of one partition of a span topic, and its records by trace id. Times are ms since 1970.
 
@@ -126,16 +127,15 @@ class SpanPartition:
     the records, at the last record's time plus the time since then.
     """
 
-    def __init__(self, topic: str, partition: int, time_ms: int | None) -> None:
-        self.time_ms = time_ms
-        self._set_ms: int | None = None
-        self._warned = False
-        self._topic = topic
-        self._partition = partition
+    topic: str
+    partition: int
+    time_ms: int | None
+    set_ms: int | None = None  # by the clock, when `time_ms` was set
+    warned: bool = False
 
     def mark(self, poll: Poll) -> Mark:
         """Return how far the partition is read."""
-        return Mark(self._topic, self._partition, self.time_ms, poll.read_ms, poll.waited_ms)
+        return Mark(self.topic, self.partition, self.time_ms, poll.read_ms, poll.waited_ms)
 
     def parts(self, record: SourceRecord, now_ms: int, result: StepResult) -> dict[str, Part]:
         """Return a record's parts by trace id; an unreadable record, or its bad spans, become a dead letter."""
@@ -150,7 +150,7 @@ class SpanPartition:
                 words = f"the spans of one trace have more than {MAX_RUN_BYTES} bytes; send them in several records"
                 raise InvalidTrace(Reason.TOO_LARGE, "", words)
             parts = {
-                trace_id: Part(time_ms, self._topic, self._partition, record.offset, len(content), packed(content))
+                trace_id: Part(time_ms, self.topic, self.partition, record.offset, len(content), packed(content))
                 for trace_id, content in contents.items()
             }
         except Exception as error:
@@ -164,36 +164,36 @@ class SpanPartition:
     def _time(self, timestamp_ms: int | None, now_ms: int) -> int:
         """Return the time of a record, and advance the partition's time. The clock must not go back."""
         clock_ms = now_ms
-        if self._set_ms is None:
-            self._set_ms = now_ms
+        if self.set_ms is None:
+            self.set_ms = now_ms
         if self.time_ms is not None:
-            now_ms = max(now_ms, self.time_ms + now_ms - self._set_ms)
-        if timestamp_ms is not None and timestamp_ms > now_ms + AHEAD_MS and not self._warned:
-            self._warned = True
+            now_ms = max(now_ms, self.time_ms + now_ms - self.set_ms)
+        if timestamp_ms is not None and timestamp_ms > now_ms + AHEAD_MS and not self.warned:
+            self.warned = True
             log.warning(
                 "%s/%d: a record is dated more than an hour ahead of this machine's clock, so its time is ignored; "
                 "correct this clock, or the producer's. No run closes until a record's time counts "
                 "(docs/opentelemetry.md)",
-                self._topic,
-                self._partition,
+                self.topic,
+                self.partition,
             )
         if timestamp_ms is None or not EARLIEST_MS <= timestamp_ms <= now_ms + AHEAD_MS:
             return now_ms if self.time_ms is None else self.time_ms
         time_ms = timestamp_ms if self.time_ms is None else min(timestamp_ms, now_ms)
         if self.time_ms is None or time_ms > self.time_ms:
-            self.time_ms, self._set_ms = time_ms, clock_ms
+            self.time_ms, self.set_ms = time_ms, clock_ms
         return time_ms
 
 
+@dataclass(eq=False)
 class Spreading:
     """Writes each record's spans to the partition of their trace, and to the first one a mark of how far it has read.
 
     The first partition's `Assembling` sends the time to the others: so marks of n partitions cost n records, not n * n.
     """
 
-    def __init__(self, source: SpanPartition, partitions: int) -> None:
-        self._source = source
-        self._partitions = partitions
+    source: SpanPartition
+    partitions: int
 
     def process(self, poll: Poll) -> StepResult:
         """Process what was polled."""
@@ -203,39 +203,31 @@ class Spreading:
                 result.more = True
                 break
             result.done += 1
-            for trace_id, part in self._source.parts(record, poll.now_ms, result).items():
-                key, number = trace_id.encode(), partition_of(trace_id, self._partitions)
+            for trace_id, part in self.source.parts(record, poll.now_ms, result).items():
+                key, number = trace_id.encode(), partition_of(trace_id, self.partitions)
                 size += len(part.content)
                 result.add(OutputRecord(SPANS, key, encode(part), [], None, partition=number), record)
-        mark = self._source.mark(poll)
+        mark = self.source.mark(poll)
         output = OutputRecord(SPANS, None, encode(mark), [], None, partition=0)
         result.add(output, SourceRecord(mark.topic, mark.partition, 0, None, None, None))
-        result.time_ms = self._source.time_ms
+        result.time_ms = self.source.time_ms
         return result
 
 
+@dataclass(eq=False)
 class Assembling:
-    """Collects the spans of each run, and writes its traces when it closes.
+    """Collects the spans of each run, and writes its traces when it closes."""
 
-    `source`: set if the partition belongs to a span topic. `most_held`: limit of the bytes held by all open runs of
-    the process. `largest_row`: limit of the state topic, bytes. `others`: the partitions that are sent stream time
-    whenever it has advanced by `send_ms`.
-    """
-
-    def __init__(
-        self, runs: OpenRuns, writer: TraceWriter, most_held: int, largest_row: int,
-        source: SpanPartition | None = None, others: Sequence[int] = (), send_ms: float = 0,
-    ) -> None:  # fmt: skip
-        self.runs = runs
-        self.largest_row = largest_row
-        self.gauges: dict[str, float] = {}  # after the last batch, by attribute of AssembleMetrics
-        self._writer = writer
-        self._most_held = most_held
-        self._source = source
-        self._others = others
-        self._send_ms = send_ms
-        self._sent_ms = -math.inf
-        self._newest_ms: int | None = None
+    runs: OpenRuns
+    writer: TraceWriter
+    most_held: int  # limit of the bytes held by all open runs of the process
+    largest_row: int  # limit of the state topic, bytes
+    source: SpanPartition | None = None  # of a partition that belongs to a span topic
+    others: Sequence[int] = ()  # the partitions that are sent stream time whenever it has advanced by `send_ms`
+    send_ms: float = 0
+    sent_ms: float = -math.inf
+    newest_ms: int | None = None  # the greatest time of a record so far
+    gauges: dict[str, float] = field(default_factory=dict)  # after the last batch, by attribute of AssembleMetrics
 
     def process(self, poll: Poll) -> StepResult:
         """Process what was polled."""
@@ -248,19 +240,19 @@ class Assembling:
                 break
             result.done += 1
         else:
-            if self._source is not None:
-                result.more = not runs.mark(self._source.mark(poll), effects)
-        runs.shed(self._most_held, effects)
+            if self.source is not None:
+                result.more = not runs.mark(self.source.mark(poll), effects)
+        runs.shed(self.most_held, effects)
         offset = poll.records[max(0, result.done - 1)].offset if poll.records else 0
         for trace_id, part in effects.late:
             _refuse_late(trace_id, part, result)
         for run in effects.closed:
-            self._writer.write(run, offset, self._newest_ms, result)
-        if runs.time_ms is not None and runs.time_ms >= self._sent_ms + self._send_ms:
+            self.writer.write(run, offset, self.newest_ms, result)
+        if runs.time_ms is not None and runs.time_ms >= self.sent_ms + self.send_ms:
             # To the other partitions, after everything that it counts as read.
-            self._sent_ms, value = runs.time_ms, encode(Mark(*STREAM, runs.time_ms))
-            source = SourceRecord(*self._writer.source, 0, None, None, None)
-            for number in self._others:
+            self.sent_ms, value = runs.time_ms, encode(Mark(*STREAM, runs.time_ms))
+            source = SourceRecord(*self.writer.source, 0, None, None, None)
+            for number in self.others:
                 result.add(OutputRecord(SPANS, None, value, [], None, partition=number), source)
         result.count("repeated", "", effects.repeated)
         result.urgent = bool(effects.rows or result.outputs or result.counts)
@@ -280,13 +272,13 @@ class Assembling:
 
     def _process(self, record: SourceRecord, now_ms: int, effects: Effects, result: StepResult) -> bool:
         """Process one record; return whether that is complete (OpenRuns.mark)."""
-        if self._source is not None:
-            for trace_id, part in self._source.parts(record, now_ms, result).items():
+        if self.source is not None:
+            for trace_id, part in self.source.parts(record, now_ms, result).items():
                 self._add(trace_id, part, record, effects, result)
-            self._newest_ms = self._source.time_ms
+            self.newest_ms = self.source.time_ms
             return True
         if record.timestamp_ms is not None:  # the broker's time, as set up in topics.py
-            self._newest_ms = max(self._newest_ms or 0, record.timestamp_ms)
+            self.newest_ms = max(self.newest_ms or 0, record.timestamp_ms)
         if record.fault is not None:
             result.refuse(record, InvalidTrace(record.fault.reason, "", record.fault.message))
             return True
