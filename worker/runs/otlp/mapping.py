@@ -333,9 +333,8 @@ def _silent(run: Run, events: Logs, said: Collection[str]) -> list[Span]:
     for span in run.tools:
         logs = events.get(span.span_id, ())
         if missed(span, logs):
-            tool = tool_run(span, logs) if kind_of(span) == "tool" else None
-            if content_of(span, logs) is None if tool is None else tool.arguments is None or tool.result is None:
-                silent.append(span)
+            tool = tool_run(span, logs)
+            silent += [span] if tool.arguments is None or tool.result is None else []
     return silent
 
 
