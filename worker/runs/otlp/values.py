@@ -122,13 +122,14 @@ class Flat(dict[str, Any]):
     def nested(self) -> dict[str, Any]:
         """Return the object as it was before it was flattened. Gaps in lists, whose items were lost, are closed."""
         whole: dict[str, Any] = {}
-        nodes: dict[str, dict[str, Any] | None] = {"": whole}
         for path, value in self.items():
             head, _, last = path.rpartition(".")
-            if head not in nodes:
-                nodes[head] = _node(whole, head)
-            node = nodes[head]
-            if node is not None:
+            node = whole
+            for name in head.split(".", _MAX_LEVELS) if head else ():
+                node = node.setdefault(name, {})
+                if not isinstance(node, dict):
+                    break  # something else is in the way
+            else:
                 node[last] = copy.deepcopy(value) if isinstance(value, dict) else value
         return {name: _with_lists(inner) if isinstance(inner, dict) else inner for name, inner in whole.items()}
 
@@ -146,15 +147,6 @@ def unflattened(found: Mapping[str, Any], prefix: str) -> list[Flat] | None:
             one[path] = value
     numbers = [number for number in objects if number.isascii() and number.isdigit() and len(number) < 10]
     return [objects[number] for number in sorted(numbers, key=int)] or None
-
-
-def _node(whole: dict[str, Any], head: str) -> dict[str, Any] | None:
-    """Return the object at a path, created if it is missing; None if something else is in the way."""
-    for name in head.split(".", _MAX_LEVELS):
-        whole = whole.setdefault(name, {})
-        if not isinstance(whole, dict):
-            return None
-    return whole
 
 
 def _with_lists(value: dict[str, Any]) -> Any:
