@@ -12,6 +12,9 @@ import pytest
 from tests.support.processes import run_command
 from tests.support.stage import LINES, Stage, Workers, origin
 from tests.support.surroundings import DATA, environment
+from worker.embed import torch_embedder
+from worker.embed.embedder import ModelError
+from worker.embed.torch_embedder import SentenceTransformersEmbedder
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
@@ -85,3 +88,21 @@ def test_a_topic_gets_the_same_documents_as_a_file(
     assert metrics["kp_truncated_texts_total"] == truncated
     assert metrics['kp_cache_entries{partition="0"}'] <= count
     assert metrics["kp_score_count"] == count
+
+
+def test_a_model_that_does_not_load_is_named_with_the_reason_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(name: str) -> Path:
+        raise OSError(f"{name} is not on the hub")
+
+    with pytest.raises(ModelError, match=rf"{tmp_path} has no model.safetensors"):
+        SentenceTransformersEmbedder(str(tmp_path), 256, 1)
+    (tmp_path / "model.safetensors").write_bytes(b"abc")
+    with pytest.raises(ModelError, match=rf"(?s)^model '{tmp_path}' cannot be loaded: .*KP_MODEL"):
+        SentenceTransformersEmbedder(str(tmp_path), 256, 1)
+    monkeypatch.setattr(torch_embedder, "_download", download)
+    with pytest.raises(
+        ModelError, match=r"^model 'owner/no-such-model' cannot be loaded: owner/.* on the hub; .*KP_MODEL"
+    ):
+        SentenceTransformersEmbedder("owner/no-such-model", 256, 1)

@@ -6,14 +6,13 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from tests.support.builders import TextEmbedder, make_trace
 from worker import PartitionScorer
-from worker.embed import load, torch_embedder
+from worker.embed import load
 from worker.embed.embedder import (
     CHARS_A_TOKEN,
     MAX_CHARS,
@@ -36,7 +35,7 @@ from worker.embed.embedder import (
 from worker.embed.load import load_embedder
 from worker.embed.openvino_embedder import MANIFEST, default_directory
 from worker.embed.pool import EmbeddingPool
-from worker.embed.torch_embedder import INSTALL_HINT, SentenceTransformersEmbedder
+from worker.embed.torch_embedder import INSTALL_HINT
 
 # -- vectors
 
@@ -156,45 +155,6 @@ def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest
         load_embedder("sentence-transformers", None, 256, 1, "fp32")
     assert "sentence-transformers is not installed" in str(caught.value)
     assert INSTALL_HINT in str(caught.value)
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules in the place of torch and its friends, which take seconds to import."""
-    torch, transformers, st = ModuleType("torch"), ModuleType("transformers"), ModuleType("sentence_transformers")
-    torch.set_num_threads = lambda count: None  # type: ignore[attr-defined]
-    utils, logging = ModuleType("transformers.utils"), ModuleType("transformers.utils.logging")
-    logging.disable_progress_bar = lambda: None  # type: ignore[attr-defined]
-    logging.set_verbosity_error = lambda: None  # type: ignore[attr-defined]
-    utils.logging = logging  # type: ignore[attr-defined]
-
-    def load(directory: str) -> None:
-        raise OSError("Unable to load weights")
-
-    st.SentenceTransformer = load  # type: ignore[attr-defined]
-    for module in (torch, transformers, st, utils, logging):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-
-
-@pytest.mark.usefixtures("runtime")
-def test_a_model_that_does_not_load_is_named_with_the_reason_and_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"{tmp_path} has no model.safetensors"):
-        SentenceTransformersEmbedder(str(tmp_path), 256, 1)
-    (tmp_path / "model.safetensors").write_bytes(b"abc")
-    with pytest.raises(ModelError) as caught:
-        SentenceTransformersEmbedder(str(tmp_path), 256, 1)
-    assert f"model '{tmp_path}' cannot be loaded: Unable to load weights" in str(caught.value)
-    assert "KP_MODEL" in str(caught.value)
-
-
-@pytest.mark.usefixtures("runtime")
-def test_a_model_that_is_neither_directory_nor_on_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(name: str) -> Path:
-        raise OSError(f"{name} is not on the hub")
-
-    monkeypatch.setattr(torch_embedder, "_download", download)
-    with pytest.raises(ModelError, match=r"model 'owner/no-such-model' cannot be loaded: .*KP_MODEL"):
-        SentenceTransformersEmbedder("owner/no-such-model", 256, 1)
 
 
 # -- which runtime
