@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -73,28 +74,21 @@ class _Growth:
         return grown
 
 
+@dataclass(eq=False, repr=False)
 class Gauges:
     """Updates the metrics of one worker."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        source_topic: str,
-        topics: TopicWatch,
-        membership: Membership,
-        buffer: FetchBuffer,
-        pool: EmbeddingPool | None,
-        service: ServedEmbedder | None = None,
-    ) -> None:
-        self._metrics = metrics
-        self._topics = topics
-        self._source_topic = source_topic
-        self._membership = membership
-        self._buffer = buffer
-        self._pool = pool
-        self._service = service
+    metrics: Metrics
+    source_topic: str
+    topics: TopicWatch
+    membership: Membership
+    buffer: FetchBuffer
+    pool: EmbeddingPool | None
+    service: ServedEmbedder | None
+
+    def __post_init__(self) -> None:
         self._growth = _Growth()
-        self._reach = CacheReach(metrics)
+        self._reach = CacheReach(self.metrics)
 
     def update(self, partitions: Collection[Partition]) -> None:
         """Look at every partition, the embedding pool and the embedding service."""
@@ -102,14 +96,14 @@ class Gauges:
             self._update_cache(partition)
             self._update_lag(partition)
         self._reach.update({partition.number: partition.state.scorer.cache for partition in partitions})
-        if self._pool is not None:
-            self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
-            self._metrics.embed_in_flight.set(self._pool.at_once)
-        if self._service is not None:
-            self._update_service(self._service)
+        if self.pool is not None:
+            self.metrics.remembered.inc(self._growth.of(self.pool, "hits", self.pool.hits))
+            self.metrics.embed_in_flight.set(self.pool.at_once)
+        if self.service is not None:
+            self._update_service(self.service)
 
     def _update_service(self, service: ServedEmbedder) -> None:
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.service_down.set(service.problem() is not None)
         counters = {
             "requests": metrics.service_requests.labels("answered"),
@@ -121,7 +115,7 @@ class Gauges:
             counters[name].inc(self._growth.of(service, name, total))
 
     def _update_cache(self, partition: Partition) -> None:
-        metrics, label, scorer = self._metrics, str(partition.number), partition.state.scorer
+        metrics, label, scorer = self.metrics, str(partition.number), partition.state.scorer
         metrics.cache_entries.labels(label).set(len(scorer.cache))
         metrics.track_records.labels(label).set(len(scorer.record))
         if scorer.stream_time_ms is not None:
@@ -130,12 +124,12 @@ class Gauges:
             metrics.cache_evictions.labels(cause).inc(self._growth.of(scorer, cause, total))
 
     def _update_lag(self, partition: Partition) -> None:
-        metrics, label = self._metrics, str(partition.number)
-        oldest = partition.oldest() or self._buffer.oldest(partition.number)
-        source = TopicPartition(self._source_topic, partition.number)
-        consumer = self._membership.consumer
-        end = None if self._topics.unreachable else consumer.end_of(source)
-        waiting, seconds = self._topics.open_transaction(source, end) or (None, None)
+        metrics, label = self.metrics, str(partition.number)
+        oldest = partition.oldest() or self.buffer.oldest(partition.number)
+        source = TopicPartition(self.source_topic, partition.number)
+        consumer = self.membership.consumer
+        end = None if self.topics.unreachable else consumer.end_of(source)
+        waiting, seconds = self.topics.open_transaction(source, end) or (None, None)
         set_or_drop(metrics.open_transaction_offsets, waiting, label)
         set_or_drop(metrics.open_transaction_seconds, seconds, label)
         lag = age = None

@@ -7,6 +7,7 @@ import ctypes
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,46 +46,36 @@ async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity
     return await prepare_topics(settings, client, extra_bytes)
 
 
+@dataclass(eq=False, repr=False)
 class PartitionFactory:
     """Makes the partitions of a worker (kafka/assignment.py): their publishers, restored states and evaluators."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        client: Mapping[str, Any],
-        layout: Layout,
-        membership: Membership,
-        failure: Failure,
-        buffer: FetchBuffer,
-        pool: EmbeddingPool | None,  # none: traces are not embedded
-        service: ServedEmbedder | None,  # the model, if it is elsewhere
-        metrics: Metrics,
-        tracing: Tracing,
-        status: Status | None,
-    ) -> None:
-        self._settings = settings
-        self._client = client
-        self._layout = layout
-        self._membership = membership
-        self._failure = failure
-        self._buffer = buffer
-        self._pool = pool
-        self._service = service
-        self._metrics = metrics
-        self._tracing = tracing
-        self._status = status
+    settings: Settings
+    client: Mapping[str, Any]
+    layout: Layout
+    membership: Membership
+    failure: Failure
+    buffer: FetchBuffer
+    pool: EmbeddingPool | None  # none: traces are not embedded
+    service: ServedEmbedder | None  # the model, if it is elsewhere
+    metrics: Metrics
+    tracing: Tracing
+    status: Status | None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         rules = output_rules(settings)
         for kind in () if rules is None else rules.types:
-            metrics.redactions.labels(kind)
+            self.metrics.redactions.labels(kind)
         self._evaluation = evaluation_config(settings, rules, judge_keys(settings))
         share = settings.dead_letter_breaker_share
         self._dead_letter_limit = DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None
 
     async def senders(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Publisher]:
         """Return the publishers of new partitions; first look for what they need, if the source has gained some."""
-        if tps and max(tps).partition >= self._layout.source_partitions:
-            identity = None if self._pool is None else self._pool.identity
-            self._layout = await prepare_layout(self._settings, self._client, identity)
+        if tps and max(tps).partition >= self.layout.source_partitions:
+            identity = None if self.pool is None else self.pool.identity
+            self.layout = await prepare_layout(self.settings, self.client, identity)
         return {tp: self._publisher(tp) for tp in tps}
 
     async def restore(
@@ -96,40 +87,40 @@ class PartitionFactory:
         producer = next(iter(senders.values())).producer
         transactions = producer.transactional_id is not None
         protocol = TRANSACTIONS[producer.transactions] if transactions else "without transactions"
-        log.info("delivery: %s, %s", self._settings.delivery, protocol)
+        log.info("delivery: %s, %s", self.settings.delivery, protocol)
         self._report_lost(positions)
         states = await self._states({tp.partition: position for tp, position in positions.items()})
         await asyncio.to_thread(_return_memory)
         return {tp: self._partition(tp.partition, states[tp.partition], senders[tp]) for tp in positions}
 
     def _partition(self, number: int, state: PartitionState, publisher: Publisher) -> Partition:
-        settings, metrics = self._settings, self._metrics
+        settings, metrics = self.settings, self.metrics
         evaluator = Evaluator(
-            state, self._pool, self._evaluation, settings.latency_budget_seconds, metrics, self._tracing
+            state, self.pool, self._evaluation, settings.latency_budget_seconds, metrics, self.tracing
         )
         return Partition(
             number,
             state,
             publisher,
             evaluator,
-            self._buffer,
+            self.buffer,
             metrics,
-            fail=self._failure.set,
+            fail=self.failure.set,
             commit_interval_seconds=settings.commit_interval_seconds,
             # For a model elsewhere: well below KP_SHUTDOWN_TIMEOUT_SECONDS, as the group waits for it.
-            drain_seconds=None if self._service is None else 5.0,
+            drain_seconds=None if self.service is None else 5.0,
             dead_letter_limit=self._dead_letter_limit,
-            status=self._status,
+            status=self.status,
         )
 
     def _publisher(self, source: TopicPartition) -> Publisher:
-        settings, layout = self._settings, self._layout
+        settings, layout = self.settings, self.layout
         exactly_once = settings.delivery == "exactly_once"
         producer = Producer(
-            self._client,
+            self.client,
             f"{settings.group_id}-{source.partition}" if exactly_once else None,
             settings.transaction_timeout_seconds,
-            owns=partial(self._membership.owns, source),
+            owns=partial(self.membership.owns, source),
         )
         return Publisher(
             producer,
@@ -137,48 +128,48 @@ class PartitionFactory:
             source,
             layout.outputs,
             layout.changelog,
-            partial(current_limit, self._client),
-            None if exactly_once else self._membership.consumer.commit_offset,
+            partial(current_limit, self.client),
+            None if exactly_once else self.membership.consumer.commit_offset,
         )
 
     def _report_lost(self, positions: Mapping[TopicPartition, Position]) -> None:
         lost = {tp.partition: position for tp, position in positions.items() if position.lost}
         if lost:
             records = sum(position.lost for position in lost.values())
-            self._metrics.lost.inc(records)
+            self.metrics.lost.inc(records)
             places = ", ".join(f"partition {n} at offset {each.offset} ({each.lost} lost)" for n, each in lost.items())
             log.error(
                 "%s deleted from %s before scoring (by retention, or by hand); continuing with %s",
-                number_of(records, "record"), self._settings.source_topic, places,
+                number_of(records, "record"), self.settings.source_topic, places,
             )  # fmt: skip
 
     async def _states(self, positions: Mapping[int, Position]) -> dict[int, PartitionState]:
-        settings, cache, started = self._settings, self._cache(), time.perf_counter()
+        settings, cache, started = self.settings, self._cache(), time.perf_counter()
         use = partial(self._restored, positions, cache)
         if cache is None and settings.verdict_key_file is None:  # nothing on the changelog matters
             restored = {number: use(number, Log()) for number in positions}
         else:
             restored = await read_logs(
-                self._client, settings.changelog, list(positions), settings.transaction_timeout_seconds,
+                self.client, settings.changelog, list(positions), settings.transaction_timeout_seconds,
                 settings.max_batch_bytes, use,
             )  # fmt: skip
-            self._metrics.restore.observe(time.perf_counter() - started)
+            self.metrics.restore.observe(time.perf_counter() - started)
         reports = {number: each for number, (_, each) in restored.items()}
         if settings.delivery == "exactly_once":
             check_offsets(settings.group_id, settings.source_topic, positions, reports)
         report_skipped(settings.changelog, reports, "" if cache is None else cache.model)
         report_epochs(reports)
         for each in reports.values():
-            self._metrics.restored_entries.inc(each.entries)
+            self.metrics.restored_entries.inc(each.entries)
             for cause in ("corrupt", "other_model"):
-                self._metrics.skipped_entries.labels(cause).inc(each.skipped[cause])
+                self.metrics.skipped_entries.labels(cause).inc(each.skipped[cause])
         return {number: state for number, (state, _) in restored.items()}
 
     def _cache(self) -> ModelCache | None:
-        if self._pool is None:
+        if self.pool is None:
             return None
-        identity, probes = self._pool.identity, None if self._service is None else self._service.probes
-        return ModelCache(identity.key(), identity.dimensions, self._settings.cache_max_elements, probes)
+        identity, probes = self.pool.identity, None if self.service is None else self.service.probes
+        return ModelCache(identity.key(), identity.dimensions, self.settings.cache_max_elements, probes)
 
     def _restored(
         self, positions: Mapping[int, Position], cache: ModelCache | None, number: int, log: Log
@@ -187,7 +178,7 @@ class PartitionFactory:
         position = positions[number]
         restored = restore(log, position, cache)
         log.clear()
-        scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
+        scorer = new_scorer(self.settings, None if self.pool is None else self.pool.identity)
         scorer.record = restored.track_record
         scorer.restore(restored.cache(), position.stream_time_ms)
         current, housekeeping = restored.report.current, restored.housekeeping

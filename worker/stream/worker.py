@@ -1,4 +1,4 @@
-"""The worker: a member of the consumer group, made of its parts by `build_worker`."""
+"""The worker: a member of the consumer group, made of its parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from worker.kafka.cluster.connections import prepare_clients
 from worker.kafka.cluster.topic_watch import Failure, TopicWatch
 from worker.kafka.cluster.topics import Layout
 from worker.kafka.reading.budget import Budget
-from worker.kafka.writing.publisher import Publisher
 from worker.observe.http_server import Page
 from worker.observe.metrics import Metrics, process_registry
 from worker.observe.status import Status
@@ -33,7 +32,7 @@ from worker.observe.tracing import Tracing, start_tracing
 from worker.stream.faust_consumer import Membership
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.gauges import Gauges
-from worker.stream.partition import Partition, take_all
+from worker.stream.partition import take_all
 from worker.stream.partition_factory import PartitionFactory, prepare_layout
 from worker.version import __version__
 
@@ -45,67 +44,43 @@ LEAVE_SECONDS: Final = 5.0
 GAUGE_SECONDS: Final = 1.0  # how often the gauges of lag, cache size and stream time are updated
 
 
-def build_worker(
-    settings: Settings,
-    client: Mapping[str, Any],
-    layout: Layout,
-    embedder: Embedder | None,
-    metrics: Metrics,
-    tracing: Tracing,
-    status: Status | None,
-) -> Worker:
-    """Build the parts of a worker, and the worker."""
-    changelog = None if embedder is None and settings.verdict_key_file is None else settings.changelog
-    topics = TopicWatch(
-        settings, client, settings.topics,
-        state={settings.source_topic, *([changelog] if changelog else [])},
-        cache=changelog,
-    )  # fmt: skip
-    failure = Failure(topics)
-    pool = None
-    if embedder is not None:
-        pool = EmbeddingPool(embedder, settings.embed_remembered)
-    service = embedder if isinstance(embedder, ServedEmbedder) else None
-    budget = Budget(settings.memory_budget_bytes)
-    buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
-    membership = Membership(settings, client, buffer, budget, failure)
-    factory = PartitionFactory(
-        settings, client, layout, membership, failure, buffer, pool, service, metrics, tracing, status
-    )
-    assignment = Assignment(settings, client, settings.group_id, factory)
-    gauges = Gauges(metrics, settings.source_topic, topics, membership, buffer, pool, service)
-    return Worker(settings, topics, failure, membership, assignment, buffer, pool, service, gauges, metrics, status)
-
-
 class Worker:
     """One member of the group, and its partitions. The first error sets `failure` and `failed`: it must then stop."""
 
     def __init__(
         self,
         settings: Settings,
-        topics: TopicWatch,
-        failure: Failure,
-        membership: Membership,
-        assignment: Assignment[Publisher, Partition],
-        buffer: FetchBuffer,
-        pool: EmbeddingPool | None,
-        service: ServedEmbedder | None,
-        gauges: Gauges,
+        client: Mapping[str, Any],
+        layout: Layout,
+        embedder: Embedder | None,
         metrics: Metrics,
+        tracing: Tracing,
         status: Status | None,
     ) -> None:
         self._settings = settings
-        self._topics = topics
-        self._failure = failure
-        self.failed = failure.event
-        self._membership = membership
-        self._assignment = assignment
-        self._buffer = buffer
-        self._pool = pool
-        self._service = service
-        self._gauges = gauges
         self._metrics = metrics
         self._status = status
+        changelog = None if embedder is None and settings.verdict_key_file is None else settings.changelog
+        self._topics = TopicWatch(
+            settings, client, settings.topics,
+            state={settings.source_topic, *([changelog] if changelog else [])},
+            cache=changelog,
+        )  # fmt: skip
+        self._failure = Failure(self._topics)
+        self.failed = self._failure.event
+        self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
+        self._service = embedder if isinstance(embedder, ServedEmbedder) else None
+        budget = Budget(settings.memory_budget_bytes)
+        self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
+        self._membership = Membership(settings, client, self._buffer, budget, self._failure)
+        factory = PartitionFactory(
+            settings, client, layout, self._membership, self._failure, self._buffer, self._pool, self._service, metrics,
+            tracing, status,
+        )  # fmt: skip
+        self._assignment = Assignment(settings, client, settings.group_id, factory)
+        self._gauges = Gauges(
+            metrics, settings.source_topic, self._topics, self._membership, self._buffer, self._pool, self._service
+        )
         self._stopping = asyncio.Event()
         self._assigned = False
 
@@ -296,7 +271,7 @@ class WorkerProcess:
         self._describe(identity)
         self.phase = "checking the topics"
         layout = await prepare_layout(settings, client, identity)
-        self._worker = build_worker(settings, client, layout, embedder, self._metrics, tracing, self._status)
+        self._worker = Worker(settings, client, layout, embedder, self._metrics, tracing, self._status)
         # What the start has made (90,000 objects) lives to the end. A full collection that looks through it stops the
         # process for 55 ms.
         gc.collect()
