@@ -246,23 +246,18 @@ class SourceEpoch:
 
     def metadata(self, stream_time_ms: int | None) -> str:
         """Return the metadata to commit with the offset, at most 90 characters."""
-        number, time = self.number, stream_time_ms
-        return (
-            f"kp2:{'' if time is None else time}:{self.topic_id or ''}:{'' if number is None else number}:{self.start}"
-        )
+        time = "" if stream_time_ms is None else stream_time_ms
+        return f"kp2:{time}:{self.topic_id or ''}:{'' if self.number is None else self.number}:{self.start}"
 
 
 NO_EPOCH: Final = SourceEpoch()  # the default epoch: nothing is known about the topic
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(SourceEpoch):
     """The metadata of a committed offset."""
 
-    stream_time_ms: int | None
-    topic_id: str | None = None
-    number: int | None = None
-    start: int = 0
+    stream_time_ms: int | None = None
 
 
 def committed_from(metadata: str) -> Committed | None:
@@ -270,12 +265,11 @@ def committed_from(metadata: str) -> Committed | None:
     match = _METADATA.fullmatch(metadata)
     if match is None:
         return None
-    time, topic_id, number, start = match.groups()
-    committed = Committed(
-        None if time is None else int(time), topic_id, None if number is None else int(number), int(start)
-    )
-    known = committed.stream_time_ms is None or EARLIEST_MS <= committed.stream_time_ms <= LATEST_MS
-    return committed if known else None
+    text, topic_id, number, start = match.groups()
+    time = None if text is None else int(text)
+    if time is not None and not EARLIEST_MS <= time <= LATEST_MS:
+        return None
+    return Committed(topic_id, None if number is None else int(number), int(start), time)
 
 
 class Segment(NamedTuple):

@@ -153,15 +153,15 @@ class PartitionScorer:
         if threshold is None:
             threshold = self._threshold
         return ScoredTrace(
+            result.score,
+            result.components,
+            result.profile,
+            result.weights,
+            result.overrides,
             trace_id=trace.id,
             domain=trace.metadata.task_domain,
-            score=result.score,
             accepted=result.score >= threshold,
             threshold=threshold,
-            components=result.components,
-            profile=result.profile,
-            weights=result.weights,
-            overrides=result.overrides,
             nearest=nearest,
             stream_time_ms=now,
             sequence=None if query is None else self.cache.next_sequence,

@@ -278,18 +278,13 @@ class Confidence(Struct, frozen=True):
     succeeded: Annotated[float, Meta(ge=0)]  # the sum of their successes
 
 
-class ScoredTrace(Struct, frozen=True):
+class ScoredTrace(Score, frozen=True, kw_only=True):
     """The decision on one trace and everything that explains it."""
 
     trace_id: str
     domain: str  # the trace's task domain, which decides the profile
-    score: float
     accepted: bool
     threshold: float
-    components: Components
-    profile: str
-    weights: Weights
-    overrides: tuple[str, ...]
     nearest: Neighbour | None
     stream_time_ms: int  # the partition's, after this trace
     sequence: int | None  # in the cache; None without a vector

@@ -84,7 +84,7 @@ async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int)
 
 
 async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
-    where = SourcePosition(LIVE, committed=Committed(None, None, 1))
+    where = SourcePosition(LIVE, committed=Committed(None, 1))
     cache = ModelCache(TABLE.key(), DIMENSIONS, ENTRIES)
 
     def use(number: int, log: Log) -> int:

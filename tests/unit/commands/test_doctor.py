@@ -57,7 +57,7 @@ class Written:
 
     def entries(self, committed: int | None = None) -> int:
         offset = self.offset if committed is None else committed
-        metadata = Committed(self.scorer.stream_time_ms, TOPIC_ID, 1, 0)
+        metadata = Committed(TOPIC_ID, 1, 0, self.scorer.stream_time_ms)
         position = Position(offset, True, metadata, TOPIC_ID)
         return restored(self.settings, self.log, position)[0]
 

@@ -164,7 +164,7 @@ def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -
     assert latest.model == "b"
 
 
-@pytest.mark.parametrize("committed", [Committed(7, None, 1, 0), Committed(7, None, 3, 0)])
+@pytest.mark.parametrize("committed", [Committed(None, 1, 0, 7), Committed(None, 3, 0, 7)])
 def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(committed: Committed) -> None:
     """No entry overwrites it if its key is of another capacity or epoch."""
     number, slots = committed.number or 0, 5 + SLACK
@@ -188,7 +188,7 @@ def test_records_of_earlier_versions_are_skipped_and_deleted_by_the_first_commit
         (b"7", msgspec.msgpack.encode([1, 7, 0, 0, "kp:trace:1", "m:1", VECTOR.tobytes()])),
         (slot_key(0, 5, 1), encoded(sequence=0, source_offset=1, epoch=1)),
     ])  # fmt: skip
-    restored = restore(log, SourcePosition(6, True, Committed(7, None, 1, 0)), ModelCache("m:1", 4, 5))
+    restored = restore(log, SourcePosition(6, True, Committed(None, 1, 0, 7)), ModelCache("m:1", 4, 5))
     assert [it.sequence for it in restored.entries] == [0]
     assert (restored.report.skipped["corrupt"], restored.report.skipped["older"]) == (0, 2)
     assert restored.housekeeping.rows([], None, 6)[:2] == [(b"forgotten:0:5", None), (b"7", None)]
@@ -202,7 +202,7 @@ def probes(*vectors: np.ndarray, name: str = "a/model", model: str = "a/model::3
 
 
 NORTH, EAST = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])
-FOUND = SourcePosition(3, True, Committed(10, None, 1, 3))
+FOUND = SourcePosition(3, True, Committed(None, 1, 3, 10))
 
 
 def kept(given: Probes) -> list[tuple[bytes, bytes | None]]:
@@ -273,7 +273,7 @@ def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> Non
 
     values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", b"", value(5), value(7, "other")]
     log = log_with((slot_key(number, 1000, 1), raw) for number, raw in enumerate(values))
-    found = restore(log, SourcePosition(5, committed=Committed(T0, None, 1)), ModelCache("text", 6, 1000))
+    found = restore(log, SourcePosition(5, committed=Committed(None, 1, 0, T0)), ModelCache("text", 6, 1000))
     assert [entry.sequence for entry in found.entries] == [0]
     assert list(found.replay) == [5]
     assert (found.report.skipped["other_model"], found.report.skipped["corrupt"]) == (3, 2)

@@ -33,7 +33,7 @@ def marker(chain: Chain, topic_id: str = OURS) -> Marker:
 
 
 def kp2(number: int | None, start: int, topic_id: str | None = OURS) -> Committed:
-    return Committed(7, topic_id, number, start)
+    return Committed(topic_id, number, start, 7)
 
 
 @pytest.mark.parametrize("time", [None, 0, -5, 1_776_153_603_589, -62_135_596_800_000])
@@ -41,7 +41,7 @@ def kp2(number: int | None, start: int, topic_id: str | None = OURS) -> Committe
 @pytest.mark.parametrize("number", [None, 0, 17])
 def test_metadata_comes_back_as_it_went(time: int | None, topic_id: str | None, number: int | None) -> None:
     metadata = SourceEpoch(topic_id, number, 10**15).metadata(time)
-    assert committed_from(metadata) == Committed(time, topic_id, number, 10**15)
+    assert committed_from(metadata) == Committed(topic_id, number, 10**15, time)
     assert len(metadata) < 100
 
 

@@ -21,7 +21,7 @@ from worker.kafka.writing.protocol import CommitOffsetsV2, EndV2, InitProducerId
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"
 METADATA = SourceEpoch(OURS, 2, 10).metadata(99)
-COMMITTED = Committed(99, OURS, 2, 10)
+COMMITTED = Committed(OURS, 2, 10, 99)
 TP = TopicPartition("traces", 0)
 EPOCH = ProducerEpoch(1001, 0)  # the model's first
 
