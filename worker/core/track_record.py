@@ -15,6 +15,7 @@ import hashlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -174,23 +175,18 @@ def _judge_hash(judge: str) -> bytes:
     return hashlib.blake2b(judge.encode(), digest_size=8).digest()
 
 
+@dataclass(eq=False, slots=True)
 class _Record:
     """The record of one agent in one domain (`Stored`). Immutable: each verdict makes a new one."""
 
-    __slots__ = ("_tally", "agent_id", "domain", "dropped", "first_dropped", "key", "last_offset", "verdicts")
-
-    def __init__(
-        self, agent_id: str, domain: str, key: bytes, last_offset: int = -1, dropped: bytes = b"",
-        first_dropped: int | None = None, verdicts: bytes = b"",
-    ) -> None:  # fmt: skip
-        self.agent_id = agent_id
-        self.domain = domain
-        self.key = key
-        self.last_offset = last_offset
-        self.dropped = dropped
-        self.first_dropped = first_dropped
-        self.verdicts = verdicts
-        self._tally: Tally | None = None
+    agent_id: str
+    domain: str
+    key: bytes
+    last_offset: int = -1
+    dropped: bytes = b""
+    first_dropped: int | None = None
+    verdicts: bytes = b""
+    _tally: Tally | None = None
 
     @classmethod
     def of(cls, stored: Stored, below: int) -> _Record | None:

@@ -63,29 +63,23 @@ REFUSALS: Final = frozenset({400, 403, 413, 422})
 """The service, or a filter in front of it, rejects the request: a text, their number, or their size."""
 
 
+@dataclass(eq=False)
 class ServiceError(Exception):
     """A request returned no vectors. The message quotes neither the texts, the answer nor the token."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        refused: bool = False,  # the service rejects the request
-        unrelated: bool = False,  # the failure says nothing about the texts
-        configured: bool = False,  # the settings are probably to blame
-        pause_seconds: float = 0.0,  # the pause that the service asks for (Retry-After)
-        answer: str = "",  # the beginning of the answer, which may quote the texts
-    ) -> None:
-        super().__init__(message)
-        self.refused = refused
-        self.unrelated = unrelated
-        self.configured = configured
-        self.pause_seconds = pause_seconds
-        self.answer = answer
+    message: str
+    refused: bool = False  # the service rejects the request
+    unrelated: bool = False  # the failure says nothing about the texts
+    configured: bool = False  # the settings are probably to blame
+    pause_seconds: float = 0.0  # the pause that the service asks for (Retry-After)
+    answer: str = ""  # the beginning of the answer, which may quote the texts
+
+    def __str__(self) -> str:
+        return self.message
 
     def with_answer(self) -> str:
         """Return the message with the answer, for requests whose texts are not secret."""
-        return f"{self}: {self.answer}" if self.answer else str(self)
+        return f"{self}: {self.answer}" if self.answer else self.message
 
 
 class _Item(msgspec.Struct):

@@ -91,29 +91,23 @@ def _tls(settings: Settings) -> ssl.SSLContext:
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     if certificate is not None:
         password = _secret(settings, "tls_key_password")
+
+        def key_password() -> str:  # otherwise OpenSSL would ask for one on the terminal
+            if password is None:
+                raise ConfigError("the private key is encrypted: set KP_TLS_KEY_PASSWORD_FILE or KP_TLS_KEY_PASSWORD")
+            return password
+
         for variable, path in (("KP_TLS_CERTIFICATE_FILE", certificate), ("KP_TLS_KEY_FILE", key)):
             if path is not None:
                 _read(variable, path)  # OpenSSL does not say which of the two it cannot open
         try:
-            context.load_cert_chain(certificate, key, _KeyPassword(password))
+            context.load_cert_chain(certificate, key, key_password)
         except OSError as error:
             hint = "a PEM certificate and its private key"
             if password is not None:
                 hint += ", and KP_TLS_KEY_PASSWORD must be the key's"
             raise ConfigError(_unusable("KP_TLS_CERTIFICATE_FILE", certificate, error, hint, key)) from error
     return context
-
-
-class _KeyPassword:
-    """Gives a key's password to OpenSSL, which would otherwise ask on the terminal."""
-
-    def __init__(self, password: str | None) -> None:
-        self._password = password
-
-    def __call__(self) -> str:
-        if self._password is None:
-            raise ConfigError("the private key is encrypted: set KP_TLS_KEY_PASSWORD_FILE or KP_TLS_KEY_PASSWORD")
-        return self._password
 
 
 def _unusable(variable: str, path: Path | None, error: OSError, needed: str, key: Path | None = None) -> str:
