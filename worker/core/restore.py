@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -277,74 +277,63 @@ def restore(log: Log, where: SourcePosition, cache: ModelCache | None) -> Restor
     markers, damaged_markers = _read(kinds[Kind.MARKER], lambda it: decode_marker(it.value))
     marker = UNREADABLE if damaged_markers else next(iter(markers), None)
     live, older, damaged_entries = _read_entries(kinds[Kind.ENTRY], where, cache.model)
+    older = [it.key for it in kinds[Kind.OBSOLETE] if it.key is not None] + older
     probe_rows, damaged_probes = _check_probes(cache.probes, kinds[Kind.PROBE])
     damage += [*damaged_markers, *damaged_entries, *damaged_probes]
 
     greatest = max((entry.epoch or 0 for _, entry in live if entry is not None), default=0)
     resolved = resolve(where, marker, greatest, log.end)
     track_record.known_from = resolved.chain[0].start
-    those = _sort(live, resolved.chain, where.offset, cache)
     slots = number_of_slots(cache.capacity)
-    chosen = rising([entry for _, entry in those.counting])
-    newest = chosen[-1].sequence if chosen else -1
-    entries = [entry for entry in chosen if entry.sequence > newest - slots]
-    stays = set(map(id, entries))
 
-    obsolete = [it.key for it in kinds[Kind.OBSOLETE] if it.key is not None] + older
-    beyond = [key for key, entry in those.counting if id(entry) not in stays]
-    first: list[Row] = [(key, None) for key in (*obsolete, *those.dead, *beyond)]
-    if resolved.marker() != marker:
-        first.append((MARKER_KEY, encode_marker(resolved.marker())))
-    due = [(entry.sequence + slots, key) for key, entry in those.counting if id(entry) in stays]
-    due += [(newest + slots, key) for key in those.strange]
-    own = b"%d:%d:" % (resolved.current.number or 0, slots)  # these keys are written again
-    leaving = [(sequence, key) for sequence, key in due if not key.startswith(own)]
-    skipped = those.others + Counter(corrupt=len(damage), older=len(obsolete))
-    ahead = max((offset for offset, _ in those.ahead), default=None)
-    return Restored(
-        Report(resolved.current, resolved.begins, len(entries), those.overridden, skipped, "".join(damage[:1]), ahead),
-        track_record,
-        Housekeeping([*first, *probe_rows, *changes], leaving, those.ahead),
-        entries,
-        those.replay,
-    )
-
-
-class _Sorted(NamedTuple):
-    """The live entries by what becomes of them."""
-
-    counting: list[tuple[bytes, Entry]]
-    replay: dict[int, Entry]
-    ahead: list[tuple[int, bytes]]  # (source offset, key), from the committed offset on
-    strange: list[bytes]  # keys of entries of other models, or unreadable: kept while slots are free
-    dead: list[bytes]  # keys of entries whose epoch does not count
-    others: Counter[str]  # entries of other models
-    overridden: int  # entries of this one whose epoch does not count
-
-
-def _sort(live: Iterable[tuple[bytes, Entry | None]], chain: Chain, committed: int, cache: ModelCache) -> _Sorted:
-    counting, replay, others, overridden = [], {}, Counter[str](), 0
-    ahead, strange, dead = [], [], []
+    counting: list[tuple[bytes, Entry]] = []
+    replay: dict[int, Entry] = {}
+    ahead: list[tuple[int, bytes]] = []  # (source offset, key), from the committed offset on
+    strange: list[bytes] = []  # keys of entries of other models, or unreadable: kept while slots are free
+    dead: list[bytes] = []  # keys of entries whose epoch does not count
+    skipped, overridden = +Counter(corrupt=len(damage), older=len(older)), 0
     for key, entry in live:
         if entry is None:
             strange.append(key)
             continue
         ours = entry.model == cache.model and len(entry.vector) == 4 * cache.dimensions
         if not ours:
-            others.update(("other_model", f"model {entry.model}"))
-        elif entry.source_offset >= committed:
+            skipped.update(("other_model", f"model {entry.model}"))
+        elif entry.source_offset >= where.offset:
             replay[entry.source_offset] = entry
-        segment = at_offset(chain, entry.source_offset)
+        segment = at_offset(resolved.chain, entry.source_offset)
         if segment is None or entry.epoch != segment.number:
             dead.append(key)
             overridden += ours
         elif not ours:
             strange.append(key)
-        elif entry.source_offset < committed:
+        elif entry.source_offset < where.offset:
             counting.append((key, entry))
         else:
             ahead.append((entry.source_offset, key))
-    return _Sorted(counting, replay, ahead, strange, dead, others, overridden)
+
+    chosen = rising([entry for _, entry in counting])
+    newest = chosen[-1].sequence if chosen else -1
+    entries = [entry for entry in chosen if entry.sequence > newest - slots]
+    stays = set(map(id, entries))
+    beyond = [key for key, entry in counting if id(entry) not in stays]
+    first: list[Row] = [(key, None) for key in (*older, *dead, *beyond)]
+    if resolved.marker() != marker:
+        first.append((MARKER_KEY, encode_marker(resolved.marker())))
+    due = [(entry.sequence + slots, key) for key, entry in counting if id(entry) in stays]
+    due += [(newest + slots, key) for key in strange]
+    own = b"%d:%d:" % (resolved.current.number or 0, slots)  # these keys are written again
+    leaving = [(sequence, key) for sequence, key in due if not key.startswith(own)]
+    return Restored(
+        Report(
+            resolved.current, resolved.begins, len(entries), overridden, skipped, "".join(damage[:1]),
+            max((offset for offset, _ in ahead), default=None),
+        ),
+        track_record,
+        Housekeeping([*first, *probe_rows, *changes], leaving, ahead),
+        entries,
+        replay,
+    )  # fmt: skip
 
 
 def _read(records: Sequence[Live], read: Callable[[Live], Value]) -> tuple[list[Value], list[str]]:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from aiokafka import codec
@@ -482,30 +483,21 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: in
 
 async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int = 0) -> None:
     """Create the missing topics, and add partitions to the changelog if the source has more. Raises ConfigError."""
-    observed = await settled(lambda: _accessible(admin, settings))
-    source = plan(settings, observed)[0]
-    if source.name not in observed.topics:
-        await create(admin, settings, source)
-        observed = await settled(lambda: _accessible(admin, settings, source.name))
-    for topic in plan(settings, observed, extra_bytes)[1:]:
-        if topic.name not in observed.topics:
-            await create(admin, settings, topic)
-    wanted = observed.topics[source.name].partitions
-    changelog = observed.topics.get(settings.changelog)
-    if changelog is not None and changelog.partitions < wanted:  # the source topic has gained partitions
+
+    async def accessible() -> Observed:
+        observed = await look(admin, settings, [settings.source_topic])
+        if observed.denied:
+            raise ConfigError(str(problems(settings, observed)[0]))
+        return observed
+
+    def due(observed: Observed) -> Sequence[TopicPlan]:
+        topics = plan(settings, observed, extra_bytes)
+        return topics if settings.source_topic in observed.topics else topics[:1]  # the others depend on the source
+
+    topics = (await create_planned(admin, settings, partial(settled, accessible), due)).topics
+    wanted = topics[settings.source_topic].partitions
+    if topics[settings.changelog].partitions < wanted:  # the source topic has gained partitions
         await _grow(admin, settings, wanted)
-    await settled(lambda: _accessible(admin, settings, *settings.topics.values()))
-
-
-async def _accessible(admin: AIOKafkaAdminClient, settings: Settings, *needed: str) -> Observed:
-    """Observe the topics and the source's settings. Raises ConfigError if one is denied, or missing and needed."""
-    observed = await look(admin, settings, [settings.source_topic])
-    if observed.denied:
-        raise ConfigError(str(problems(settings, observed)[0]))
-    for name in needed:
-        if name not in observed.topics:
-            raise MissingTopicsError(f"topic {name} was created but the broker does not show it")
-    return observed
 
 
 async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int) -> None:
@@ -552,11 +544,11 @@ async def create_planned(
         found = await look()
         lacking = [wanted for wanted in plan(found) if wanted.name not in {*found.topics, *found.denied}]
         if not lacking:
-            break
+            return found
         for wanted in lacking:
             await create(admin, settings, wanted)
         await asyncio.sleep(0.2)
-    return found
+    raise MissingTopicsError(f"topic {lacking[0].name} was created but the broker does not show it")
 
 
 async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPlan) -> None:
