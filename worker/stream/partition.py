@@ -16,16 +16,13 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
-
-from aiokafka import TopicPartition
 
 from worker.core.changelog import SLACK
 from worker.core.records import SourceRecord
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace
-from worker.embed.pool import EmbeddingPool
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
@@ -98,9 +95,6 @@ def batch_length(sizes: Iterable[int]) -> int:
     return length
 
 
-YIELD_SECONDS: Final = 0.002  # how long records are taken before other tasks run (heartbeats, HTTP, commits)
-
-
 class DeadLetterLimitError(Exception):
     """Too many of the last records were dead letters; the worker stops so that the cause is examined."""
 
@@ -125,38 +119,6 @@ class DeadLetterLimit:
                 f"KP_DEAD_LETTER_BREAKER_SHARE={self._share:g}: check kp-error-reason on the dead-letter topic, fix "
                 "the producers and restart (or raise the share)"
             )
-
-
-async def take_all(
-    buffer: FetchBuffer, pool: EmbeddingPool | None, partitions: Mapping[TopicPartition, Partition]
-) -> None:
-    """Let the partitions take their records until none waits; the buffer says whose turn it is."""
-    yields = time.perf_counter() + YIELD_SECONDS
-    tps: dict[int, TopicPartition] = {}  # to make one for each record would cost a microsecond
-    last: Partition | None = None
-    while buffer:
-        if pool is not None:
-            await pool.admission()
-        record = buffer.next()
-        turn = None
-        if record is not None:
-            tp = tps.get(record.partition)
-            if tp is None:
-                tp = tps[record.partition] = TopicPartition(record.topic, record.partition)
-            turn = partitions[tp]  # looked up each time: a rebalance may have replaced it
-        if last is not None and last is not turn:
-            last.turn_ended()
-        last = turn
-        if record is None or turn is None:
-            if buffer:  # all partitions with waiting records are full: one must commit first
-                await buffer.released()
-            continue
-        turn.take(record)
-        if time.perf_counter() > yields:
-            await asyncio.sleep(0)
-            yields = time.perf_counter() + YIELD_SECONDS
-    for partition in partitions.values():
-        partition.turn_ended()
 
 
 class Partition:

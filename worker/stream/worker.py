@@ -32,7 +32,7 @@ from worker.observe.tracing import Tracing, start_tracing
 from worker.stream.faust_consumer import Membership
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.gauges import Gauges
-from worker.stream.partition import take_all
+from worker.stream.partition import Partition
 from worker.stream.partition_factory import PartitionFactory, prepare_layout
 from worker.version import __version__
 
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 LEAVE_SECONDS: Final = 5.0
 """After a failure, how long the worker may take to leave its group and close its connections before it exits."""
 
+YIELD_SECONDS: Final = 0.002  # how long records are taken before other tasks run (heartbeats, HTTP, commits)
 GAUGE_SECONDS: Final = 1.0  # how often the gauges of lag, cache size and stream time are updated
 
 
@@ -113,8 +114,34 @@ class Worker:
     # -- records and rebalances, as the membership calls for them
 
     async def take_all(self) -> None:
-        """Let the partitions take records until the buffer is empty."""
-        await take_all(self._buffer, self._pool, self._assignment.owned)
+        """Let the partitions take their records until none waits; the buffer says whose turn it is."""
+        buffer, partitions = self._buffer, self._assignment.owned
+        yields = time.perf_counter() + YIELD_SECONDS
+        tps: dict[int, TopicPartition] = {}  # to make one for each record would cost a microsecond
+        last: Partition | None = None
+        while buffer:
+            if self._pool is not None:
+                await self._pool.admission()
+            record = buffer.next()
+            turn = None
+            if record is not None:
+                tp = tps.get(record.partition)
+                if tp is None:
+                    tp = tps[record.partition] = TopicPartition(record.topic, record.partition)
+                turn = partitions[tp]  # looked up each time: a rebalance may have replaced it
+            if last is not None and last is not turn:
+                last.turn_ended()
+            last = turn
+            if record is None or turn is None:
+                if buffer:  # all partitions with waiting records are full: one must commit first
+                    await buffer.released()
+                continue
+            turn.take(record)
+            if time.perf_counter() > yields:
+                await asyncio.sleep(0)
+                yields = time.perf_counter() + YIELD_SECONDS
+        for partition in partitions.values():
+            partition.turn_ended()
 
     def next_offsets(self) -> Mapping[TopicPartition, int]:
         """Return the next offset to read of each partition."""

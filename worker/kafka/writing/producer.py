@@ -200,17 +200,14 @@ class Producer:
         """Connect, and fence whoever has the transactional id; return once that one's transaction has ended."""
         await self._cluster.start()
         if self._id is not None:
-            self.transactions = await self._protocol()
+            response = await self._ask("ApiVersions", requests.FeaturesRequest(), None)
+            self.transactions = requests.transaction_protocol(response)
+            self._reads_back = requests.has_late_offsets(response)
         await self._initialise(NO_PRODUCER)
 
     async def stop(self) -> None:
         """Disconnect. An open transaction ends with the next owner's start, or after its timeout."""
         await self._cluster.stop()
-
-    async def _protocol(self) -> int:
-        response = await self._ask("ApiVersions", requests.FeaturesRequest(), None)
-        self._reads_back = requests.has_late_offsets(response)
-        return requests.transaction_protocol(response)
 
     async def _initialise(self, current: ProducerEpoch) -> None:
         """Get a producer id, or the epoch after the current one."""
@@ -341,20 +338,18 @@ class Producer:
             if self.transactions == 1:
                 await self._ask(what, requests.end_v1(self._id, self._producer, commit), TRANSACTION)
             else:
-                await self._end_epoch(what, requests.EndV2(self._id, self._producer, commit), commit)
+                request = requests.EndV2(self._id, self._producer, commit)
+                response = await self._ask(what, request, TRANSACTION, also=(INVALID_TXN_STATE,))
+                if response.error_code != INVALID_TXN_STATE:
+                    self._enter(ProducerEpoch(response.producer_id, response.producer_epoch))
+                elif commit:  # so the broker answers between the abort and the successor's next epoch
+                    raise ProducerFenced(f"{self._id}: {what}: ended by a successor's start or by the timeout")
+                else:
+                    self._late = True  # all was refused before it became part of the transaction
         self._open, self._ending = False, None
         self._used = self.transactions == 1 and self._known
         if self._late:
             await self._renew()
-
-    async def _end_epoch(self, what: str, request: Any, commit: bool) -> None:
-        response = await self._ask(what, request, TRANSACTION, also=(INVALID_TXN_STATE,))
-        if response.error_code == INVALID_TXN_STATE:
-            if commit:  # so the broker answers between the abort and the successor's next epoch
-                raise ProducerFenced(f"{self._id}: {what}: ended by a successor's start or by the timeout")
-            self._late = True  # all was refused before it became part of the transaction
-        else:
-            self._enter(ProducerEpoch(response.producer_id, response.producer_epoch))
 
     async def _leave_epoch(self) -> None:
         """Leave the epoch of a transaction V1: what was answered may still arrive once more.
