@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, structs
 
-from worker.commands.report.outcomes import CHANCE, Floats, Interval, Ints, interval, mean_of, numbered, resampled
+from worker.commands.report.outcomes import CHANCE, Floats, Interval, Ints, interval, numbered, resampled
 from worker.commands.shared.json_lines import value_at
 from worker.config import ConfigError, Settings, read
 from worker.config.loading import parse_assignments
@@ -95,18 +95,23 @@ def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats 
     in_order = compared(vectors, labels, np.arange(0), np.arange(len(labels)))
     warm = [run for _ in range(HALVINGS) for run in _halves(vectors, labels, rng)]
     repeats = ~in_order.first
-    warm_auc = mean_of([_auc(run, weights) for run in warm])
+    warm_aucs = [auc for run in warm if (auc := _auc(run, weights)) is not None]
+    warm_auc = np.asarray(np.mean(warm_aucs, axis=0)) if warm_aucs else None
     # The novelty of the very first trace, 0.5, says nothing.
     rest = Run(in_order.novelty[1:], in_order.labels[1:], in_order.first[1:])
     found = Figures(
         len(labels),
         count,
         int(repeats.sum()),
-        interval([warm_auc]),
-        interval([_auc(rest, weights)]),
+        _interval(warm_auc),
+        _interval(_auc(rest, weights)),
         *(round(float(np.median(in_order.novelty[at])), 4) if at.any() else None for at in (in_order.first, repeats)),
     )
     return found, warm_auc
+
+
+def _interval(draws: Floats | None) -> Interval | None:
+    return None if draws is None else interval([draws])
 
 
 def compared(vectors: Floats, labels: Ints, history: Ints, order: Ints) -> Run:

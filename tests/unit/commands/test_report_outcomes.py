@@ -83,13 +83,10 @@ def test_the_figures_are_those_of_an_oracle(seed: int) -> None:
     outcome, values, used = outcome_of_runs(runs)[at], scored.score[at], scored.confidence[at]
     parts = ([0] * 80, [run.domain for run in runs], [run.file for run in runs])
     for scope, groups in zip(basis.scopes, map(np.array, parts), strict=True):
-        assert scope.auc_score is not None
-        assert scope.auc_confidence is not None
         assert scope.auc_score.value == pytest.approx(brute_auc(values, outcome, groups[at]), abs=1e-4)
         assert scope.auc_confidence.value == pytest.approx(brute_auc(used, outcome, groups[at]), abs=1e-4)
         own = [np.flatnonzero(groups[at] == each) for each in np.unique(groups[at])]
         best = sum(len(it) * brute_best_fifth(values[it], outcome[it]) for it in own) / len(at)
-        assert scope.best_fifth is not None
         assert scope.best_fifth.value == pytest.approx(best, abs=1e-4)
         assert scope.auc_score.low <= scope.auc_score.value <= scope.auc_score.high
     accepted = values >= 0.5
@@ -98,7 +95,6 @@ def test_the_figures_are_those_of_an_oracle(seed: int) -> None:
         (basis.succeeded, outcome[accepted].mean()),
         (basis.brier, ((used - outcome) ** 2).mean()),
     ):
-        assert found is not None
         assert found.value == pytest.approx(expected, abs=1e-4)
     assert basis.constant == pytest.approx(((outcome - outcome.mean()) ** 2).mean(), abs=1e-4)
     assert basis.ece == pytest.approx(calibration_error(outcome, used), abs=1e-4)
@@ -121,7 +117,6 @@ def test_the_best_threshold_tells_successes_from_failures(seed: int) -> None:
         return float(passed[outcome == 1].mean() - passed[outcome == 0].mean())
 
     found = best_threshold(scores, outcome)
-    assert found is not None
     assert gain(found) == pytest.approx(max(gain(each) for each in scores))
     assert best_threshold(scores, np.ones(30)) is None
 
@@ -141,13 +136,9 @@ def test_a_good_threshold_is_measured_on_tasks_that_did_not_choose_it() -> None:
     runs = [run._replace(outcome=float(rng.random() < 0.5)) for run in runs]
     measurement = Measurement(runs)
     chance = measurement.basis("stated", [(np.arange(200), measurement.score())]).better
-    assert chance is not None
-    assert chance.gain is not None
     assert chance.gain.low < 0.1  # what is chosen from noise gains nothing elsewhere
     perfect = measurement.score(np.where(outcome_of_runs(runs) == 1, 1.0, 0.0))
     told = measurement.basis("record", [(np.arange(200), perfect)]).better
-    assert told is not None
-    assert told.gain is not None
     assert told.gain.low > chance.gain.high
 
 
@@ -202,8 +193,6 @@ def test_the_recorded_outcome_never_changes_a_score(seed: int, asked: Asked) -> 
         document["metadata"]["success"] ^= True
         document["outcome"]["confidence"] = rng.random()
     after = report_of(as_scored(made), asked=asked).outcome
-    assert before is not None
-    assert after is not None
     assert before.stated.accepted == after.stated.accepted
     aucs = [it.stated.scopes[0].auc_score for it in (before, after)]
     assert sum(auc.value for auc in aucs if auc is not None) == pytest.approx(1, abs=2e-4)
@@ -216,16 +205,13 @@ def test_it_measures_the_scores_of_the_documents_novelty_and_all_or_those_of_the
     outcome = np.array([float(json.loads(it)["metadata"]["success"]) for it in made])
     for settings, threshold in (({}, 0.5), ({"threshold": 0.6}, 0.6)):
         found = report_of(made, asked=Asked("metadata.success"), **settings).outcome
-        assert found is not None
         assert (found.runs, found.tasks, found.task, found.record) == (60, 20, "x_task", None)
         scores = np.array([
             score_trace(as_claimed(parse_trace(source), None), json.loads(it)["scoring"]["components"]["novelty"]).score
             for source, it in zip(sources, made, strict=True)
         ])  # fmt: skip
-        assert found.stated.accepted is not None
         assert found.stated.accepted.value == pytest.approx((scores >= threshold).mean(), abs=1e-4)
         auc = found.stated.scopes[0].auc_score
-        assert auc is not None
         assert auc.value == pytest.approx(brute_auc(scores, outcome, np.zeros(60)), abs=1e-4)
 
 

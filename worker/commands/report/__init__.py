@@ -37,57 +37,27 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
 @click.command(cls=Command)
 @click.argument("files", type=InputFile(), nargs=-1)
 @click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of files.")
-@click.option(
-    "--since",
-    type=Moment(),
-    metavar="T",
-    help="With --from-kafka: only records since this time (ISO 8601, UTC) or age (90m, 2h, 3d).",
-)
+@click.option("--since", type=Moment(), metavar="T", help="With --from-kafka: only records since this time (ISO 8601, "
+              "UTC) or age (90m, 2h, 3d).")  # fmt: skip
 @click.option("--last", type=click.IntRange(1), metavar="N", help="With --from-kafka: the latest N traces.")
-@click.option(
-    "--share",
-    metavar="SHARE",
-    callback=_share,
-    help="Propose thresholds that accept this share of each domain's traces (0.1 or 10%).",
-)
-@click.option(
-    "--outcome",
-    metavar="FIELD",
-    help="Measure how well scores tell success from failure, by the field that "
-    "says whether the run succeeded: true, false or 0 to 1; dots for nested fields.",
-)
-@click.option(
-    "--claimed",
-    metavar="FIELD",
-    help="With --outcome: the field with the agent's claim: true, false "
-    "(admits failure) or null (counts as true) [all true].",
-)
-@click.option(
-    "--verdicts",
-    metavar="SHARE",
-    callback=_share,
-    help="With --outcome: also measure KP_CONFIDENCE=record, with simulated "
-    "verdicts on a random share of the runs (0.1 or 10%).",
-)
-@click.option(
-    "--late", type=click.IntRange(1), metavar="N", help="With --verdicts: number of runs until a verdict comes [50]."
-)
+@click.option("--share", metavar="SHARE", callback=_share, help="Propose thresholds that accept this share of each "
+              "domain's traces (0.1 or 10%).")  # fmt: skip
+@click.option("--outcome", metavar="FIELD", help="Measure how well scores tell success from failure, by the field that "
+              "says whether the run succeeded: true, false or 0 to 1; dots for nested fields.")  # fmt: skip
+@click.option("--claimed", metavar="FIELD", help="With --outcome: the field with the agent's claim: true, false "
+              "(admits failure) or null (counts as true) [all true].")  # fmt: skip
+@click.option("--verdicts", metavar="SHARE", callback=_share, help="With --outcome: also measure KP_CONFIDENCE=record, "
+              "with simulated verdicts on a random share of the runs (0.1 or 10%).")  # fmt: skip
+@click.option("--late", type=click.IntRange(1), metavar="N", help="With --verdicts: number of runs until a verdict "
+              "comes [50].")  # fmt: skip
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @json_option
 @settings_options
 def report(
-    files: tuple[BinaryIO, ...],
-    from_kafka: bool,
-    since: datetime | None,
-    last: int | None,
-    share: Fraction | None,
-    outcome: str | None,
-    claimed: str | None,
-    verdicts: Fraction | None,
-    late: int | None,
-    page: Path | None,
+    files: tuple[BinaryIO, ...], from_kafka: bool, since: datetime | None, last: int | None, share: Fraction | None,
+    outcome: str | None, claimed: str | None, verdicts: Fraction | None, late: int | None, page: Path | None,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Show what scored traces are like, what other settings would change, and how well scores tell success.
 
     FILES have kp-worker's output documents as JSON Lines (- is standard input). With a threshold, profiles or

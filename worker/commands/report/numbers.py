@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from worker.commands.report.outcomes import Asked, Outcomes, Run, measure_outcomes, read_outcome
+from worker.commands.report.outcomes import Asked, Outcomes, Run, as_claimed, measure_outcomes, read_outcome
 from worker.commands.shared.console import CommandError
 from worker.commands.shared.placed_verdicts import Standings, same_share
 from worker.commands.shared.shown import cut_text, shown_text
@@ -37,7 +38,6 @@ from worker.core.scoring import (
     Components,
     DomainWithoutProfile,
     Profile,
-    Score,
     UnusedProfile,
     Weights,
     score_trace,
@@ -142,8 +142,7 @@ class LeftOut(Struct):
 class Changes(Struct, frozen=True):
     """The decisions that other settings change."""
 
-    same_share: float | None
-    """The threshold for all profiles that accepts as many new scores as are accepted now; None if none are."""
+    same_share: float | None  # the threshold for all profiles that accepts as many as now; None if none are accepted
     decisions: list[Trace]  # the first CHANGES by stream time
 
 
@@ -242,7 +241,7 @@ class Traces:
 
         `record_ms` is the Kafka record's timestamp, for the bounds of `report`. Raises CommandError.
         """
-        raw = value or b""
+        raw, run = value or b"", None
         try:
             document = self._decoder.decode(raw)
             fields: Any = None if self._asked is None else msgspec.json.decode(raw)
@@ -251,12 +250,11 @@ class Traces:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.unreadable.add(where, _advice(raw, error))
             return
-        if self._rescore or self._asked is not None:
-            wrong = contradiction(document)
-            if wrong is not None:
-                self.inconsistent.add(where, f"{cut_text(document.id, 60)}: {wrong}")
-                return
-        run = None if self._asked is None else self._run(document, fields, where, self._asked)._replace(file=file)
+        if (self._rescore or self._asked is not None) and (wrong := contradiction(document)) is not None:
+            self.inconsistent.add(where, f"{cut_text(document.id, 60)}: {wrong}")
+            return
+        if self._asked is not None:
+            run = self._run(document, *read_outcome(fields, where, self._asked), file)
         # A worker that delivers at least once may repeat an output byte for byte.
         if (digest := hash(raw)) in self._hashes:  # of 64 bits: two of a million documents share it with 3e-8
             self._repeated += 1
@@ -265,44 +263,39 @@ class Traces:
         self._rows.append(self._row(document, record_ms, run))
 
     def _row(self, document: ScoredDocument, record_ms: int, run: Run | None) -> Row:
-        it, nearest = document.scoring, document.scoring.nearest
-        before = Verdict(self._once(it.profile), it.score, it.threshold, self._once(it.decision))
-        components, overrides, after = it.components, it.overrides, before
+        it, nearest, once = document.scoring, document.scoring.nearest, self._once
+        before = after = Verdict(once(it.profile), it.score, it.threshold, once(it.decision))
+        components, overrides = it.components, it.overrides
         if self._rescore:
             scored = score_trace(document, it.components.novelty, self._profiles, self._used(document))
-            components, overrides = scored.components, scored.overrides
-            after = self._verdict(scored)
+            components, overrides, threshold = scored.components, scored.overrides, self._threshold(scored.profile)
+            after = Verdict(once(scored.profile), scored.score, threshold, _decision(scored.score, threshold))
         trace = Trace(
             document.id[:CACHED_ID_LENGTH],
             shown_text(document.task.objective),
-            self._once(document.metadata.task_domain),
+            once(document.metadata.task_domain),
             it.source.partition,
             it.source.offset,
             before,
             after,
             tuple(getattr(components, name) for name in _COMPONENTS),
-            self._once(tuple(map(shown_text, overrides))),
+            once(tuple(map(shown_text, overrides))),
         )
         return Row(
             trace,
             record_ms,
             it.stream_time_ms,
-            self._once((before.profile, it.threshold, it.weights)),
-            self._once((it.embedder, shown_text(f"{_named(it.embedder)}, kp-worker {it.worker_version}"))),
+            once((before.profile, it.threshold, it.weights)),
+            once((it.embedder, shown_text(f"{_named(it.embedder)}, kp-worker {it.worker_version}"))),
             "" if nearest is None else nearest.id,
             0.0 if nearest is None else nearest.similarity,
-            () if it.screen is None else self._once(tuple(dict.fromkeys(map(shown_text, it.screen.rules)))),
+            () if it.screen is None else once(tuple(dict.fromkeys(map(shown_text, it.screen.rules)))),
             run,
         )
 
     def _once(self, value: Any) -> Any:
         """Return the first of all equal values: traces share them in memory."""
         return self._shared.setdefault(value, value)
-
-    def _verdict(self, scored: Score) -> Verdict:
-        threshold = self._threshold(scored.profile)
-        decision = ACCEPTED if scored.score >= threshold else REJECTED
-        return Verdict(self._once(scored.profile), scored.score, threshold, decision)
 
     def _threshold(self, profile: str) -> float:
         own = self._profiles[profile].threshold
@@ -322,16 +315,15 @@ class Traces:
             )
         return document.used
 
-    def _run(self, document: ScoredDocument, fields: Mapping[str, Any], where: str, asked: Asked) -> Run:
-        """Return a run as its agent claims it. Raises CommandError for a missing or mistyped field."""
-        it = document.scoring
-        run = read_outcome(document, fields, where, asked, self._profiles if self._rescore else _own_profiles(it))
-        used = np.nan
-        if self._standings is not None and run.claim is not False:
-            about = document.metadata
+    def _run(self, document: ScoredDocument, outcome: float, claim: bool | None, task: str | None, file: str) -> Run:
+        """Return a run, scored as its agent claims."""
+        it, about, used = document.scoring, document.metadata, np.nan
+        profiles = self._profiles if self._rescore else _own_profiles(it)
+        scored = score_trace(as_claimed(document, claim), it.components.novelty, profiles)
+        threshold = self._threshold(scored.profile) if self._rescore else it.threshold
+        if self._standings is not None and claim is not False:
             used = self._standings.at(it.source.partition, it.source.offset, about.agent_id, about.task_domain).used
-        threshold = self._threshold(run.scored.profile) if self._rescore else it.threshold
-        return run._replace(threshold=threshold, used=used)
+        return Run(outcome, claim, task, about.agent_id, about.task_domain, scored, file, threshold, used)
 
     # -- the report
 
@@ -344,16 +336,15 @@ class Traces:
         rows = self._counted(last, since_ms)
         traces = [row.trace for row in rows]
         by_domain = grouped(traces, lambda it: it.domain)
-        rest = set([*by_domain][DOMAINS:])
-        domains = [_domain(name, of_domain) for name, of_domain in by_domain.items() if name not in rest]
-        if rest:
+        domains = [_domain(name, own) for name, own in islice(by_domain.items(), DOMAINS)]
+        if rest := set(islice(by_domain, DOMAINS, None)):
             domains.append(_domain(f"{len(rest)} others", [it for it in traces if it.domain in rest], alone=False))
-        counts = {name: len(of_domain) for name, of_domain in by_domain.items()}
+        counts = {name: len(own) for name, own in by_domain.items()}
         used = [profile for profile, _, _ in {row.setup for row in rows}]
-        proposal, profiles, comments = None, dict(self._profiles), dict[str, str]()
-        if share is not None:
-            proposal = _propose(by_domain, share)
-            comments = self._proposed(proposal, profiles)
+        near = [row for row in rows if row.similarity >= NEAR]
+        near_accepted = [row for row in near if row.trace.before.decision == ACCEPTED]
+        profiles, comments = dict(self._profiles), dict[str, str]()
+        proposal = None if share is None else self._propose(by_domain, share, profiles, comments)
         changes, outcome = None, None
         if self._rescore:
             accepted = sum(it.before.decision == ACCEPTED for it in traces)
@@ -362,8 +353,7 @@ class Traces:
             changes = Changes(None if kept is None else kept.threshold, changed[:CHANGES])
         if self._asked is not None:
             # In the order of the files, so that the same files give the same figures.
-            runs = [row.run for row in rows if row.run is not None]
-            runs.sort(key=lambda run: self.files.index(run.file))
+            runs = sorted((row.run for row in rows if row.run), key=lambda run: self.files.index(run.file))
             outcome = measure_outcomes(runs, self._asked, judged=self._standings is not None)
         return Report(
             source=source,
@@ -373,7 +363,7 @@ class Traces:
             repeated=self._repeated,
             unreadable=self.unreadable,
             inconsistent=self.inconsistent,
-            embedders=[(name, len(of_it)) for (_, name), of_it in grouped(rows, lambda row: row.made_by).items()],
+            embedders=[(name, len(own)) for (_, name), own in grouped(rows, lambda row: row.made_by).items()],
             changed_within=sorted({name for name in used if used.count(name) > 1}),
             total=_domain("all", traces, alone=False),
             domains=domains,
@@ -381,7 +371,11 @@ class Traces:
             without_profile=without_profile(counts, self._profiles if self._rescore else {*self._profiles, *used}),
             unused_profiles=unused_profiles(self._profiles, counts),
             border=list(_border(traces)),
-            near_duplicates=_near_duplicates(rows),
+            near_duplicates=NearDuplicates(
+                len(near),
+                len(near_accepted),
+                [(row.trace, row.nearest, row.similarity) for row in near_accepted[:NEAR_ONES]],
+            ),
             hidden_text=dict(Counter(rule for row in rows for rule in row.rules).most_common()),
             changes=changes,
             share=proposal,
@@ -404,20 +398,32 @@ class Traces:
             raise CommandError(f"none of {number_of(len(self._rows), 'trace')} is in the requested time range")
         return sorted(rows, key=lambda row: (row.time_ms, row.trace.partition, row.trace.offset))
 
-    def _proposed(self, proposal: Proposal, profiles: dict[str, Profile]) -> dict[str, str]:
-        """Give profiles the proposed thresholds; return the comment on each."""
-        comments = {}
-        default_moves = any(it.domain == DEFAULT_PROFILE and it.interval is not None for it in proposal.domains)
-        for it in proposal.domains:
-            # The weights that the domain has now: default's, if it has no profile.
-            proposed = Profile(self._profiles[it.profile].weights, it.threshold)
+    def _propose(
+        self, by_domain: Mapping[str, Sequence[Trace]], share: Fraction, profiles: dict[str, Profile],
+        comments: dict[str, str],
+    ) -> Proposal:  # fmt: skip
+        """Return the proposed thresholds; give them to `profiles`, and a comment on each to `comments`."""
+        before, proposals = 0, []
+        for rank, (name, traces) in enumerate(by_domain.items()):
+            scores, last = np.array([it.after.score for it in traces]), traces[-1].after
+            count, now = len(traces), sum(it.after.decision == ACCEPTED for it in traces)
+            before += now
+            if count >= LEAST_TRACES and (rank < DOMAINS or count >= FEW_TRACES):
+                new, interval = share_threshold(scores, share), share_interval(scores, share)
+                figures = last.threshold, new.threshold, now, new.accepted, new.wanted, new.above, interval
+                proposals.append(ProposedThreshold(name, last.profile, count, *figures))
+            elif rank < DOMAINS:
+                proposals.append(ProposedThreshold(name, last.profile, count, last.threshold, last.threshold, now, now))
+        default_moves = any(it.domain == DEFAULT_PROFILE and it.interval is not None for it in proposals)
+        for it in proposals:
             if it.interval is not None:
-                profiles[it.domain] = proposed
                 comments[it.domain] = accepts(it.accepted, it.traces, it.wanted, it.interval)
             elif default_moves and it.domain not in profiles:
-                profiles[it.domain] = proposed
                 comments[it.domain] = f"as before: {too_few(it.traces)}"
-        return comments
+            if it.domain in comments:  # with the weights that it has now: default's, if it has no profile
+                profiles[it.domain] = Profile(self._profiles[it.profile].weights, it.threshold)
+        accepted = before + sum(it.accepted - it.accepted_before for it in proposals)
+        return Proposal(float(share), before, accepted, proposals, len(by_domain) - len(proposals))
 
 
 T = TypeVar("T")
@@ -432,15 +438,17 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
+def _decision(score: float, threshold: float) -> str:
+    return ACCEPTED if score >= threshold else REJECTED
+
+
 def _domain(name: str, traces: Sequence[Trace], *, alone: bool = True) -> Domain:
     to = Counter(it.after.decision for it in traces if it.after.decision != it.before.decision)
-    before, after = (
-        _scores(verdicts, alone=alone) for verdicts in ([it.before for it in traces], [it.after for it in traces])
-    )
-    return Domain(name, len(traces), to[ACCEPTED], to[REJECTED], before, after)
+    before, after = [it.before for it in traces], [it.after for it in traces]
+    return Domain(name, len(traces), to[ACCEPTED], to[REJECTED], _scores(before, alone), _scores(after, alone))
 
 
-def _scores(verdicts: Sequence[Verdict], *, alone: bool) -> Scores:
+def _scores(verdicts: Sequence[Verdict], alone: bool) -> Scores:
     scores, last = np.sort([it.score for it in verdicts]), verdicts[-1]
     reaching = (len(scores) - np.searchsorted(scores, THRESHOLDS)) / len(scores)
     # A score on an edge, such as 0.575, belongs to the bar that begins there.
@@ -460,36 +468,8 @@ def _border(traces: Sequence[Trace]) -> Iterator[Border]:
     for profile, own in grouped(traces, lambda it: it.after.profile).items():
         threshold = own[-1].after.threshold
         near = sorted(own, key=lambda it: abs(it.after.score - threshold))
-        above, below = (
-            sorted(
-                [it for it in near if (it.after.score >= threshold) is side][:EXAMPLES], key=lambda it: -it.after.score
-            )
-            for side in (True, False)
-        )
-        yield Border(profile, threshold, above, below)
-
-
-def _near_duplicates(rows: Sequence[Row]) -> NearDuplicates:
-    near = [row for row in rows if row.similarity >= NEAR]
-    accepted = [row for row in near if row.trace.before.decision == ACCEPTED]
-    examples = [(row.trace, row.nearest, row.similarity) for row in accepted[:NEAR_ONES]]
-    return NearDuplicates(len(near), len(accepted), examples)
-
-
-def _propose(by_domain: Mapping[str, Sequence[Trace]], share: Fraction) -> Proposal:
-    before, proposals = 0, []
-    for rank, (name, traces) in enumerate(by_domain.items()):
-        scores, last = np.array([it.after.score for it in traces]), traces[-1].after
-        count, now = len(traces), sum(it.after.decision == ACCEPTED for it in traces)
-        before += now
-        if count >= LEAST_TRACES and (rank < DOMAINS or count >= FEW_TRACES):
-            new, interval = share_threshold(scores, share), share_interval(scores, share)
-            figures = last.threshold, new.threshold, now, new.accepted, new.wanted, new.above, interval
-            proposals.append(ProposedThreshold(name, last.profile, count, *figures))
-        elif rank < DOMAINS:
-            proposals.append(ProposedThreshold(name, last.profile, count, last.threshold, last.threshold, now, now))
-    accepted = before + sum(it.accepted - it.accepted_before for it in proposals)
-    return Proposal(float(share), before, accepted, proposals, len(by_domain) - len(proposals))
+        sides = [[it for it in near if (it.after.score >= threshold) is side][:EXAMPLES] for side in (True, False)]
+        yield Border(profile, threshold, *(sorted(side, key=lambda it: -it.after.score) for side in sides))
 
 
 # -- documents that cannot be counted
@@ -519,7 +499,7 @@ def contradiction(document: ScoredDocument) -> str | None:
         *((name, getattr(it.components, name), getattr(score.components, name)) for name in _COMPONENTS),
         ("overrides", ", ".join(it.overrides), ", ".join(score.overrides)),
         ("score", it.score, score.score),
-        ("decision", it.decision, ACCEPTED if score.score >= it.threshold else REJECTED),
+        ("decision", it.decision, _decision(score.score, it.threshold)),
     ]
     for name, stored, follows in figures:
         if stored != follows:

@@ -7,6 +7,7 @@ success. Intervals are 95 % bootstrap intervals over the tasks: they say nothing
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,8 +20,7 @@ from msgspec import Struct, structs
 from worker.commands.shared.console import CommandError
 from worker.commands.shared.json_lines import value_at
 from worker.commands.shared.shown import fixed, shown_text
-from worker.core.documents import ScoredDocument
-from worker.core.scoring import Profile, Score, Weights, arithmetic, score_trace, weights_by_verdicts
+from worker.core.scoring import Score, Weights, arithmetic, weights_by_verdicts
 from worker.core.terminal import number_of
 from worker.core.trace import ReasoningTrace
 from worker.core.track_record import TrackRecord
@@ -157,10 +157,8 @@ class Run(NamedTuple):
 # -- reading
 
 
-def read_outcome(
-    document: ScoredDocument, fields: Mapping[str, Any], where: str, asked: Asked, profiles: Mapping[str, Profile]
-) -> Run:
-    """Return a run as its agent claims it. Raises CommandError for a missing or mistyped field."""
+def read_outcome(fields: Mapping[str, Any], where: str, asked: Asked) -> tuple[float, bool | None, str | None]:
+    """Return a document's outcome, claim and task. Raises CommandError for a missing or mistyped field."""
     outcome, task = value_at(fields, asked.outcome), value_at(fields, TASK)
     claim = None if asked.claimed is None else value_at(fields, asked.claimed)
     if outcome is None:
@@ -168,15 +166,15 @@ def read_outcome(
             f"{where} has no outcome at {asked.outcome}; name another field with --outcome. The line has "
             f"{', '.join(sorted(fields))}"
         )
-    if not isinstance(outcome, bool | int | float) or not 0 <= outcome <= 1:
-        remedy = "--outcome must name a field with true, false or a number from 0 to 1"
-        raise CommandError(f"{where}: {asked.outcome} is {shown_text(json.dumps(outcome))}; {remedy}")
-    if claim is not None and not isinstance(claim, bool):
-        remedy = "--claimed must name a field with true, false or null"
-        raise CommandError(f"{where}: {asked.claimed} is {shown_text(json.dumps(claim))}; {remedy}")
-    named = None if task is None or isinstance(task, Mapping | list) else str(task)
-    scored = score_trace(as_claimed(document, claim), document.scoring.components.novelty, profiles)
-    return Run(float(outcome), claim, named, document.metadata.agent_id, document.metadata.task_domain, scored)
+    for option, path, value, kinds, right in (
+        ("--outcome", asked.outcome, outcome, "true, false or a number from 0 to 1",
+         isinstance(outcome, bool | int | float) and 0 <= outcome <= 1),
+        ("--claimed", asked.claimed, claim, "true, false or null", isinstance(claim, bool | None)),
+    ):  # fmt: skip
+        if not right:
+            found = shown_text(json.dumps(value))
+            raise CommandError(f"{where}: {path} is {found}; {option} must name a field with {kinds}")
+    return float(outcome), claim, None if task is None or isinstance(task, Mapping | list) else str(task)
 
 
 def as_claimed(trace: ReasoningTrace, claimed: bool | None) -> ReasoningTrace:
@@ -202,20 +200,17 @@ def resampled(count: int, rng: np.random.Generator) -> Floats:
     return np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1 / max(count, 1)), DRAWS)])
 
 
-def mean_of(of_draws: Sequence[Floats | None]) -> Floats | None:
-    """Return the mean over the orders that have draws."""
-    known = [draws for draws in of_draws if draws is not None]
-    return np.asarray(np.mean(known, axis=0)) if known else None
+def interval(of_orders: Iterable[Floats]) -> Interval | None:
+    """Return the mean of the orders' draws, with its interval; an order whose draw 0 is NaN does not count."""
+    known = [draws for draws in of_orders if not np.isnan(draws[0])]
+    if not known:
+        return None
+    mean = np.mean(known, axis=0)
+    return Interval(*map(_rounded, (mean[0], *np.nanquantile(mean[1:], (0.025, 0.975)))))
 
 
-def interval(of_draws: Sequence[Floats | None]) -> Interval | None:
-    """Return the mean over orders, with the interval of its draws."""
-    mean = mean_of(of_draws)
-    return None if mean is None else Interval(*_rounded(mean[0], *np.nanquantile(mean[1:], (0.025, 0.975))))
-
-
-def _rounded(*values: Any) -> list[float]:
-    return [round(float(value), 4) for value in values]
+def _rounded(value: Any) -> float:
+    return round(float(value), 4)
 
 
 # -- figures
@@ -236,56 +231,48 @@ Order = tuple[Ints, Results]
 class Measurement:
     """Measures scores of the same runs, in the same orders, with the same draws of tasks.
 
-    The draws of a figure have the shape (DRAWS + 1,): draw 0 is the sample itself. None: there is nothing to measure.
+    The draws of a figure have the shape (DRAWS + 1,): draw 0 is the sample itself. NaN: there is nothing to measure.
     """
 
     def __init__(self, runs: Sequence[Run], seed: int = 1) -> None:
         self._runs = runs
         self._outcome = np.array([run.outcome for run in runs])
-        self._novelty = np.array([run.scored.components.novelty for run in runs])
         tasks = [run.task for run in runs]
         self.tasks = np.arange(len(runs)) if None in tasks else numbered(tasks)
-        self.everything = np.zeros(len(runs), np.int64)
         rng = np.random.default_rng(seed)
         count = int(self.tasks.max()) + 1
         self._weights = resampled(count, rng)
         self._fold = (rng.permutation(count) % FOLDS)[self.tasks]
         parts = {"within domain": [run.domain for run in runs], "within file": [run.file for run in runs]}
-        self._scopes: dict[str, Ints] = {"all": self.everything}
+        self._scopes: dict[str, Ints] = {"all": np.zeros(len(runs), np.int64)}
         self._scopes |= {name: numbered(groups) for name, groups in parts.items() if len(set(groups)) > 1}
 
-    def score(self, confidence: Floats | None = None, weights: Callable[[Weights], Weights] = lambda it: it) -> Results:
-        """Score all runs with these confidences; None or NaN: the claimed one. `weights`: changes those of a run."""
-        used = np.array([run.scored.components.outcome_confidence for run in self._runs])
-        scores = np.array([run.scored.score for run in self._runs])
-        if confidence is not None:
-            used = np.where(np.isnan(confidence), used, confidence)
-            for place, it in enumerate(run.scored for run in self._runs):
-                components = replace(it.components, outcome_confidence=float(used[place]))
-                raw = arithmetic(components, weights(it.weights), it.overrides).before_clamp
-                scores[place] = min(1.0, max(0.0, raw))
+    def score(
+        self, confidence: Floats | float = np.nan, weights: Callable[[Weights], Weights] = lambda it: it
+    ) -> Results:
+        """Score all runs with these confidences; NaN: the claimed one. `weights`: changes those of a run."""
+        scored = [run.scored for run in self._runs]
+        used = np.where(np.isnan(confidence), [it.components.outcome_confidence for it in scored], confidence)
+        raw = [
+            arithmetic(replace(it.components, outcome_confidence=own), weights(it.weights), it.overrides).before_clamp
+            for it, own in zip(scored, used.tolist(), strict=True)
+        ]
+        scores = np.clip(raw, 0.0, 1.0)
         return Results(scores, used, (scores >= [run.threshold for run in self._runs]).astype(float))
 
     def basis(self, name: str, orders: Sequence[Order]) -> Basis:
         """Return the figures, as means over the orders."""
-        outcome = self._outcome
-        fifths = [
-            self._novelty[at[np.argsort(-it.score[at], kind="stable")[: max(1, len(at) // 5)]]] for at, it in orders
-        ]
-        constant, ece, best_novelty = _rounded(
-            np.mean([outcome[at].var() for at, _ in orders]),
-            np.mean([calibration_error(outcome[at], it.confidence[at]) for at, it in orders]),
-            np.mean([fifth.mean() for fifth in fifths]),
-        )
+        outcome, novelty = self._outcome, np.array([run.scored.components.novelty for run in self._runs])
+        fifths = [novelty[at[np.argsort(-it.score[at], kind="stable")[: max(1, len(at) // 5)]]] for at, it in orders]
         return Basis(
             name,
-            interval([self.mean(at, it.accepted) for at, it in orders]),
-            interval([self.mean(at, outcome, it.accepted) for at, it in orders]),
-            interval([self.mean(at, (it.confidence - outcome) ** 2) for at, it in orders]),
-            constant,
-            ece,
-            best_novelty,
-            [
+            accepted=interval(self.mean(at, it.accepted) for at, it in orders),
+            succeeded=interval(self.mean(at, outcome, it.accepted) for at, it in orders),
+            brier=interval(self.mean(at, (it.confidence - outcome) ** 2) for at, it in orders),
+            constant=_rounded(np.mean([outcome[at].var() for at, _ in orders])),
+            ece=_rounded(np.mean([calibration_error(outcome[at], it.confidence[at]) for at, it in orders])),
+            best_novelty=_rounded(np.mean([fifth.mean() for fifth in fifths])),
+            scopes=[
                 Scope(
                     scope,
                     interval([self.auc(at, it.score, groups) for at, it in orders]),
@@ -294,29 +281,23 @@ class Measurement:
                 )
                 for scope, groups in self._scopes.items()
             ],
-            self._better(orders),
+            better=self._better(orders),
         )
 
-    def mean(self, at: Ints, values: Floats, share: Floats | None = None) -> Floats | None:
-        """Return the mean of values in each draw; `share`: the weight of each; None if all are 0."""
+    def mean(self, at: Ints, values: Floats, share: Floats | None = None) -> Floats:
+        """Return the mean of values in each draw; `share`: the weight of each."""
         weights = self._weights[:, self.tasks[at]] * (1.0 if share is None else share[at])
-        if not weights[0].any():
-            return None
-        with np.errstate(invalid="ignore"):
-            return np.asarray(weights @ values[at] / weights.sum(1))
+        return _ratio(weights @ values[at], weights.sum(1))
 
-    def auc(self, at: Ints, values: Floats, groups: Ints) -> Floats | None:
+    def auc(self, at: Ints, values: Floats, groups: Ints | None = None) -> Floats:
         """Return the probability that a success has a higher value than a failure of its group; ties count half."""
         won, pairs = np.zeros(DRAWS + 1), np.zeros(DRAWS + 1)
         for good, bad in self._by_value(at, values, groups):
             won += (good * (np.cumsum(bad, 1) - bad / 2)).sum(1)
             pairs += good.sum(1) * bad.sum(1)
-        if not pairs[0]:
-            return None
-        with np.errstate(invalid="ignore"):
-            return np.asarray(won / pairs)
+        return _ratio(won, pairs)
 
-    def best_fifth(self, at: Ints, values: Floats, groups: Ints) -> Floats:
+    def best_fifth(self, at: Ints, values: Floats, groups: Ints | None = None) -> Floats:
         """Return the share of successes in the best fifth of each group; values tied at its end all count in part."""
         succeeded, taken = np.zeros(DRAWS + 1), np.zeros(DRAWS + 1)
         for good, bad in self._by_value(at, -values, groups):
@@ -325,12 +306,11 @@ class Measurement:
             share = np.clip(fifth - (np.cumsum(weight, 1) - weight), 0, weight)
             succeeded += np.divide(good * share, weight, out=np.zeros_like(weight), where=weight > 0).sum(1)
             taken += fifth[:, 0]
-        with np.errstate(invalid="ignore"):
-            return np.asarray(succeeded / taken)
+        return _ratio(succeeded, taken)
 
-    def _by_value(self, at: Ints, values: Floats, groups: Ints) -> list[tuple[Floats, Floats]]:
-        """Return `by_value` of each group."""
-        own = [at[groups[at] == group] for group in np.unique(groups[at])]
+    def _by_value(self, at: Ints, values: Floats, groups: Ints | None) -> list[tuple[Floats, Floats]]:
+        """Return `by_value` of each group; without groups all are one."""
+        own = [at] if groups is None else [at[groups[at] == group] for group in np.unique(groups[at])]
         return [by_value(values[it], self._weights[:, self.tasks[it]], self._outcome[it]) for it in own]
 
     def _better(self, orders: Sequence[Order]) -> BetterThreshold | None:
@@ -346,13 +326,17 @@ class Measurement:
                 accepted[mine] = it.score[mine] >= chosen
             decided.append((at, accepted))
             whole.append(best_threshold(it.score[at], outcome[at]) or 0.0)
-        gains = [(self.mean(at, it, outcome), self.mean(at, it, 1 - outcome)) for at, it in decided]
         return BetterThreshold(
-            round(float(np.median(whole)), 4),
-            interval([self.mean(at, it) for at, it in decided]),
-            interval([self.mean(at, outcome, it) for at, it in decided]),
-            interval([good - bad for good, bad in gains if good is not None and bad is not None]),
+            _rounded(np.median(whole)),
+            interval(self.mean(at, it) for at, it in decided),
+            interval(self.mean(at, outcome, it) for at, it in decided),
+            interval(self.mean(at, it, outcome) - self.mean(at, it, 1 - outcome) for at, it in decided),
         )
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    with np.errstate(invalid="ignore"):  # 0 / 0
+        return np.asarray(part / whole)
 
 
 def by_value(values: Floats, weights: Floats, outcome: Floats) -> tuple[Floats, Floats]:
@@ -387,7 +371,7 @@ def judged_orders(runs: Sequence[Run], judging: Judging, seed: int = 1) -> list[
     A run's verdict is known `late` places after it. A run that admits failure has the claimed confidence (NaN), as in
     the worker. The first fifth of an order is not measured, because few verdicts are known there.
     """
-    rng = np.random.default_rng(seed)
+    rng, start = np.random.default_rng(seed), datetime(2000, 1, 1, tzinfo=UTC)
     orders: list[tuple[Ints, Floats]] = []
     for _ in range(10):  # random orders in which runs arrive and are judged; the figures are means over them
         order, record = rng.permutation(len(runs)), TrackRecord()
@@ -396,21 +380,16 @@ def judged_orders(runs: Sequence[Run], judging: Judging, seed: int = 1) -> list[
         for place, number in enumerate(order):
             known = place - judging.late
             if known >= 0 and judged[known]:
-                _judge(record, runs[order[known]], int(order[known]), known)
+                run = runs[order[known]]
+                line = {"trace_id": f"{order[known]}", "agent_id": run.agent, "task_domain": run.domain, "partition": 0,
+                        "success": run.outcome, "judge": "recorded"}  # fmt: skip
+                verdict = unsigned_verdict(line, start + timedelta(seconds=known))
+                record.add(verdict, issued_ms(verdict, None), known)
             run = runs[number]
             if run.claim is not False:
                 confidence[number] = record.standing(run.agent, run.domain).used
         orders.append((np.sort(order[len(runs) // 5 :]), confidence))
     return orders
-
-
-def _judge(record: TrackRecord, run: Run, number: int, place: int) -> None:
-    line = {
-        "trace_id": f"{number}", "agent_id": run.agent, "task_domain": run.domain, "partition": 0,
-        "success": run.outcome, "judge": "recorded",
-    }  # fmt: skip
-    verdict = unsigned_verdict(line, datetime(2000, 1, 1, tzinfo=UTC) + timedelta(seconds=place))
-    record.add(verdict, issued_ms(verdict, None), place)
 
 
 def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False) -> Outcomes:
@@ -426,20 +405,18 @@ def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False)
         )
     it, everything = Measurement(runs), np.arange(len(runs))
     orders: list[tuple[Ints, Floats]] = []
-    stated = it.score()
     if asked.judging is not None:
         orders = judged_orders(runs, asked.judging)
     elif judged:
         orders = [(everything, np.array([run.used for run in runs]))]
+    stated = it.score()
     by_stated: list[Order] = [(at, stated) for at, _ in orders] or [(everything, stated)]
     by_record: list[Order] = [(at, it.score(confidence)) for at, confidence in orders]
     weighted: list[Order] = [(at, it.score(confidence, weights_by_verdicts)) for at, confidence in orders]
 
-    def gain(
-        figure: Callable[[Ints, Floats, Ints], Floats | None], new: list[Order], old: list[Order]
-    ) -> Interval | None:
-        after, before = (mean_of([figure(at, to.score, it.everything) for at, to in orders]) for orders in (new, old))
-        return None if after is None or before is None else interval([after - before])
+    def gain(figure: Callable[[Ints, Floats], Floats], new: list[Order], old: list[Order]) -> Interval | None:
+        pairs = zip(new, old, strict=True) if new else ()
+        return interval(figure(at, after.score) - figure(at, before.score) for (at, after), (_, before) in pairs)
 
     return Outcomes(
         outcome=asked.outcome,
@@ -447,7 +424,7 @@ def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False)
         task=None if any(run.task is None for run in runs) else TASK,
         runs=len(runs),
         tasks=int(it.tasks.max()) + 1,
-        succeeded=round(float(np.mean([run.outcome for run in runs])), 4),
+        succeeded=_rounded(np.mean([run.outcome for run in runs])),
         files=_parts((run.file for run in runs), runs),
         domains=_parts((run.domain for run in runs), runs),
         judging=asked.judging,
@@ -457,18 +434,18 @@ def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False)
         record=it.basis("record", by_record) if by_record else None,
         weighted=it.basis("record, outcome 0.6", weighted) if weighted else None,
         weighted_gain=gain(it.best_fifth, weighted, by_record),
-        gain=gain(it.auc, by_record, by_stated) if by_record else None,
+        gain=gain(it.auc, by_record, by_stated),
     )
 
 
 def _parts(names: Iterable[str], runs: Sequence[Run]) -> list[Part]:
     """Return the runs of each file or domain, in order of first appearance. `names`: that of each run."""
-    groups: dict[str, list[Run]] = {}
+    groups = defaultdict[str, list[Run]](list)
     for name, run in zip(names, runs, strict=True):
-        groups.setdefault(name, []).append(run)
+        groups[name].append(run)
     parts = []
     for name, own in groups.items():
-        true = [run.outcome for run in own if run.claim is not False]
-        [succeeded] = _rounded(np.mean([run.outcome for run in own]))
-        parts.append(Part(name, len(own), succeeded, len(true), _rounded(np.mean(true))[0] if true else None))
+        claims = [run.outcome for run in own if run.claim is not False]
+        succeeded = _rounded(np.mean([run.outcome for run in own]))
+        parts.append(Part(name, len(own), succeeded, len(claims), _rounded(np.mean(claims)) if claims else None))
     return parts

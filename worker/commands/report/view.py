@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from worker.commands.report.numbers import NEAR, THRESHOLDS, Domain, LeftOut, Report, Scores, Trace
+from worker.commands.report.numbers import (
+    NEAR,
+    THRESHOLDS,
+    Changes,
+    Domain,
+    LeftOut,
+    Proposal,
+    Report,
+    Scores,
+    Trace,
+)
 from worker.commands.report.outcomes import CHANCE, Basis, Interval, Outcomes, Part
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import (
@@ -95,12 +105,12 @@ def _rendered(table: Table) -> Any:
 
 def _parts(it: Report, *, bars: bool) -> Iterator[Any]:
     """Yield texts and tables."""
-    plain = not changes(it) and it.share is None and it.outcome is None
-    rows = [it.total, *it.domains]
+    changed, rows = changes(it), [it.total, *it.domains]
+    plain = not changed and it.share is None and it.outcome is None
     yield Text(headline(it), "bold")
     yield from (Text(f"{note}.", "yellow") for note in warnings(it))
-    if changes(it):
-        yield from _changed(it, rows)
+    if changed and it.changes is not None:
+        yield from _changed(it.total, it.changes, changed, rows)
     elif plain:
         heads = ["domain", "traces", "threshold", "accepted", "median", *(["scores, 0 to 1"] if bars else [])]
         yield ""
@@ -112,15 +122,20 @@ def _parts(it: Report, *, bars: bool) -> Iterator[Any]:
         ])  # fmt: skip
         yield Text("\nShare that reaches a threshold", "bold")
         yield reaching_table(rows, _domain)
-    if it.other_domains and (changes(it) or plain):
+    if it.other_domains and (changed or plain):
         yield Text(f"{number_of(it.other_domains, 'smaller domain is', 'smaller domains are')} in one row.", "dim")
     if it.share is not None:
-        yield Text(f"\n{share_headline(it)}", "bold")
-        yield share_table(it, _domain)
-        yield from (Text(f"  {note}.") for note in share_notes(it))
+        yield Text(f"\n{share_headline(it.share, it.total)}", "bold")
+        yield share_table(it.share, _domain)
+        yield from (Text(f"  {note}.") for note in share_notes(it.share))
     if it.outcome is not None:
-        yield from _outcome_parts(it.outcome)
-    for title, lines in [] if it.outcome is not None else name_lists(it):
+        yield Text(f"\n{outcome_headline(it.outcome)}", "bold")
+        of_files = [parts_table("file", it.outcome.files)] if len(it.outcome.files) > 1 else []
+        yield from (part for table in [*of_files, *outcome_tables(it.outcome)] for part in ("", table))
+        yield ""
+        yield from (Text(clean(sentence)) for sentence in sentences(it.outcome))
+        return
+    for title, lines in name_lists(it):
         yield Text(f"\n{title}", "bold")
         yield Text("\n".join(f"  {line}" for line in lines))
 
@@ -134,8 +149,7 @@ def name_lists(it: Report) -> Iterator[tuple[str, list[str]]]:
         ("Profiles that no trace takes", unused),
     ):
         if names:
-            hints = ["" if near is None else f"; did you mean {shown_name(near)}?" for _, near in names]
-            lines = [line + hint for (line, _), hint in zip(names, hints, strict=True)]
+            lines = [line if near is None else f"{line}; did you mean {shown_name(near)}?" for line, near in names]
             yield title, lines[:SHOWN] + ([f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
 
 
@@ -143,13 +157,13 @@ def headline(it: Report) -> str:
     """Return what there is, in two lines."""
     near, total = it.near_duplicates, it.total
     return (
-        f"{number_of(total.traces, 'trace')} of {shown_text(it.source)}, {_period(it)}\n"
+        f"{number_of(total.traces, 'trace')} of {shown_text(it.source)}, {period(it)}\n"
         f"accepted: {total.before.accepted:,} ({percent(total.before.accepted / total.traces)}); near-duplicates "
         f"(similarity {NEAR} or more): {near.traces:,}, {near.accepted:,} of them accepted"
     )
 
 
-def _period(it: Report) -> str:
+def period(it: Report) -> str:
     """Return the stream times of the first and last trace."""
     first, last = (time[:16].replace("T", " ") for time in (it.first, it.last))
     return f"{first} UTC" if first == last else f"{first} to {last.removeprefix(first[:11])} UTC"
@@ -189,14 +203,13 @@ def changes(it: Report) -> str:
     return f"Accepted with these settings: {before} -> {after}"
 
 
-def _changed(it: Report, rows: Sequence[Domain]) -> Iterator[Any]:
-    total, changed_by = it.total, it.changes
+def _changed(total: Domain, by: Changes, title: str, rows: Sequence[Domain]) -> Iterator[Any]:
     changed = total.to_accepted + total.to_rejected
-    yield Text(f"\n{changes(it)}" if changed else "\nWith these settings no decision changes.", "bold")
-    if changed_by is None or not changed:
+    yield Text(f"\n{title}" if changed else "\nWith these settings no decision changes.", "bold")
+    if not changed:
         return
-    if changed_by.same_share is not None and total.before.accepted != total.after.accepted:
-        yield Text(f"one threshold for all, {changed_by.same_share!r}, would accept as many as now")
+    if by.same_share is not None and total.before.accepted != total.after.accepted:
+        yield Text(f"one threshold for all, {by.same_share!r}, would accept as many as now")
     yield ""
     yield Table(("domain", "traces", "threshold", "accepted", "become\naccepted", "become\nrejected"), [
         [_domain(row.domain), f"{row.traces:,}", _arrow(_threshold(row.before), _threshold(row.after)),
@@ -209,7 +222,7 @@ def _changed(it: Report, rows: Sequence[Domain]) -> Iterator[Any]:
     yield Table(("trace", "domain", "score", "decision"), [
         [cut_text(shown_text(each.id.removeprefix("kp:trace:")), 36), cut_text(shown_name(each.domain), 12),
          score_change(each), each.after.decision]
-        for each in changed_by.decisions[:DECISIONS]
+        for each in by.decisions[:DECISIONS]
     ])  # fmt: skip
 
 
@@ -222,29 +235,26 @@ def score_change(it: Trace) -> str:
 # -- thresholds for a share
 
 
-def share_headline(it: Report) -> str:
-    """Return what is proposed; "" without a share."""
-    if it.share is None:
-        return ""
-    before, after = (percent(count / it.total.traces) for count in (it.share.accepted_before, it.share.accepted))
-    return f"Thresholds for the best {it.share.share * 100:g}% of each domain; accepted of all: {before} -> {after}"
+def share_headline(it: Proposal, total: Domain) -> str:
+    """Return what is proposed."""
+    before, after = (percent(count / total.traces) for count in (it.accepted_before, it.accepted))
+    return f"Thresholds for the best {it.share * 100:g}% of each domain; accepted of all: {before} -> {after}"
 
 
-def share_table(it: Report, name: Callable[[str], str] = shown_name) -> Table:
+def share_table(it: Proposal, name: Callable[[str], str] = shown_name) -> Table:
     """Return the proposed thresholds."""
     return Table(("domain", "traces", "threshold", "95% interval", "accepted"), [
         [name(row.domain), f"{row.traces:,}", _arrow(f"{row.threshold_before!r}", f"{row.threshold!r}"),
          "" if row.interval is None else interval_text(row.interval),
          _arrow(*(percent(count / row.traces) for count in (row.accepted_before, row.accepted)))]
-        for row in ([] if it.share is None else it.share.domains)
+        for row in it.domains
     ])  # fmt: skip
 
 
-def share_notes(it: Report) -> Iterator[str]:
+def share_notes(it: Proposal) -> Iterator[str]:
     """Yield notes on the proposed thresholds."""
-    if it.share is None:
-        return
-    for row in it.share.domains:
+    named = []
+    for row in it.domains:
         name = shown_name(row.domain)
         if row.traces < LEAST_TRACES:
             yield f"{name}: {too_few(row.traces)}; it keeps its threshold"
@@ -255,31 +265,22 @@ def share_notes(it: Report) -> Iterator[str]:
                 f"{name}: {row.accepted - row.above:,} traces tie, so {row.accepted:,} are accepted, not "
                 f"{row.wanted:,}; a threshold above the tie accepts {row.above:,}"
             )
-    proposed = [row for row in it.share.domains if row.interval is not None]
-    named = [shown_name(row.domain) for row in proposed if row.profile == DEFAULT_PROFILE != row.domain]
+        if row.interval is not None and row.profile == DEFAULT_PROFILE != row.domain:
+            named.append(name)
     if named:
         more = f" and {len(named) - SHOWN:,} more" if len(named) > SHOWN else ""
         yield (
             f"without a profile: {', '.join(named[:SHOWN])}{more}. Such domains share the threshold of default; the "
             "config gives each its own profile, with the weights of default"
         )
-    if any(row.domain == DEFAULT_PROFILE for row in it.share.domains):
+    if any(row.domain == DEFAULT_PROFILE for row in it.domains):
         yield "default: its threshold also applies to every domain without a profile"
-    if it.share.other_domains:
-        smaller = number_of(it.share.other_domains, "smaller domain keeps its", "smaller domains keep their")
+    if it.other_domains:
+        smaller = number_of(it.other_domains, "smaller domain keeps its", "smaller domains keep their")
         yield f"{smaller} threshold: fewer than {FEW_TRACES} traces"
 
 
 # -- recorded outcomes
-
-
-def _outcome_parts(it: Outcomes) -> Iterator[Any]:
-    yield Text(f"\n{outcome_headline(it)}", "bold")
-    for table in [*([parts_table("file", it.files)] if len(it.files) > 1 else []), *outcome_tables(it)]:
-        yield ""
-        yield table
-    yield ""
-    yield from (Text(clean(sentence)) for sentence in sentences(it))
 
 
 def outcome_headline(it: Outcomes) -> str:
@@ -335,15 +336,14 @@ def sentences(it: Outcomes) -> Iterator[str]:
                     f"{scope.name.capitalize()}, the record's AUC is {scope.auc_confidence}: it tells agents and "
                     "fleets apart rather than runs."
                 )
-    if it.weighted is not None and it.record is not None and it.weighted_gain is not None:
-        pays = "; docs/verdicts.md has such weights" if it.weighted_gain.low > 0 else "; no difference is shown"
-        yield (
-            f"Weights where the outcome has 0.6 change the successes in the best fifth by {_signed(it.weighted_gain)}, "
-            f"and its novelty from {it.record.best_novelty:.2f} to {it.weighted.best_novelty:.2f}{pays}."
-        )
-    for basis in (it.stated, it.record):
-        if basis is not None:
-            yield _about_threshold(basis)
+        if it.weighted is not None and it.weighted_gain is not None:
+            pays = "; docs/verdicts.md has such weights" if it.weighted_gain.low > 0 else "; no difference is shown"
+            yield (
+                f"Weights where the outcome has 0.6 change the successes in the best fifth by "
+                f"{_signed(it.weighted_gain)}, and its novelty from {it.record.best_novelty:.2f} to "
+                f"{it.weighted.best_novelty:.2f}{pays}."
+            )
+    yield from (_about_threshold(basis) for basis in (it.stated, it.record) if basis is not None)
     yield "Intervals are 95 %, over tasks: other agents may differ by more. ECE has none, since resampling raises it."
     if it.runs < 50:  # with fewer runs, an AUC's interval is wider than .3: it shows nothing
         yield f"{it.runs} runs are few, so the intervals themselves are rough."
@@ -426,24 +426,19 @@ def render(it: Report) -> str:
     environment.filters |= {
         "n": lambda value: f"{value:,}", "pct": percent, "f2": lambda value: fixed(value, 2),
         "text": shown_text, "name": shown_name, "score": shown_score, "threshold": shown_threshold,
-        "score_change": score_change, "ticks": _ticks,
+        "score_change": score_change, "ticks": _ticks, "cut": _cut,
     }  # fmt: skip
+    for function in (period, warnings, changes, name_lists, reaching_table, share_headline, share_table, share_notes,
+                     outcome_headline, sentences, outcome_tables, parts_table):  # fmt: skip
+        environment.globals[function.__name__] = function
     template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
     curves = [it.total] if len(it.domains) == 1 else it.domains[: SERIES if not it.other_domains else -1][:SERIES]
-    rows, outcome = [it.total, *it.domains], it.outcome
-    parts = [] if outcome is None else [("file", outcome.files), ("domain", outcome.domains)]
     return template.render(
-        r=it, version=__version__, decisions=DECISIONS, near=NEAR, period=_period(it), curves=curves,
-        warnings=list(warnings(it)), left_out=_left_out(it), changed=changes(it), names=list(name_lists(it)),
-        reaching=reaching_table(rows), share_headline=share_headline(it), share=share_table(it),
-        notes=list(share_notes(it)), outcome_headline="" if outcome is None else outcome_headline(outcome),
-        sentences=[] if outcome is None else list(sentences(outcome)),
-        figures=[] if outcome is None else outcome_tables(outcome),
-        parts=[_first(parts_table(kind, each)) for kind, each in parts if kind == "domain" or len(each) > 1],
-    )  # fmt: skip
+        r=it, version=__version__, decisions=DECISIONS, near=NEAR, curves=curves, left_out=_left_out(it)
+    )
 
 
-def _first(table: Table) -> Table:
+def _cut(table: Table) -> Table:
     """Return the first SHOWN rows of a table, and in one more how many others there are."""
     more = [f"and {len(table.rows) - SHOWN:,} more"] + [""] * (len(table.heads) - 1)
     return table if len(table.rows) <= SHOWN else Table(table.heads, [*table.rows[:SHOWN], more])
