@@ -50,7 +50,7 @@ from worker.commands.shared.session import Session, SessionError, Topic, read_to
 from worker.commands.shared.shown import PlainTable
 from worker.config import ConfigError
 from worker.core.dead_letters import NO_VALUE, REDRIVEN_FROM, DeadLetter, as_json, originals, read_dead_letter
-from worker.core.records import REDRIVE_COUNT, SourceRecord, exact_size
+from worker.core.records import REDRIVE_COUNT, exact_size
 from worker.core.terminal import clean, number_of
 from worker.core.trace import Reason
 from worker.kafka.cluster.describe import current_limit
@@ -114,8 +114,7 @@ class Counts:
     foreign: int = 0  # of a topic that these settings do not name, or not of the worker
     late: int = 0  # spans of runs that had closed before
     sent: Counter[str] = field(default_factory=Counter)  # those done, by the topic they go back to
-    old: Counter[str] = field(default_factory=Counter)
-    """Those sent whose timestamp is older than the retention of the topic."""
+    old: Counter[str] = field(default_factory=Counter)  # those sent whose timestamp is older than the topic's retention
     retention_ms: Mapping[str, int | None] = field(default_factory=dict)  # by topic; None: without limit
 
     def count_done(self, letter: DeadLetter) -> None:
@@ -168,18 +167,18 @@ class Redrive:
 
         A file also gets the dead letters that failed too often. Raises ConfigError, SessionError, PublishError.
         """
-        session, counts = self.session, self.counts
-        settings = session.settings
-        sources = await self._sources()
+        session, counts, settings = self.session, self.counts, self.session.settings
+        # Records return to the source topic, which must exist, and to span topics, which only `assemble` needs.
+        topic, _ = await session.existing(settings.dead_letter_topic, settings.source_topic)
+        async with session.admin() as admin:
+            sources = await session.topics(admin, settings.source_topic, *settings.span_topics)
+        counts.retention_ms = {name: source.retention_ms for name, source in sources.items()}
         name = marks_topic(settings)
         output: BinaryIO | None = None
         commit: Callable[[Sequence[tuple[DeadLetter, MarkedRecord]]], Awaitable[None]] | None = None
         batch: list[tuple[DeadLetter, MarkedRecord]] = []
         size = 0
         async with AsyncExitStack() as stack:
-            if execute and to_file is not None:
-                file = nullcontext(sys.stdout.buffer) if to_file == "-" else _whole_file(Path(to_file))
-                output = json_output(stack.enter_context(file))
             if execute and to_file is None:
                 marks: Topic | None
                 marks = needed = await needed_marks_topic(session, name)
@@ -190,10 +189,13 @@ class Redrive:
                 commit = partial(self._commit, producer, written(needed))
             else:
                 marks = await find_marks_topic(session, name)
+            if execute and to_file is not None:
+                file = nullcontext(sys.stdout.buffer) if to_file == "-" else _whole_file(Path(to_file))
+                output = json_output(stack.enter_context(file))
             reader = await stack.enter_async_context(session.connected(session.reader()))
             lookup = await stack.enter_async_context(session.connected(session.reader(tolerant=True)))
             marked = {record.key or b"" async for record in read_marks(session, reader, marks)}  # 2
-            async for letter in self._unmarked(reader, marked):  # 3
+            async for letter in self._unmarked(reader, topic, marked):  # 3
                 with counts.refusing(letter):
                     if to_file is None and letter.redriven >= self.max_redrives:
                         raise RefusedError(
@@ -234,36 +236,9 @@ class Redrive:
                     raise RefusedError(f"topic {record.topic.name} refuses it: {why.name} ({why.words}); {why.advice}")
                 self.counts.count_done(letter)
 
-    async def _sources(self) -> dict[str, Topic]:
-        """Return the topics to which records return. Raises ConfigError.
-
-        They are the source topic, which must exist, and the existing span topics, which only `assemble` needs.
-        """
-        settings = self.session.settings
-        await self.session.existing(settings.dead_letter_topic, settings.source_topic)
-        async with self.session.admin() as admin:
-            sources = await self.session.topics(admin, settings.source_topic, *settings.span_topics)
-        self.counts.retention_ms = {name: topic.retention_ms for name, topic in sources.items()}
-        return sources
-
-    async def _unmarked(self, reader: AIOKafkaConsumer, marked: Set[bytes]) -> AsyncIterator[DeadLetter]:
-        """Yield the selected dead letters that were not redriven, one for each source record."""
-        seen: set[bytes] = set()
-        async for letter in self._selected(reader):
-            mark = _mark_of(letter)
-            if mark in marked:
-                self.counts.already[letter.reason] += 1
-            elif mark in seen:
-                self.counts.repeated[letter.reason] += 1
-            else:
-                seen.add(mark)
-                yield letter
-
-    async def _selected(self, reader: AIOKafkaConsumer) -> AsyncIterator[DeadLetter]:
-        """Yield the selected dead letters, up to the topic's end at the time of the call."""
+    async def _unmarked(self, reader: AIOKafkaConsumer, topic: Topic, marked: Set[bytes]) -> AsyncIterator[DeadLetter]:
+        """Yield the selected dead letters up to the topic's end that were not redriven, one for each source record."""
         selection, counts, settings = self.selection, self.counts, self.session.settings
-        sources = [settings.source_topic, *settings.span_topics]
-        (topic,) = await self.session.existing(settings.dead_letter_topic)
         wanted = range(topic.partitions) if selection.partition is None else [selection.partition]
         if wanted[-1] >= topic.partitions:
             raise ConfigError(
@@ -274,15 +249,23 @@ class Redrive:
         ends = await reader.end_offsets(tps)
         if selection.end is not None:
             ends = {tp: min(end, selection.end) for tp, end in ends.items()}
+        seen: set[bytes] = set()
         async for record in read_to(reader, starts, ends):
             letter = read_dead_letter(record)
-            if letter is None or letter.source_topic not in sources:
+            if letter is None or letter.source_topic not in (settings.source_topic, *settings.span_topics):
                 counts.foreign += 1
             elif letter.reason in OF_CLOSED_RUNS:
                 counts.late += 1
             elif selection.matches(letter):
                 counts.matching[letter.reason] += 1
-                yield letter
+                mark = _mark_of(letter)
+                if mark in marked:
+                    counts.already[letter.reason] += 1
+                elif mark in seen:
+                    counts.repeated[letter.reason] += 1
+                else:
+                    seen.add(mark)
+                    yield letter
             if counts.status is not None:
                 counts.status.update(number_of(counts.matching.total(), "dead letter matches", "dead letters match"))
 
@@ -294,24 +277,17 @@ class Redrive:
             )
         if not letter.incomplete:
             return letter.key, letter.record.value, letter.original_headers()
-        record = await self._source_record(letter, lookup)
-        if record is None or not letter.is_of(record):
-            raise RefusedError(
-                f"is truncated, and {letter.source} is no longer there: publish it again from its origin"
-            )
-        return record.key, record.value, originals(record.headers)
-
-    async def _source_record(self, letter: DeadLetter, lookup: AIOKafkaConsumer) -> SourceRecord | None:
         tp, offset = TopicPartition(letter.source_topic, letter.source_partition), letter.source_offset
         (topic,) = await self.session.existing(tp.topic)
-        if tp.partition >= topic.partitions:
-            return None
-        if not (await lookup.beginning_offsets([tp]))[tp] <= offset < (await lookup.end_offsets([tp]))[tp]:
-            return None
-        async with asyncio.timeout(10.0):  # time limit for reading one existing record from the source topic
-            async for record in read_to(lookup, {tp: offset}, {tp: offset + 1}):
-                return record
-        return None
+        if (
+            tp.partition < topic.partitions
+            and (await lookup.beginning_offsets([tp]))[tp] <= offset < (await lookup.end_offsets([tp]))[tp]
+        ):
+            async with asyncio.timeout(10.0):  # time limit for reading one existing record from the source topic
+                async for record in read_to(lookup, {tp: offset}, {tp: offset + 1}):
+                    if letter.is_of(record):
+                        return record.key, record.value, originals(record.headers)
+        raise RefusedError(f"is truncated, and {letter.source} is no longer there: publish it again from its origin")
 
 
 WholeRecord = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
@@ -403,31 +379,34 @@ def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
         tell(f"\nDry run: nothing was {verb}. --execute {does} {done} to {target}")
     else:
         tell("\nNothing to do")
-        return
-    _warn_of_retention(console, counts)
+    for topic, old in sorted(counts.old.items()):
+        days = (counts.retention_ms[topic] or 0) / 86_400_000
+        tell(
+            f"{number_of(old, 'of them is', 'of them are')} older than topic {escape(clean(topic))} keeps records "
+            f"({days:.1f} days). Redriven records keep their timestamps, so Kafka may delete them before they are "
+            "read: keep their reader running, or raise retention.ms",
+            style="yellow",
+        )
 
 
 def _counts_table(counts: Counts, done: str) -> PlainTable:
     """Tabulate the counts by reason; `done` names the last column."""
     columns = {
-        "dead letters": counts.matching, "already done": counts.already, "refused": counts.refused, done: counts.done,
+        "dead letters": counts.matching, "repeated": counts.repeated, "already done": counts.already,
+        "refused": counts.refused, done: counts.done,
     }  # fmt: skip
-    if counts.repeated:  # rare, so the column is optional
-        columns = {"dead letters": columns.pop("dead letters"), "repeated": counts.repeated} | columns
+    if not counts.repeated:  # it is rare
+        del columns["repeated"]
     table = _table()
     table.add_column("reason")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for reason in sorted(counts.matching):
-        table.add_row(Text(clean(reason), "yellow"), *(_count(column[reason]) for column in columns.values()))
+        table.add_row(Text(clean(reason), "yellow"), *(str(column[reason] or "-") for column in columns.values()))
     if len(counts.matching) != 1:
         table.add_section()
-        table.add_row("all", *(_count(column.total()) for column in columns.values()), style="bold")
+        table.add_row("all", *(str(column.total() or "-") for column in columns.values()), style="bold")
     return table
-
-
-def _count(number: int) -> str:
-    return str(number) if number else "-"
 
 
 def examples_table(examples: list[DeadLetter]) -> PlainTable:
@@ -449,16 +428,3 @@ def examples_table(examples: list[DeadLetter]) -> PlainTable:
 
 def _table() -> PlainTable:
     return PlainTable(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-
-
-def _warn_of_retention(console: Console, counts: Counts) -> None:
-    for topic, old in sorted(counts.old.items()):
-        days = (counts.retention_ms[topic] or 0) / 86_400_000
-        older = number_of(old, "of them is", "of them are")
-        console.print(
-            f"{older} older than topic {escape(clean(topic))} keeps records ({days:.1f} days). Redriven records keep "
-            "their timestamps, so Kafka may delete them before they are read: keep their reader running, or raise "
-            "retention.ms",
-            style="yellow",
-            soft_wrap=True,
-        )
