@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,13 +41,12 @@ from worker.runs.sessions.session import AgentSession, Request, format_of, line_
 
 if TYPE_CHECKING:
     from worker.runs.otlp.mapping import Assembled
-    from worker.runs.otlp.rules import Rules
     from worker.runs.otlp.spans import LogEvent, Span
 
 FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp", *SESSIONS)
 
 _Line = tuple[int | None, bytes, str | None]
-"""A run's line number (None: the file is one run), its bytes, and why it is incomplete, if it is."""
+"""A run's or record's number from 1 (None: the file is one run), its bytes, and why they cannot be read, if so."""
 
 
 class _Convert(Command):
@@ -129,7 +128,10 @@ def convert(
         first = next(name.replace("_", "-") for name, path in fields.items() if path is not None)
         raise click.UsageError(f"--{first} requires --from chat, or another form of messages")
     if form == "otlp":
-        _check_spans(values | fields | {"keep": keep, "error_prefix": error_prefixes, "max_content": max_content})
+        others = fields | {"keep": keep, "error_prefix": error_prefixes, "max_content": max_content}
+        names = ("created_at", "agent_id", "framework", "objective", "result_summary", *others)  # the spans have these
+        if given := [f"--{name.replace('_', '-')}" for name in names if (values | others)[name]]:
+            raise click.UsageError(f"{', '.join(given)}: spans have no place for it; leave it out with --from otlp")
     try:
         options = parse_options(values, keep, fields, form, error_prefixes, max_content, settings.limits)
     except ValueError as error:
@@ -142,7 +144,7 @@ def convert(
             reports.append(of_file)
             with _open(file) as runs, naming(file):
                 try:
-                    _Conversion(json_output(output), options, of_file, seen).convert(_peekable(runs))
+                    _Conversion(json_output(output), options, of_file, seen).convert(runs)
                 except click.UsageError as error:
                     if len(paths) == 1:
                         raise
@@ -172,26 +174,12 @@ def _session_paths(folder: str) -> list[str]:
     return [*files]
 
 
-def _check_spans(values: Mapping[str, object]) -> None:
-    """Reject options that spans have no place for. Raises UsageError."""
-    names = (
-        "created_at", "agent_id", "framework", "objective", "result_summary",  # which the spans contain
-        "messages", "append", "group_by", "keep", "error_prefix", "max_content",
-    )  # fmt: skip
-    given = [f"--{name.replace('_', '-')}" for name in names if values[name]]
-    if given:
-        raise click.UsageError(f"{', '.join(given)}: spans have no place for it; leave it out with --from otlp")
-
-
-def _peekable(source: BinaryIO) -> BinaryIO:
-    return source if hasattr(source, "peek") else cast("BinaryIO", BufferedReader(cast("RawIOBase", source)))
-
-
-def _open(file: str) -> BinaryIO:
+def _open(file: str) -> BufferedReader:
     try:
-        return open_file(file, "rb")
+        source = open_file(file, "rb")
     except OSError as error:
         raise ArgumentError("FILES", f"{file}: {error.strerror}") from None
+    return cast("BufferedReader", source if hasattr(source, "peek") else BufferedReader(cast("RawIOBase", source)))
 
 
 @dataclass(slots=True)
@@ -203,7 +191,7 @@ class _Conversion:
     report: FileReport
     seen: set[str]  # keys of session requests already read; a copy of a session has them too
 
-    def convert(self, source: BinaryIO) -> None:
+    def convert(self, source: BufferedReader) -> None:
         """Write the traces of all runs, and report the others."""
         options, report = self.options, self.report
         if options.form == "otlp" or (options.form == "auto" and _begins_as_otlp(source)):
@@ -245,10 +233,58 @@ class _Conversion:
         for group in groups.values():
             self._write_run(group.trace, group.line)
 
-    def _convert_spans(self, source: BinaryIO) -> None:
+    def _convert_spans(self, source: BufferedReader) -> None:
+        """Convert a file of the Collector's file exporter. It is read first: a run's spans may be anywhere in it."""
         require_extra("otlp")
-        for trace, counts in _traces_of_spans(source, self.options, self.report):
-            self._write(trace, counts)
+        from worker.runs.otlp.mapping import CUT_OFF, assembled
+        from worker.runs.otlp.rules import Rule, Rules
+        from worker.runs.otlp.spans import InvalidSpans, decoded
+
+        report, limits = self.report, self.options.limits
+        spans: dict[str, list[Span]] = defaultdict(list)
+        logs: dict[str, list[LogEvent]] = defaultdict(list)
+        for line, value, problem in _records(source, limits.max_bytes):
+            try:
+                if problem is not None:
+                    raise RunRefused("too_large", problem)
+                read = decoded(value)
+            except (RunRefused, InvalidSpans) as error:
+                report.refuse(line, RunRefused(error.reason, str(error)))
+                continue
+            except Exception as error:
+                report.refuse(line, fault(error))
+                continue
+            if (bad := read.refused) is not None:
+                report.refused[bad.error.reason] += 1
+                left_out = f"{bad.error}; {number_of(bad.count, 'span is', 'spans are')} left out"
+                report.add_example(line, bad.error.reason, left_out)
+            for span in read.spans:
+                spans[span.trace_id].append(span)
+            for log in read.logs:
+                logs[log.trace_id].append(log)
+        given = {
+            name: Rule(value.constant, value.check, ".".join(value.path or ()))
+            for name, value in self.options.fields.items()
+        }
+        rules = Rules(
+            given["confidence"], given["domain"], given["visibility"], given["privacy"], given.get("success"), limits
+        )
+        for trace_id, of_trace in spans.items():
+            try:
+                runs = assembled(of_trace, logs.get(trace_id, []), rules)
+            except Exception as error:
+                report.refuse(None, fault(error), f"trace {trace_id}")
+                continue
+            for run in runs:
+                if run.missing == "not_a_run":
+                    report.counts.drop("traces without a span of a model, a tool or an agent")
+                elif run.value is None or run.document is None:
+                    report.refuse(None, RunRefused(run.missing or "", _why(run)), f"trace {trace_id}")
+                else:
+                    counts = Counts(Counter(step["type"] for step in run.document["steps"]))
+                    counts.change("messages cut off by OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", CUT_OFF in run.hints)
+                    counts.change("characters of long texts, cut to fit KP_MAX_MESSAGE_BYTES", run.cut)
+                    self._write(run.value, counts)
 
     def _convert_session(self, runs: Iterable[_Line], form: Format) -> None:
         session = AgentSession(form)
@@ -334,9 +370,9 @@ def _parsed(raw: bytes) -> Any:
     return value
 
 
-def _begins_as_otlp(source: BinaryIO) -> bool:
+def _begins_as_otlp(source: BufferedReader) -> bool:
     """Return whether a file is OTLP: JSON by its first key, protobuf by its first byte."""
-    head = cast("BufferedReader", source).peek(64)
+    head = source.peek(64)
     text = head.lstrip()
     if text[:1] in (b"{", b"["):
         return text[1:].lstrip().startswith((b'"resourceSpans"', b'"resourceLogs"'))
@@ -344,25 +380,35 @@ def _begins_as_otlp(source: BinaryIO) -> bool:
 
 
 def _runs(source: BinaryIO, file: str, largest_trace: int) -> Iterator[_Line]:
-    """Yield the runs with their lines (from 1): one run per line, or the whole file if its name ends with .json.
-
-    The third value is set if a run is too long to be read.
-    """
+    """Yield the runs: one on each line, or the whole file if its name ends with .json."""
     if file.endswith(".json"):
         most = line_limit(largest_trace)
         raw = source.read(most + 1)
         yield None, raw, too_long(most) if len(raw) > most else None
-    else:
-        yield from _lines(source, largest_trace)
-
-
-def _lines(source: BinaryIO, largest_trace: int) -> Iterator[_Line]:
+        return
     for line in read_lines(source, largest_trace):
         if line.problem is not None or line.data.strip():
             yield line.number, line.data, line.problem
 
 
-# -- OTLP files, as written by the Collector's file exporter: the runs of their agents as traces
+def _records(source: BufferedReader, largest_trace: int) -> Iterator[_Line]:
+    """Yield OTLP records: JSON lines, one protobuf message, or several, each behind its length in 4 bytes."""
+    head, most = source.peek(1), line_limit(largest_trace)
+    if head[:1] != b"\x00":
+        if head[:1] == b"\x0a" and head.lstrip()[:1] not in (b"{", b""):
+            yield 1, source.read(most), None
+        else:
+            yield from _runs(source, "", largest_trace)
+        return
+    number = 0
+    while prefix := source.read(4):
+        number += 1
+        size = int.from_bytes(prefix, "big")
+        if size > most:
+            yield number, b"", too_long(most)
+            return
+        yield number, source.read(size), None
+
 
 _WORDS: Final = {
     "no_content": "the content of its messages was not captured",
@@ -373,65 +419,6 @@ _WORDS: Final = {
 }
 
 
-def _traces_of_spans(source: BinaryIO, options: Options, report: FileReport) -> Iterator[tuple[bytes, Counts]]:
-    """Yield the trace of each run, and what became of its parts; runs without a trace go to the report.
-
-    The whole file is read first, because a run's spans may be anywhere in it.
-    """
-    from worker.runs.otlp.mapping import CUT_OFF, assembled
-    from worker.runs.otlp.spans import decoded
-
-    spans: dict[str, list[Span]] = {}
-    logs: dict[str, list[LogEvent]] = {}
-    for line, value, problem in _records(source, options.limits.max_bytes):
-        try:
-            if problem is not None:
-                raise RunRefused("too_large", problem)
-            read = decoded(value)
-        except Exception as error:
-            report.refuse(line, _refusal(error))
-            continue
-        if read.refused is not None:
-            bad = read.refused
-            report.add_refused(
-                line, bad.error.reason, f"{bad.error}; {number_of(bad.count, 'span is', 'spans are')} left out"
-            )
-        for span in read.spans:
-            spans.setdefault(span.trace_id, []).append(span)
-        for log in read.logs:
-            logs.setdefault(log.trace_id, []).append(log)
-    rules = _rules(options)
-    lost = Counts()
-    for trace_id, of_trace in spans.items():
-        try:
-            runs = assembled(of_trace, logs.get(trace_id, []), rules)
-        except Exception as error:
-            report.refuse(None, fault(error), f"trace {trace_id}")
-            continue
-        for run in runs:
-            if run.missing == "not_a_run":
-                lost.drop("traces without a span of a model, a tool or an agent")
-                continue
-            if run.value is None or run.document is None:
-                report.refuse(None, RunRefused(run.missing or "", _why(run)), f"trace {trace_id}")
-                continue
-            counts = Counts(Counter(step["type"] for step in run.document["steps"]))
-            counts.change("messages cut off by OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", CUT_OFF in run.hints)
-            if run.cut:
-                counts.change("characters of long texts, cut to fit KP_MAX_MESSAGE_BYTES", run.cut)
-            yield run.value, counts
-    report.counts.dropped.update(lost.dropped)
-
-
-def _refusal(error: Exception) -> RunRefused:
-    """Return why a record cannot be read."""
-    if isinstance(error, RunRefused):
-        return error
-    from worker.runs.otlp.spans import InvalidSpans
-
-    return RunRefused(error.reason, str(error)) if isinstance(error, InvalidSpans) else fault(error)
-
-
 def _why(run: Assembled) -> str:
     """Return why a run has no trace, in words."""
     why = _WORDS[run.missing or ""]
@@ -439,40 +426,6 @@ def _why(run: Assembled) -> str:
         named = ", ".join(f"{scope} {name}" for scope, name in run.unread)
         why = f"its content seems to be in attributes that nothing reads: {named}"
     return "; ".join([why, *run.hints])
-
-
-def _rules(options: Options) -> Rules:
-    from worker.runs.otlp.rules import Rule, Rules
-
-    rules = {
-        name: Rule(value.constant, value.check, ".".join(value.path or ())) for name, value in options.fields.items()
-    }
-    return Rules(
-        rules["confidence"], rules["domain"], rules["visibility"], rules["privacy"], rules.get("success"),
-        options.limits,
-    )  # fmt: skip
-
-
-def _records(source: BinaryIO, largest_trace: int) -> Iterator[_Line]:
-    """Yield the records with their numbers (from 1): JSON lines, or protobuf messages prefixed by a 4-byte length.
-
-    The third value is set if a record is too long to be read.
-    """
-    head = cast("BufferedReader", source).peek(1)
-    if head[:1] != b"\x00":
-        if head[:1] == b"\x0a" and head.lstrip()[:1] not in (b"{", b""):
-            yield 1, source.read(line_limit(largest_trace)), None
-        else:
-            yield from _lines(source, largest_trace)
-        return
-    number, most = 0, line_limit(largest_trace)
-    while prefix := source.read(4):
-        number += 1
-        size = int.from_bytes(prefix, "big")
-        if size > most:
-            yield number, b"", too_long(most)
-            return
-        yield number, source.read(size), None
 
 
 # -- the losses of a conversion, as text and as JSON
@@ -511,27 +464,24 @@ class FileReport:
     def skip_line(self, line: int | None, error: RunRefused, entry: str = "") -> None:
         """Count and name an unreadable line of a session; its run is converted without it."""
         self.unread[error.reason] += 1
-        self._add_example(line, error.reason, str(error))
+        self.add_example(line, error.reason, str(error))
         self._name(line, entry, error)
 
     def refuse(self, line: int | None, error: RunRefused, trace: str = "") -> None:
         """Count and name a run that is not written. `line`: from 1; None: the file is one run. `trace`: of OTLP."""
         self.read += 1
-        self.add_refused(line, error.reason, f"{trace}: {error}" if trace else str(error))
+        self.refused[error.reason] += 1
+        self.add_example(line, error.reason, f"{trace}: {error}" if trace else str(error))
         self._name(line, trace, error)
 
-    def add_refused(self, line: int | None, reason: str, message: str) -> None:
-        """Count a refused run or part without naming it."""
-        self.refused[reason] += 1
-        self._add_example(line, reason, message)
+    def add_example(self, line: int | None, reason: str, message: str) -> None:
+        """List what was lost, if there is room."""
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append({"line": line, "reason": reason, "message": message})
 
     def _name(self, line: int | None, place: str, error: RunRefused) -> None:
         where = ("" if line is None else f"{line}:") + (f" {place}:" if place else "")
         self.bad.name(f"{where} {error.reason}: {error}")
-
-    def _add_example(self, line: int | None, reason: str, message: str) -> None:
-        if len(self.examples) < MAX_EXAMPLES:
-            self.examples.append({"line": line, "reason": reason, "message": message})
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as JSON data; counts in descending order."""

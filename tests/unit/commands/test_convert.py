@@ -255,8 +255,6 @@ def test_each_trace_is_written_when_its_run_is_read() -> None:
     env.pop("PYTHONUNBUFFERED", None)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with start_command("convert", "--from", "chat", *WORDS, "-", env=env, **pipes) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(lines(MINIMAL))
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["task"] == {"objective": "Book a seat"}
@@ -269,8 +267,6 @@ def test_a_reader_that_goes_away_ends_the_command_without_a_traceback(tmp_path: 
     file.write_bytes(lines(MINIMAL) * 5000)
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with start_command("convert", "--from", "chat", *WORDS, str(file), **pipes) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
