@@ -24,7 +24,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,7 +55,7 @@ from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_watch import watched
 from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.rows import OutputTopic, Row, key_partition
+from worker.kafka.writing.rows import OutputTopic, Row, TopicRefusedError, key_partition
 from worker.kafka.writing.transaction import run_transaction
 from worker.observe import logs
 from worker.runs.fields import RunRefused, fault
@@ -82,16 +82,6 @@ class Followed:
     name: str  # of two processes with the same name, only the later one continues
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counts of this process's requests."""
-
-    published: int = 0
-    refused: int = 0
-    repeated: int = 0  # skipped, because they have a mark
-    redactions: Counter[str] = field(default_factory=Counter)
-
-
 def default_name(folder: Path) -> str:
     """Return the default name of a process that follows a folder: machine and folder."""
     return f"{socket.gethostname()}:{folder.resolve()}"
@@ -101,116 +91,7 @@ def run_follow(settings: Settings, followed: Followed) -> None:
     """Follow a folder until SIGTERM or SIGINT. Raises CommandError."""
     session = Session(settings)
     logs.configure(settings.log_level, settings.log_format)
-    run_session(_until_stopped(session, followed))
-
-
-async def _until_stopped(session: Session, followed: Followed) -> None:
-    """Follow until asked to stop, and finish what is in flight. Raises ConfigError, SessionError."""
-    stop, counts, loop = asyncio.Event(), Counts(), asyncio.get_running_loop()
-    files = SessionFiles(followed.folder, followed.form, followed.idle_seconds, session.settings.max_message_bytes)
-    try:
-        async with asyncio.timeout(None) as limit:
-
-            def end() -> None:
-                if not stop.is_set():
-                    stop.set()
-                    limit.reschedule(loop.time() + session.settings.shutdown_timeout_seconds)
-
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, end)
-            await _keep_following(session, followed, files, counts, stop)
-    except TimeoutError:
-        raise SessionError(
-            "stopping took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; a restart publishes the uncommitted requests"
-        ) from None
-    log.info("stopped: %s", _words(counts))
-
-
-async def _keep_following(
-    session: Session, followed: Followed, files: SessionFiles, counts: Counts, stop: asyncio.Event
-) -> None:
-    while not stop.is_set():
-        try:
-            await _follow(session, followed, files, counts, stop)
-        except (ProducerFenced, InvalidProducerEpoch) as error:
-            raise SessionError(
-                f"another process follows under the name {followed.name!r} and has taken over; this one stops (--name)"
-            ) from error
-        except UnreachableError as error:
-            if error.final:
-                raise
-            await _pause(str(error), stop)
-        except (KafkaError, PublishError, SessionError, TimeoutError) as error:
-            await _pause(error_text(error), stop)
-
-
-async def _pause(why: str, stop: asyncio.Event) -> None:
-    log.warning("%s; starting again from the last commit", why)
-    await _wait(stop, 5.0)
-
-
-async def _wait(stop: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
-
-
-async def _follow(
-    session: Session, followed: Followed, files: SessionFiles, counts: Counts, stop: asyncio.Event
-) -> None:
-    """Run the steps of the module docstring, until asked to stop. Raises KafkaError, PublishError, SessionError."""
-    settings = session.settings
-    (target,) = await session.existing(followed.topic)
-    marks = await needed_marks_topic(session, followed_topic(settings))
-    name = sha256(followed.name.encode("utf-8", "replace")).hexdigest()[:16]
-    producer = Producer(session.client, f"{settings.group_id}-follow-{name}", settings.transaction_timeout_seconds)
-    topics = {"--topic": target.name, "the marks": marks.name}
-    async with session.connected(producer), watched(settings, session.client, topics, {marks.name}) as failure:  # 1
-        published, positions, with_text = await _read_marks(session, marks)  # 2
-        for first in range(0, len(with_text), MAX_REQUESTS):
-            keys = with_text[first : first + MAX_REQUESTS]
-            records = [MarkedRecord(None, written(target), 0, (key, NO_POSITION)) for key in keys]
-            contents = MarkedBatch(records, written(marks), keep_marks=True)
-            await run_transaction(producer, contents, partial(current_limit, session.client))
-        files.start(positions)
-        log.info(
-            "following %s as %s; requests that group %s has published: %d",
-            followed.folder, followed.name, settings.group_id, len(published),
-        )  # fmt: skip
-        follower = _Follower(session, followed, producer, written(target), written(marks), published, counts)
-        while not stop.is_set():  # 3
-            if failure.error is not None:
-                raise SessionError(str(failure.error))
-            began = time.monotonic()
-            for closed in files.poll(time.time(), began):
-                for each in closed:
-                    await follower.add(each)
-                await asyncio.sleep(0)
-                if stop.is_set():
-                    break
-            await follower.commit()
-            # A scan of many files takes long; the pause after it is 20 times as long, from 1 to 10 s.
-            await _wait(stop, min(max(1.0, 20 * (time.monotonic() - began)), 10.0))
-
-
-async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], list[Position], list[bytes]]:
-    """Return the keys of the marks, their positions, and the keys of marks that hold text of a session."""
-    published: set[bytes] = set()
-    positions: list[Position] = []
-    with_text: dict[bytes, None] = {}
-    async with session.connected(session.reader()) as reader:
-        async for mark in read_marks(session, reader, marks):
-            key, value = mark.key or b"", mark.value or b""
-            published.add(key if _KEY.fullmatch(key) else mark_key(key))
-            if (position := read_position(value)) is not None:
-                positions.append(position)
-            if b'"context"' in value:
-                with_text[key] = None
-            else:
-                with_text.pop(key, None)
-    return published, positions, list(with_text)
-
-
-_KEY: Final = re.compile(rb"[0-9a-f]{32}")
+    run_session(_Follower(session, followed).run())
 
 
 def mark_key(key: bytes) -> bytes:
@@ -224,19 +105,109 @@ class _Follower:
 
     session: Session
     followed: Followed
-    producer: Producer
-    target: OutputTopic
-    marks: OutputTopic
-    published: set[bytes]  # keys of marks
-    counts: Counts
-    batch: list[tuple[Closed, MarkedRecord, Mapping[str, int]]] = field(default_factory=list)
-    size: int = 0  # bytes
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: Counter[str] = field(default_factory=Counter)  # of this process: published, refused, repeated
+    redactions: Counter[str] = field(default_factory=Counter)
+    # Since the last start of the producer:
+    producer: Producer = field(init=False)
+    target: OutputTopic = field(init=False)
+    marks: OutputTopic = field(init=False)
+    published: set[bytes] = field(init=False)  # keys of marks
+    batch: list[tuple[Closed, MarkedRecord, Mapping[str, int]]] = field(init=False)
+    size: int = 0  # of the batch, bytes
 
-    async def add(self, closed: Closed) -> None:
+    async def run(self) -> None:
+        """Follow until asked to stop, and finish what is in flight. Raises ConfigError, SessionError."""
+        settings, loop = self.session.settings, asyncio.get_running_loop()
+        it = self.followed
+        files = SessionFiles(it.folder, it.form, it.idle_seconds, settings.max_message_bytes)
+        try:
+            async with asyncio.timeout(None) as limit:
+
+                def end() -> None:
+                    if not self.stop.is_set():
+                        self.stop.set()
+                        limit.reschedule(loop.time() + settings.shutdown_timeout_seconds)
+
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    loop.add_signal_handler(number, end)
+                while not self.stop.is_set():
+                    await self._follow_or_pause(files)
+        except TimeoutError:
+            raise SessionError(
+                "stopping took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; a restart publishes the uncommitted requests"
+            ) from None
+        log.info("stopped: %s", self._words())
+
+    async def _follow_or_pause(self, files: SessionFiles) -> None:
+        try:
+            await self._follow(files)
+        except (ProducerFenced, InvalidProducerEpoch) as error:
+            name = self.followed.name
+            raise SessionError(
+                f"another process follows under the name {name!r} and has taken over; this one stops (--name)"
+            ) from error
+        except (UnreachableError, KafkaError, PublishError, SessionError, TimeoutError) as error:
+            if isinstance(error, UnreachableError) and error.final:
+                raise
+            why = str(error) if isinstance(error, UnreachableError) else error_text(error)
+            log.warning("%s; starting again from the last commit", why)
+            await self._wait(5.0)
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stop.wait(), seconds)
+
+    async def _follow(self, files: SessionFiles) -> None:
+        """Run the steps of the module docstring, until asked to stop. Raises KafkaError, PublishError, SessionError."""
+        session, settings, followed = self.session, self.session.settings, self.followed
+        (target,) = await session.existing(followed.topic)
+        marks = await needed_marks_topic(session, followed_topic(settings))
+        self.target, self.marks, self.batch, self.size = written(target), written(marks), [], 0
+        name = sha256(followed.name.encode("utf-8", "replace")).hexdigest()[:16]
+        transactional_id, timeout_seconds = f"{settings.group_id}-follow-{name}", settings.transaction_timeout_seconds
+        self.producer = Producer(session.client, transactional_id, timeout_seconds)
+        topics = {"--topic": target.name, "the marks": marks.name}
+        async with (
+            session.connected(self.producer),  # 1
+            watched(settings, session.client, topics, {marks.name}) as failure,
+        ):
+            self.published, positions, with_text = await _read_marks(session, marks)  # 2
+            for keys in (with_text[at : at + MAX_REQUESTS] for at in range(0, len(with_text), MAX_REQUESTS)):
+                await self._send([MarkedRecord(None, self.target, 0, (key, NO_POSITION)) for key in keys])
+            files.start(positions)
+            log.info(
+                "following %s as %s; requests that group %s has published: %d",
+                followed.folder, followed.name, settings.group_id, len(self.published),
+            )  # fmt: skip
+            while not self.stop.is_set():  # 3
+                if failure.error is not None:
+                    raise SessionError(str(failure.error))
+                began = time.monotonic()
+                for closed in files.poll(time.time(), began):
+                    for each in closed:
+                        await self._add(each)
+                    await asyncio.sleep(0)
+                    if self.stop.is_set():
+                        break
+                await self._commit()
+                # A scan of many files takes long; the pause after it is 20 times as long, from 1 to 10 s.
+                await self._wait(min(max(1.0, 20 * (time.monotonic() - began)), 10.0))
+
+    async def _send(self, records: Sequence[MarkedRecord]) -> Mapping[int, TopicRefusedError]:
+        """Send records and marks in one transaction (3a to 3c); return why the topic refuses some, by position.
+
+        After any error it is unknown whether it was committed.
+        """
+        contents = MarkedBatch(records, self.marks, keep_marks=True)
+        await run_transaction(self.producer, contents, partial(current_limit, self.session.client))
+        return contents.refused
+
+    async def _add(self, closed: Closed) -> None:
         """Add a request unless it has a mark, and commit when the batch is full."""
         mark = mark_key(closed.request.key.encode("utf-8", "replace"))
         if mark in self.published:
-            self.counts.repeated += 1
+            self.requests["repeated"] += 1
             return
         self.published.add(mark)
         row: Row | None = None
@@ -249,28 +220,26 @@ class _Follower:
             log.debug("%s: no trace could be made of a request", closed.path, exc_info=True)
             self._refuse(closed, fault(error))
         key = mark if row is None or row[0] is None else row[0]
-        partition = key_partition(key, self.target.partitions)
-        record = MarkedRecord(row, self.target, partition, (mark, closed.position))
+        record = MarkedRecord(row, self.target, key_partition(key, self.target.partitions), (mark, closed.position))
         self.batch.append((closed, record, redactions))
         self.size += len(closed.position) + (0 if row is None else len(row[1] or b""))
         if len(self.batch) >= MAX_REQUESTS or self.size >= MAX_BYTES:
-            await self.commit()
+            await self._commit()
 
-    async def commit(self) -> None:
-        """Commit the collected requests, in one transaction. After any error it is unknown whether it was committed."""
+    async def _commit(self) -> None:
+        """Commit the collected requests, in one transaction."""
         if not self.batch:
             return
         batch, self.batch, self.size = self.batch, [], 0
-        contents = MarkedBatch([record for _, record, _ in batch], self.marks, keep_marks=True)
-        await run_transaction(self.producer, contents, partial(current_limit, self.session.client))  # 3a to 3c
+        refused = await self._send([record for _, record, _ in batch])
         for position, (closed, record, redactions) in enumerate(batch):
-            if (why := contents.refused.get(position)) is not None:
+            if (why := refused.get(position)) is not None:
                 words = f"topic {self.target.name} refuses it: {why.name}; {why.advice}"
                 self._refuse(closed, RunRefused("refused_by_topic", words))
             elif record.row is not None:
-                self.counts.published += 1
-                self.counts.redactions.update(redactions)
-        log.info("%s", _words(self.counts))
+                self.requests["published"] += 1
+                self.redactions.update(redactions)
+        log.info("%s", self._words())
 
     def _row(self, closed: Closed) -> tuple[Row, Mapping[str, int]]:
         """Return the record of a request's trace, and its redactions. Raises RunRefused, InvalidTrace."""
@@ -292,16 +261,34 @@ class _Follower:
         return (key, trace, None, []), redactions
 
     def _refuse(self, closed: Closed, why: RunRefused | InvalidTrace) -> None:
-        self.counts.refused += 1
+        self.requests["refused"] += 1
         # The message of an InvalidTrace may quote the trace.
         words = str(why) if isinstance(why, RunRefused) else f"{why.reason} {why.path}"
         log.warning("%s: the request at byte %d is not published: %s", closed.path, closed.request.first, words)
 
+    def _words(self) -> str:
+        """Return the counts in words."""
+        it = self.requests
+        words = f"{number_of(it['published'], 'request')} published"
+        words += f", {it['refused']} refused" if it["refused"] else ""
+        words += f", {it['repeated']} found again and left out" if it["repeated"] else ""
+        redacted = ", ".join(f"{count} {kind}" for kind, count in self.redactions.items())
+        return words + (f"; redacted: {redacted}" if redacted else "")
 
-def _words(counts: Counts) -> str:
-    """Return the counts in words."""
-    words = f"{number_of(counts.published, 'request')} published"
-    words += f", {counts.refused} refused" if counts.refused else ""
-    words += f", {counts.repeated} found again and left out" if counts.repeated else ""
-    redacted = ", ".join(f"{count} {kind}" for kind, count in counts.redactions.items())
-    return words + (f"; redacted: {redacted}" if redacted else "")
+
+async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], list[Position], list[bytes]]:
+    """Return the keys of the marks, their positions, and the keys of marks that hold text of a session."""
+    published: set[bytes] = set()
+    positions: list[Position] = []
+    with_text: dict[bytes, None] = {}
+    async with session.connected(session.reader()) as reader:
+        async for mark in read_marks(session, reader, marks):
+            key, value = mark.key or b"", mark.value or b""
+            published.add(key if re.fullmatch(rb"[0-9a-f]{32}", key) else mark_key(key))
+            if (position := read_position(value)) is not None:
+                positions.append(position)
+            if b'"context"' in value:
+                with_text[key] = None
+            else:
+                with_text.pop(key, None)
+    return published, positions, list(with_text)
