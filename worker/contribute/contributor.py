@@ -40,7 +40,6 @@ from worker.contribute.delivery import (
     Delivery,
     DeniedError,
     Gateway,
-    LateWatch,
     Pauses,
     Unanswered,
 )
@@ -82,21 +81,6 @@ from worker.version import __version__
 log = logging.getLogger(__name__)
 
 
-async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[str, OutputTopic]:
-    """Create the missing topics (KP_CREATE_TOPICS) and check all; return the topics to write to, by kind of record.
-
-    Raises ConfigError that names topic and remedy.
-    """
-
-    async def prepare(admin: AIOKafkaAdminClient) -> dict[str, OutputTopic]:
-        observed = await look_at_contributed(admin, settings)
-        if settings.create_topics and settings.accepted_topic in observed.topics:
-            observed = await create_contributed(admin, settings)
-        return _checked(settings, observed)
-
-    return await prepare_patiently(settings, client, prepare)
-
-
 async def look_at_contributed(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
     """Describe the accepted topic and the two that `contribute` writes."""
     names = [settings.accepted_topic, settings.contributed, settings.refused]
@@ -122,7 +106,18 @@ def contribute_plan(settings: Settings, observed: Observed) -> list[TopicPlan]:
     ]
 
 
-def _checked(settings: Settings, observed: Observed) -> dict[str, OutputTopic]:
+async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[str, OutputTopic]:
+    """Create the missing topics (KP_CREATE_TOPICS) and check all; return the topics to write to, by kind of record.
+
+    Raises ConfigError that names topic and remedy.
+    """
+
+    async def prepare(admin: AIOKafkaAdminClient) -> Observed:
+        observed = await look_at_contributed(admin, settings)
+        creates = settings.create_topics and settings.accepted_topic in observed.topics
+        return await create_contributed(admin, settings) if creates else observed
+
+    observed = await prepare_patiently(settings, client, prepare)
     if observed.denied:
         raise ConfigError(
             f"the broker denies access to topic {observed.denied[0]}: grant an ACL on it (docs/security.md)"
@@ -132,7 +127,7 @@ def _checked(settings: Settings, observed: Observed) -> dict[str, OutputTopic]:
             f"missing on {settings.bootstrap_servers}: {settings.accepted_topic} (KP_ACCEPTED_TOPIC); the worker "
             "creates it (kp-worker topics --create), or correct the name"
         )
-    missing = [plan.name for plan in contribute_plan(settings, observed) if plan.name not in observed.topics]
+    missing = [name for name in (settings.contributed, settings.refused) if name not in observed.topics]
     if missing:
         raise MissingTopicsError(
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}; create them (kp-worker topics --create "
@@ -144,8 +139,7 @@ def _checked(settings: Settings, observed: Observed) -> dict[str, OutputTopic]:
             log.warning("topic %s has cleanup.policy=%s; set cleanup.policy=%s", name, policy, wanted)
     for problem in deleted_early(observed, settings.accepted_topic, "posted"):
         log.warning("%s", problem)
-    kinds = {CONTRIBUTED: settings.contributed, DEAD_LETTER: settings.refused}
-    return {kind: observed.output(name) for kind, name in kinds.items()}
+    return {CONTRIBUTED: observed.output(settings.contributed), DEAD_LETTER: observed.output(settings.refused)}
 
 
 class ReceiptQueue:
@@ -322,12 +316,8 @@ class Partition:
 
     async def _handle(self, each: _Pending, work: Unit | Skip | Refusal, answers: int, *, proven: bool = False) -> None:
         """Skip, refuse, deliver or hold a record. `proven`: refuse it if it gets no verdict, since others do."""
-        if isinstance(work, Skip):
-            each.skipped[work.reason] += 1
-            await self._done(each, None, lambda: None)
-        elif isinstance(work, Refusal):
-            await self._refuse(each, work)
-        else:
+        result: Delivered | Refusal | Unanswered | Skip
+        if isinstance(work, Unit):
             uncommitted = (self._waiting[0] if self._waiting else each).record.offset
             remember_429 = partial(self._remember_429, uncommitted)
             each.asked_at = time.monotonic()
@@ -335,22 +325,31 @@ class Partition:
             result = await self.delivery.deliver(work, self._stop, remember_429, answers, _place(each.record))
             if isinstance(result, Delivered):
                 output = receipt(each.record, work, result.status, result.time)
-                await self._done(each, output, partial(self._count, work, result))
-            elif isinstance(result, Refusal):
-                await self._refuse(each, result)
-            elif proven:
-                self.delivery.gateway.trouble = (
-                    None  # the registry is reachable; perhaps no other trace follows to show it
-                )
-                message = (
-                    f"{result.words}, again and again, while the registry answers other traces; find what refuses this "
-                    "one in front of the registry, fix that, and redrive the trace"
-                )
-                await self._refuse(each, Refusal("unanswerable", message))
-            else:
-                self._hold(each, result)
+                await self._done(each, output, partial(self._count, work, result.status))
+                return
+        else:
+            result = work
+        if isinstance(result, Unanswered) and proven:
+            self.delivery.gateway.trouble = None  # the registry is reachable; perhaps no other trace follows to show it
+            message = (
+                f"{result.words}, again and again, while the registry answers other traces; find what refuses this "
+                "one in front of the registry, fix that, and redrive the trace"
+            )
+            result = Refusal("unanswerable", message)
+        if isinstance(result, Skip):
+            each.skipped[result.reason] += 1
+            await self._done(each, None, lambda: None)
+        elif isinstance(result, Refusal):
+            output = refused_record(each.record, result, self.gate.rules)
+            log.warning(
+                "refused for good: %s%s", result.message, f" {result.issues}" if result.issues else "",
+                extra=_place(each.record) | {"reason": result.reason, "path": result.path},
+            )  # fmt: skip
+            await self._done(each, output, self.delivery.metrics.refused.labels(result.reason).inc)
+        else:
+            self._hold(each, result.words)
 
-    def _hold(self, each: _Pending, result: Unanswered) -> None:
+    def _hold(self, each: _Pending, words: str) -> None:
         """Hold a record until the registry answers a POST."""
         if not self._waiting:
             self._pauses, self._just_held, self._try_next_at = Pauses(), True, 0.0
@@ -358,18 +357,7 @@ class Partition:
         if not each.held:
             self._waiting.append(each)
         each.held = True
-        log.warning(
-            "%s; the trace waits until the registry itself answers a POST", result.words,
-            extra=_place(each.record),
-        )  # fmt: skip
-
-    async def _refuse(self, each: _Pending, refusal: Refusal) -> None:
-        output = refused_record(each.record, refusal, self.gate.rules)
-        await self._done(each, output, self.delivery.metrics.refused.labels(refusal.reason).inc)
-        log.warning(
-            "refused for good: %s%s", refusal.message, f" {refusal.issues}" if refusal.issues else "",
-            extra=_place(each.record) | {"reason": refusal.reason, "path": refusal.path},
-        )  # fmt: skip
+        log.warning("%s; the trace waits until the registry itself answers a POST", words, extra=_place(each.record))
 
     async def _done(self, each: _Pending, output: OutputRecord | None, count: Callable[[], None]) -> None:
         """Let a record's result be committed, once nothing before it is held."""
@@ -392,8 +380,8 @@ class Partition:
         await self._receipts.add(None, offset, lambda: None)
         await self._receipts.flush()
 
-    def _count(self, unit: Unit, result: Delivered) -> None:
-        (self.delivery.metrics.posted if result.status == 201 else self.delivery.metrics.found).inc()
+    def _count(self, unit: Unit, status: int) -> None:
+        (self.delivery.metrics.posted if status == 201 else self.delivery.metrics.found).inc()
         for kind, number in unit.redactions.items():
             self.delivery.metrics.redactions.labels(kind).inc(number)
 
@@ -437,7 +425,6 @@ class Contributor:
                 "strict (docs/redaction.md)"
             )
         self.gateway = Gateway(registry, metrics, settings.contribute_rate)
-        self.late = LateWatch(self.gateway, metrics, 2 * settings.contribute_timeout_seconds)
 
     def member(self) -> Member[Partition]:
         """Return the group member that does this work."""
@@ -474,7 +461,7 @@ class Contributor:
             publisher=Publisher(
                 claim.producer, group, claim.tp, self._outputs, None, partial(current_limit, self._client)
             ),
-            delivery=Delivery(self.gateway, self._metrics, self.late, group),
+            delivery=Delivery(self.gateway, self._metrics, 2 * settings.contribute_timeout_seconds, group),
             gate=Gate(
                 frozenset(settings.contribute_visibility.split(",")),
                 frozenset(settings.contribute_privacy.split(",")), self._rules,
@@ -531,7 +518,4 @@ class ContributeProcess:
         timeout, largest = settings.contribute_timeout_seconds, settings.max_message_bytes
         registry = RegistryClient(settings.registry_url, key, timeout, self._metrics, largest)
         await until_end.enter_async_context(registry)
-        contributor = Contributor(settings, client, outputs, registry, self._metrics)
-        watching = asyncio.create_task(contributor.late.run())
-        until_end.callback(watching.cancel)
-        return contributor.member()
+        return Contributor(settings, client, outputs, registry, self._metrics).member()

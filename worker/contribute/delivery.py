@@ -23,12 +23,13 @@ import math
 import random
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 from worker.contribute.registry import (
     Absent,
@@ -110,10 +111,6 @@ class RequestPace:
         self.left = remaining - self.in_flight
         self.tokens = min(self.tokens, self._capacity())
 
-    def seen_left(self) -> float | None:
-        """Return the tokens left at the registry, as far as known."""
-        return None if self.limit is None else max(0.0, self.left)
-
     def _advance(self, now: float) -> None:
         passed = max(0.0, now - self.now)
         self.now = now
@@ -173,16 +170,16 @@ class Gateway:
 
     def __init__(self, client: RegistryClient, metrics: ContributeMetrics, most: float | None) -> None:
         now = time.monotonic()
+        self.client = client
+        self.posts = RequestPace(now, most, most)
+        self.look_ups = RequestPace(now, None, most)
         self.trouble: str | None = None
         """Why nothing gets through at the moment; None: it does."""
         self.limited_at: float | None = None
         """The time of the last 429, s since 1970."""
         self.answered_at = -math.inf
         """When the registry itself last answered a POST, of any partition, s of time.monotonic."""
-        self._client = client
         self._metrics = metrics
-        self._posts = RequestPace(now, most, most)
-        self._look_ups = RequestPace(now, None, most)
         self._blocked_until = now
 
     @asynccontextmanager
@@ -191,20 +188,15 @@ class Gateway:
         while (seconds := self._wait_seconds()) > 0:
             await stop.sleep(min(seconds, STEP_SECONDS))
         stop.check()
-        turn = Turn(self._client, self._look_ups, self._posts, stop)
+        turn = Turn(self, stop)
         try:
             yield turn
         finally:
             turn.end()
-            self.answered_at = max(self.answered_at, turn.answered_at)
-            if self._look_ups.fallback is None:  # in case only the answers to POSTs state a limit
-                self._look_ups.fallback = self._posts.limit
-            if (left := self._posts.seen_left()) is not None:
-                self._metrics.rate_left.set(left)
-
-    def limited(self) -> None:
-        """Note a 429, and give no turn for a long time: longer by up to a fifth, so that processes differ."""
-        self.remember_429(time.time(), AFTER_429_SECONDS * _random.uniform(1.0, 1.2))
+            if self.look_ups.fallback is None:  # in case only the answers to POSTs state a limit
+                self.look_ups.fallback = self.posts.limit
+            if self.posts.limit is not None:
+                self._metrics.rate_left.set(max(0.0, self.posts.left))
 
     def remember_429(self, limited_at: float, seconds: float) -> None:
         """Give no turn for some time after a 429 at `limited_at`, s since 1970.
@@ -220,28 +212,26 @@ class Gateway:
 
     def _wait_seconds(self) -> float:
         now = time.monotonic()
-        return max(self._blocked_until - now, self._posts.wait_seconds(now), self._look_ups.wait_seconds(now))
+        return max(self._blocked_until - now, self.posts.wait_seconds(now), self.look_ups.wait_seconds(now))
 
 
 class Turn:
     """One look-up and one POST, reserved when the turn begins."""
 
-    def __init__(self, client: RegistryClient, look_ups: RequestPace, posts: RequestPace, stop: Stop) -> None:
-        self._client = client
-        self._stop = stop
-        self._paces = {"look_up": look_ups, "post": posts}
-        self._found: HttpAnswer | None = None
-        self.answered_at = -math.inf
+    def __init__(self, gateway: Gateway, stop: Stop) -> None:
+        self._gateway, self._stop = gateway, stop
+        self._paces = {"look_up": gateway.look_ups, "post": gateway.posts}
+        self._looked_up: HttpAnswer | None = None
         self.began = time.monotonic()
         for pace in self._paces.values():
             pace.spend(self.began)
 
     async def look_up(self, trace_id: str) -> Verdict:
         """Look up the unit with this id. Raises StoppedError: a look-up without its answer costs nothing."""
-        answer = await self._asked("look_up", self._stop.unless_set(self._client.look_up(trace_id)))
+        answer = await self._asked("look_up", self._stop.unless_set(self._gateway.client.look_up(trace_id)))
         if isinstance(answer, Doubtful):
             return answer
-        self._found = answer
+        self._looked_up = answer
         verdict = await asyncio.to_thread(judge_look_up, answer, trace_id)
         if isinstance(verdict, Denied) and verdict.status == 429:  # the registry allows look-ups even without a key
             return Limited(own=False)
@@ -249,14 +239,14 @@ class Turn:
 
     async def post(self, unit: Unit, key: str) -> Verdict:
         """Post the unit."""
-        answer = await self._asked("post", self._client.post(unit.body, key))
+        answer = await self._asked("post", self._gateway.client.post(unit.body, key))
         if isinstance(answer, Doubtful):
             return answer
         verdict = await asyncio.to_thread(judge_post, answer, unit.trace_id)
         if isinstance(verdict, Denied) and verdict.status == 429 and not await self._key_is_unknown(unit.trace_id):
             return Limited(own=False)
         if isinstance(verdict, Created | Rejected):
-            self.answered_at = time.monotonic()
+            self._gateway.answered_at = time.monotonic()
         return verdict
 
     async def _key_is_unknown(self, trace_id: str) -> bool:
@@ -264,10 +254,10 @@ class Turn:
 
         A 429 does not name the schema, so a gateway may have sent it.
         """
-        nobodys = await self._client.look_up(trace_id, as_nobody=True)
-        if isinstance(nobodys, Doubtful):
+        nobodys = await self._gateway.client.look_up(trace_id, as_nobody=True)
+        if self._looked_up is None or isinstance(nobodys, Doubtful):
             return False
-        ours, others = (None if each is None else stated_rate(each) for each in (self._found, nobodys))
+        ours, others = stated_rate(self._looked_up), stated_rate(nobodys)
         own = judge_look_up(nobodys, trace_id) == Absent()
         return own and ours is not None and others is not None and ours.limit == others.limit
 
@@ -275,7 +265,6 @@ class Turn:
         """Give back the unused requests."""
         for pace in self._paces.values():
             pace.give_back(time.monotonic())
-        self._paces.clear()
 
     async def _asked(self, kind: str, request: Awaitable[HttpAnswer | Doubtful]) -> HttpAnswer | Doubtful:
         pace = self._paces.pop(kind)
@@ -283,68 +272,30 @@ class Turn:
             answer = await request
         finally:
             pace.finished()
-        if isinstance(answer, Doubtful):
-            return answer
-        rate = stated_rate(answer)
-        if rate is None:
-            pace.unstated = True
-        elif rate.limit > 0:
-            pace.learn(rate.limit, rate.remaining, time.monotonic())
+        if not isinstance(answer, Doubtful):
+            rate = stated_rate(answer)
+            if rate is None:
+                pace.unstated = True
+            elif rate.limit > 0:
+                pace.learn(rate.limit, rate.remaining, time.monotonic())
         return answer
-
-
-class LateWatch:
-    """Looks up a unit again, some time after its second POST, and counts it if the first POST landed last."""
-
-    def __init__(self, gateway: Gateway, metrics: ContributeMetrics, delay_seconds: float) -> None:
-        self._gateway = gateway
-        self._metrics = metrics
-        self._delay = delay_seconds
-        self._watched: deque[tuple[float, str, str]] = deque(maxlen=1000)  # due time, id, registry time
-
-    def watch(self, trace_id: str, registry_time: str) -> None:
-        """Look at the unit later. `registry_time`: as stated by the answer to the second POST."""
-        if registry_time:
-            self._watched.append((time.monotonic() + self._delay, trace_id, registry_time))
-
-    async def run(self) -> None:
-        """Look at due units, until cancelled."""
-        while True:
-            await asyncio.sleep(1.0)
-            while self._watched and self._watched[0][0] <= time.monotonic():
-                _, trace_id, registry_time = self._watched.popleft()
-                async with self._gateway.turn(Stop()) as turn:
-                    verdict = await turn.look_up(trace_id)
-                if isinstance(verdict, Present) and verdict.time not in ("", registry_time):
-                    self._metrics.late.inc()
 
 
 class DeniedError(Exception):
     """The registry does not accept the key; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(Struct, frozen=True):
     """The registry holds the unit."""
 
     status: int  # 201: it was posted, 200: it was there
     time: str  # the registry's
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered:
+class Unanswered(Struct, frozen=True):
     """Something else answers in the registry's place."""
 
     words: str  # what it says, for people
-
-
-@dataclass(slots=True)
-class _Attempts:
-    """The attempts for one unit so far."""
-
-    key: str  # Idempotency-Key
-    doubted: bool = False  # a POST had no answer
-    replayed: bool = False  # a 201 was the answer to an earlier request
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,8 +304,9 @@ class Delivery:
 
     gateway: Gateway
     metrics: ContributeMetrics
-    late: LateWatch
+    late_seconds: float  # from the answer to a second POST to the look whether the first one landed after it
     group: str
+    _looks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def deliver(
         self,
@@ -370,88 +322,82 @@ class Delivery:
         answers that are not the registry's own, returns Unanswered: their sender may never stop. `on_limited` is called
         after a 429, to save its time. `place`: of the record, for the log.
         """
-        first_key = hashlib.sha256(f"{self.group}\n{unit.trace_id}\n{unit.sha256}".encode())  # same after a restart
-        attempts, pauses = _Attempts(first_key.hexdigest()), Pauses()
+        pauses, gateway = Pauses(), self.gateway
+        # The Idempotency-Key is the same after a restart.
+        key = hashlib.sha256(f"{self.group}\n{unit.trace_id}\n{unit.sha256}".encode()).hexdigest()
+        doubted = False  # a POST had no answer
+        replayed = False  # a 201 was the answer to an earlier request
         while True:
-            verdict = await self._attempt(unit, attempts, stop)
-            result = await self._result(unit, attempts, verdict)
+            async with gateway.turn(stop) as turn:
+                verdict = await turn.look_up(unit.trace_id)
+                if isinstance(verdict, Absent):
+                    if replayed:  # it was deleted after the replayed answer
+                        key, replayed = uuid.uuid4().hex, False
+                    stop.check()
+                    if (
+                        time.monotonic() - turn.began > 5.0
+                    ):  # the process was frozen or slow: look again before the POST
+                        continue
+                    verdict = await turn.post(unit, key)
+                    doubted |= isinstance(verdict, Doubtful) and not verdict.unsent
+            cause, definite, asked_for = "stored_answer", False, 0.0
+            result: Delivered | Refusal | None = None
+            match verdict:
+                case Present():
+                    if await asyncio.to_thread(same_unit, unit.document, verdict.unit, unit.rules):
+                        self.metrics.late.inc(replayed)
+                        result = Delivered(200, verdict.time)
+                    else:
+                        message = "the registry has a unit with this id and other content"
+                        result = Refusal("conflict", message, "id", 200)
+                case Created(replayed=False):
+                    if doubted:
+                        self._look_later(unit.trace_id, verdict.time)
+                    result = Delivered(201, verdict.time)
+                case Rejected(replayed=False):
+                    message = f"the registry refuses the unit ({verdict.status}); kp-error-issues says why"
+                    result = Refusal(verdict.reason, message, "", verdict.status, verdict.issues)
+                case Denied(replayed=False):
+                    raise DeniedError(denied_words(verdict))
+                case Limited():  # no turn for a long time: longer by up to a fifth, so that processes differ
+                    gateway.remember_429(time.time(), AFTER_429_SECONDS * _random.uniform(1.0, 1.2))
+                    await on_limited()
+                    cause, words = "rate_limit", "the registry answered 429: too many requests with this agent's keys"
+                    log.error("%s; nothing is sent for %.0f s", words, gateway.blocked_seconds())
+                    definite = not verdict.own
+                case Doubtful():
+                    cause, words, asked_for = verdict.cause, verdict.words, verdict.retry_after_seconds
+                    definite = verdict.status is not None
+                case Created():
+                    replayed, words = True, "the registry replayed an earlier answer; it is checked"
+                case _:
+                    key, words = uuid.uuid4().hex, "the registry replayed an earlier refusal; it is asked again"
             if result is not None:
-                self.gateway.trouble = None
+                gateway.trouble = None
                 return result
-            if isinstance(verdict, Absent):
-                continue
-            if isinstance(verdict, Limited):
-                self.gateway.limited()
-                await on_limited()
-            cause, words = self._note(verdict, attempts)
-            self.gateway.trouble = words
-            if _is_definite(verdict):
-                answers -= 1
+            self.metrics.retries.labels(cause).inc()
+            gateway.trouble = words
+            answers -= definite
             if answers <= 0:
                 return Unanswered(words)
-            asked_for = verdict.retry_after_seconds if isinstance(verdict, Doubtful) else 0.0
             seconds = pauses.next_seconds(asked_for)
             log.warning("%s; the next attempt follows in %.1f s", words, seconds, extra={**place, "reason": cause})
             await stop.sleep(seconds)
 
-    async def _attempt(self, unit: Unit, attempts: _Attempts, stop: Stop) -> Verdict:
-        """Look the unit up, and post it if it is absent."""
-        async with self.gateway.turn(stop) as turn:
-            stored = await turn.look_up(unit.trace_id)
-            if not isinstance(stored, Absent):
-                return stored
-            if attempts.replayed:  # it was deleted after the replayed answer
-                attempts.key, attempts.replayed = uuid.uuid4().hex, False
-            stop.check()
-            if time.monotonic() - turn.began > 5.0:  # the process was frozen or slow: look again before the POST
-                return stored
-            verdict = await turn.post(unit, attempts.key)
-            attempts.doubted |= isinstance(verdict, Doubtful) and not verdict.unsent
-            return verdict
+    def _look_later(self, trace_id: str, registry_time: str) -> None:
+        """Look the unit up again later, and count it if the first POST landed after the second one, at this time."""
 
-    async def _result(self, unit: Unit, attempts: _Attempts, verdict: Verdict) -> Delivered | Refusal | None:
-        """Return the result that ends the delivery, if any. Raises DeniedError."""
-        match verdict:
-            case Present():
-                if not await asyncio.to_thread(same_unit, unit.document, verdict.unit, unit.rules):
-                    return Refusal("conflict", "the registry has a unit with this id and other content", "id", 200)
-                if attempts.replayed:
-                    self.metrics.late.inc()
-                return Delivered(200, verdict.time)
-            case Created(replayed=False):
-                if attempts.doubted:
-                    self.late.watch(unit.trace_id, verdict.time)
-                return Delivered(201, verdict.time)
-            case Rejected(replayed=False):
-                message = f"the registry refuses the unit ({verdict.status}); kp-error-issues says why"
-                return Refusal(verdict.reason, message, "", verdict.status, verdict.issues)
-            case Denied(replayed=False):
-                raise DeniedError(denied_words(verdict))
-        return None
+        async def look() -> None:
+            await asyncio.sleep(self.late_seconds)
+            async with self.gateway.turn(Stop()) as turn:
+                verdict = await turn.look_up(trace_id)
+            if isinstance(verdict, Present) and verdict.time not in ("", registry_time):
+                self.metrics.late.inc()
 
-    def _note(self, verdict: Verdict, attempts: _Attempts) -> tuple[str, str]:
-        """Count why another attempt is needed, and prepare it; return the metric's label and the cause for people."""
-        match verdict:
-            case Limited():
-                cause, words = "rate_limit", "the registry answered 429: too many requests with this agent's keys"
-                log.error("%s; nothing is sent for %.0f s", words, self.gateway.blocked_seconds())
-            case Doubtful():
-                cause, words = verdict.cause, verdict.words
-            case Created():
-                attempts.replayed = True
-                cause, words = "stored_answer", "the registry replayed an earlier answer; it is checked"
-            case _:
-                attempts.key = uuid.uuid4().hex
-                cause, words = "stored_answer", "the registry replayed an earlier refusal; it is asked again"
-        self.metrics.retries.labels(cause).inc()
-        return cause, words
-
-
-def _is_definite(verdict: Verdict) -> bool:
-    """Return whether something other than the registry has answered, and is likely to do so again."""
-    if isinstance(verdict, Limited):
-        return not verdict.own
-    return isinstance(verdict, Doubtful) and verdict.status is not None
+        if registry_time:
+            task = asyncio.create_task(look())
+            self._looks.add(task)
+            task.add_done_callback(self._looks.discard)
 
 
 def denied_words(denied: Denied) -> str:

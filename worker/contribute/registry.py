@@ -15,16 +15,17 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
 import aiohttp
-import msgspec
+from msgspec import Struct
 from yarl import URL
 
 from worker.config import ConfigError, Settings
 from worker.config.keys import Token, TokenError
-from worker.contribute.unit import clean_issues, clean_words, decode_json
+from worker.contribute.unit import clean_issues, clean_words, json_object
 from worker.observe.metrics import ContributeMetrics
 from worker.version import __version__
 
@@ -54,12 +55,9 @@ class RegistryClient:
         self._timeout = timeout_seconds
         # An answer repeats the unit in JavaScript's spelling, in which "1e20," takes 22 characters instead of 5.
         self._max_answer = 5 * max_bytes + (1 << 16)
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             headers={
                 "User-Agent": f"kp-worker/{__version__}",
                 "Accept": "application/json",
@@ -68,46 +66,38 @@ class RegistryClient:
             auto_decompress=False,
             requote_redirect_url=False,
         )
+
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     async def look_up(self, trace_id: str, *, as_nobody: bool = False) -> HttpAnswer | Doubtful:
         """GET /v1/knowledge/ID, without the key if `as_nobody`."""
-        path = f"/v1/knowledge/{quote(trace_id, safe='')}"
-        return await self._send("GET", path, None if as_nobody else self._key)
+        return await self._send("GET", f"/v1/knowledge/{quote(trace_id, safe='')}", None if as_nobody else self._key)
 
     async def post(self, body: bytes, idempotency_key: str) -> HttpAnswer | Doubtful:
         """POST /v1/knowledge."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key}
-        return await self._send("POST", "/v1/knowledge", self._key, headers, body)
+        data = io.BytesIO(body)  # written in pieces
+        return await self._send("POST", "/v1/knowledge", self._key, headers=headers, data=data)
 
     async def _send(
-        self, method: str, path: str, with_key: Token | None, headers: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, path: str, with_key: Token | None, *, headers: Mapping[str, str] = MappingProxyType({}),
+        data: io.BytesIO | None = None,
     ) -> HttpAnswer | Doubtful:  # fmt: skip
         """Return the answer; Doubtful if there is none."""
         try:
             key = "" if with_key is None else await asyncio.to_thread(with_key.read)
         except TokenError as error:
             return Doubtful("key_file", str(error), unsent=True)
-        if self._session is None:
-            raise RuntimeError("this is a bug: the client is not started")
-        sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
-        started = time.monotonic()
+        sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **headers}
+        url, started = URL(self._url + path, encoded=True), time.monotonic()
         begun: HttpAnswer | None = None  # status and headers: an answer, even if the rest never arrives
         try:
-            async with self._session.request(
-                method,
-                URL(self._url + path, encoded=True),
-                data=None if body is None else io.BytesIO(body),  # written in pieces
-                headers=sent,
-                allow_redirects=False,
-            ) as response:
-                read = {name.lower(): value for name, value in response.headers.items()}
-                begun = HttpAnswer(response.status, read, b"", key)
+            async with self._session.request(method, url, data=data, headers=sent, allow_redirects=False) as response:
+                begun = HttpAnswer(response.status, response.headers, b"", key)
                 return replace(begun, body=await self._body(response))
         except aiohttp.ClientResponseError:
             return HttpAnswer(0, {}, b"", key)
@@ -124,15 +114,12 @@ class RegistryClient:
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         """Return the body; b"" if it is longer than any of the registry's."""
-        if (response.content_length or 0) > self._max_answer:
-            return b""
-        parts, size = [], 0
+        body = bytearray()
         async for part in response.content.iter_any():
-            size += len(part)
-            if size > self._max_answer:
+            body += part
+            if len(body) > self._max_answer:
                 return b""
-            parts.append(part)
-        return b"".join(parts)
+        return bytes(body)
 
 
 REFUSED: Final = {400: "invalid_unit", 413: "too_large", 422: "invalid_unit"}
@@ -150,7 +137,7 @@ class HttpAnswer:
     """An answer of the registry."""
 
     status: int  # 0 if there is none that can be read
-    headers: Mapping[str, str]  # by lower-case name
+    headers: Mapping[str, str]  # by lower-case name, or in any case
     body: bytes = field(repr=False)  # empty if it was too long or broke off
     key: str = field(default="", repr=False)  # idempotency key of the request, which an answer may repeat
 
@@ -159,29 +146,25 @@ class HttpAnswer:
         return text.replace(self.key, "[key]") if self.key else text
 
 
-@dataclass(frozen=True, slots=True)
-class Present:
+class Present(Struct, frozen=True):
     """The registry has a unit with this id."""
 
     unit: Any
     time: str  # the registry's; "": it states none
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(Struct, frozen=True):
     """The registry has stored the unit."""
 
     time: str
     replayed: bool  # the answer is the one to an earlier request with the same Idempotency-Key
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Struct, frozen=True):
     """The registry has no unit with this id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(Struct, frozen=True):
     """The registry rejects the unit."""
 
     reason: str
@@ -190,8 +173,7 @@ class Rejected:
     replayed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Denied:
+class Denied(Struct, frozen=True):
     """The registry does not accept the key."""
 
     status: int
@@ -199,16 +181,13 @@ class Denied:
     replayed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Limited:
+class Limited(Struct, frozen=True):
     """Too many requests (429)."""
 
-    own: bool = field(default=True, compare=False)
-    """Whether the answer may be the registry's; then it says nothing about the unit."""
+    own: bool  # whether the answer may be the registry's; then it says nothing about the unit
 
 
-@dataclass(frozen=True, slots=True)
-class Doubtful:
+class Doubtful(Struct, frozen=True):
     """No verdict."""
 
     cause: str  # the metric's label
@@ -221,8 +200,7 @@ class Doubtful:
 Verdict = Present | Created | Absent | Rejected | Denied | Limited | Doubtful
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """The rate limit, as stated by an answer."""
 
     limit: int  # requests a minute
@@ -242,7 +220,8 @@ def judge_post(answer: HttpAnswer, trace_id: str) -> Verdict:
         data = _entry(answer, trace_id)
         return _not_its_own(answer) if data is None else Created(_time(data), replayed)
     if status in REFUSED and (document := _own_error(answer)) is not None:
-        return Rejected(REFUSED[status], status, _issues(answer, document), replayed)
+        issues = document["error"] if document.get("issues") is None else document["issues"]
+        return Rejected(REFUSED[status], status, answer.without_key(clean_issues(issues)), replayed)
     return _common(answer, replayed=replayed)
 
 
@@ -278,14 +257,12 @@ def _not_its_own(answer: HttpAnswer, pause: float = 0.0) -> Doubtful:
     what = f"status {answer.status}" if answer.status else "not HTTP, or its headers are too long"
     if answer.status >= 400 and not answer.headers.get(SCHEMA_HEADER):
         what += ", without KP-Schema-Version"
-    words = f"an answer that is not the registry's ({what})"
-    return Doubtful("unexpected_answer", words, pause, status=answer.status)
+    return Doubtful("unexpected_answer", f"an answer that is not the registry's ({what})", pause, status=answer.status)
 
 
 def _entry(answer: HttpAnswer, trace_id: str) -> Mapping[str, Any] | None:
     """Return the stored entry with this id; None if the answer is anything else."""
-    document = _json_object(answer)
-    data = None if document is None else document.get("data")
+    data = (json_object(answer.body) or {}).get("data")
     return data if isinstance(data, dict) and data.get("id") == trace_id else None
 
 
@@ -296,21 +273,8 @@ def _time(data: Mapping[str, Any]) -> str:
 
 def _own_error(answer: HttpAnswer) -> dict[str, Any] | None:
     """Return an error in the registry's form and with its header; None for an answer that may come from elsewhere."""
-    document = _json_object(answer) if answer.headers.get(SCHEMA_HEADER) else None
+    document = json_object(answer.body) if answer.headers.get(SCHEMA_HEADER) else None
     return document if document is not None and isinstance(document.get("error"), str) else None
-
-
-def _json_object(answer: HttpAnswer) -> dict[str, Any] | None:
-    try:
-        document = decode_json(answer.body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def _issues(answer: HttpAnswer, document: Mapping[str, Any]) -> str:
-    issues = document.get("issues")
-    return answer.without_key(clean_issues(document["error"] if issues is None else issues))
 
 
 def _whole(text: str) -> int | None:

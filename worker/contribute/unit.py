@@ -66,10 +66,6 @@ def clean_issues(issues: Any) -> str:
     return msgspec.json.encode(cleaned).decode()[:MAX_ISSUES]
 
 
-MAX_BYTES: Final = 1 << 30
-"""The accepted topic limits the size of a document; this only has to be larger."""
-
-
 @dataclass(frozen=True, slots=True)
 class Gate:
     """The conditions for posting a trace."""
@@ -80,8 +76,7 @@ class Gate:
     screen: bool = False  # refuses a unit with hidden text
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """The unit to post for one trace."""
 
     trace_id: str
@@ -96,15 +91,13 @@ class Unit:
         return hashlib.sha256(self.body).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(Struct, frozen=True):
     """A trace that the gate keeps back."""
 
     reason: str  # visibility or privacy
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A record that is refused permanently. All texts are redacted."""
 
     reason: str
@@ -129,8 +122,8 @@ def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | 
 
 
 def _unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | Refusal:
-    try:
-        trace = parse_trace(value, replace(limits, max_bytes=MAX_BYTES, strict_context=False))
+    try:  # the accepted topic limits the size of a document
+        trace = parse_trace(value, replace(limits, max_bytes=1 << 30, strict_context=False))
     except InvalidTrace as error:
         return Refusal("invalid_trace", clean_words(error.message, gate.rules), error.path)
     if trace.metadata.visibility not in gate.visibility:
@@ -151,19 +144,13 @@ def _unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip |
             "shorten the trace, or raise the setting if the registry takes larger ones"
         )
         return Refusal("too_large", message)
-    return (_screened(document, body) if gate.screen else None) or Unit(trace.id, body, document, counts, gate.rules)
-
-
-def _screened(document: dict[str, Any], body: bytes) -> Refusal | None:
-    """Return the refusal of a unit with hidden text, or None."""
-    matched = screen_json(body, SCREEN_HIDDEN).rules
-    if not matched:
-        return None
-    message = (
-        f"the screen finds {', '.join(matched)}; look at the text, then drop the trace, or set "
-        "KP_CONTRIBUTE_SCREEN=off and redrive it"
-    )
-    return Refusal("screened", message, place_of(document))
+    if gate.screen and (matched := screen_json(body, SCREEN_HIDDEN).rules):
+        message = (
+            f"the screen finds {', '.join(matched)}; look at the text, then drop the trace, or set "
+            "KP_CONTRIBUTE_SCREEN=off and redrive it"
+        )
+        return Refusal("screened", message, place_of(document))
+    return Unit(trace.id, body, document, counts, gate.rules)
 
 
 def decode_json(value: bytes) -> Any:
@@ -172,6 +159,15 @@ def decode_json(value: bytes) -> Any:
 
 
 _decoder = msgspec.json.Decoder(float_hook=float)  # 1e400 is inf, which is sent as null, as JavaScript sends it
+
+
+def json_object(value: bytes) -> dict[str, Any] | None:
+    """Return the JSON object; None if the bytes are anything else."""
+    try:
+        document = decode_json(value)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def known_fields(document: Any) -> dict[str, Any]:
@@ -226,21 +222,14 @@ def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bo
 
 def _few(document: dict[str, Any]) -> bool:
     """Return whether a document has at most MAX_VALUES values."""
-    count, pending = 0, [iter([document])]
-    while pending:
-        value = next(pending[-1], _END)
-        if value is _END:
-            pending.pop()
-            continue
-        count += 1
-        if count > MAX_VALUES:
-            return False
-        if isinstance(value, dict | list):
-            pending.append(iter(value.values() if isinstance(value, dict) else value))
-    return True
-
-
-_END: Final = object()
+    count, pending = 0, list[Any]([document])
+    while pending and count <= MAX_VALUES:
+        value = pending.pop()
+        inner = value.values() if isinstance(value, dict) else value
+        count += len(inner)
+        if count <= MAX_VALUES:
+            pending += [each for each in inner if isinstance(each, dict | list)]
+    return count <= MAX_VALUES
 
 
 def _same(ours: Any, theirs: Any, kind: Any) -> bool:
@@ -294,21 +283,17 @@ def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT
     If redaction fails, by a bug of the worker, the contents are omitted: the record then looks like a dead letter of
     `last_resort`, and `redrive` reads the trace itself from the accepted topic.
     """
+    truncated = []
     try:
         key, value, headers = _cleaned(record, rules)
     except NO_FAULT_OF_A_RECORD:
         raise
     except Exception as error:
         log.error("a refused trace cannot be redacted: %s; that is a bug, please report it", raised(error))
-        key, value = None, b""
         headers = [(name, content) for name, content in record.headers if name in KEPT_HEADERS]
-        truncated = [truncated_header(0, record.value)]
-    else:
-        truncated = []
-    status = "" if refusal.status is None else str(refusal.status)
-    why = error_headers(
-        record, refusal.reason, refusal.path, refusal.message, status=status, issues=refusal.issues or ""
-    )
+        key, value, truncated = None, b"", [truncated_header(0, record.value)]
+    status, issues = "" if refusal.status is None else str(refusal.status), refusal.issues or ""
+    why = error_headers(record, refusal.reason, refusal.path, refusal.message, status=status, issues=issues)
     # No timestamp: the time of sending. A topic may reject an old one.
     return OutputRecord(DEAD_LETTER, key, value, [*headers, *why, *truncated], None)
 
@@ -327,11 +312,8 @@ def _redacted(value: bytes | None, rules: Rules) -> bytes | None:
     """Return the value of a record without secrets; as text if it is not a JSON object."""
     if value is None:
         return None
-    try:
-        document = decode_json(value)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        document = None
-    if not isinstance(document, dict):
+    document = json_object(value)
+    if document is None:
         return clean_bytes(value, rules)
     level = level_of(document)
     cleaned, _ = redact_document(document, level, rules)

@@ -87,7 +87,6 @@ def test_what_is_not_provably_the_registrys_is_no_verdict(statuses: tuple[int, .
     definite = cause != "server_error"
     for status, (body, headers), judge in itertools.product(statuses, NOT_OWN, (judge_post, judge_look_up)):
         verdict = judge(answer(status, body, retry_after="7", **headers), ID)
-        assert isinstance(verdict, Doubtful)
         assert verdict == Doubtful(cause, verdict.words, 7.0, unsent=False, status=status if definite else None)
     assert "not HTTP" in judge_post(answer(0), ID).words  # type: ignore[union-attr]
 
@@ -95,13 +94,11 @@ def test_what_is_not_provably_the_registrys_is_no_verdict(statuses: tuple[int, .
 def test_a_refused_unit_has_its_issues_without_secrets() -> None:
     issues = [{"path": "steps.0", "message": f"received 'password=hunter2' from {KEY}"}]
     verdict = judge_post(own(400, {"error": "Invalid KnowledgeUnit", "issues": issues}), ID)
-    assert isinstance(verdict, Rejected)
     assert (verdict.reason, verdict.status, verdict.replayed) == ("invalid_unit", 400, False)
     assert json.loads(verdict.issues)[0]["path"] == "steps.0"
     assert "hunter2" not in verdict.issues
     assert KEY not in verdict.issues
     long = judge_post(own(400, {"error": "Invalid", "issues": ["x" * 100_000]}), ID)
-    assert isinstance(long, Rejected)
     assert len(long.issues) <= 2000
     assert judge_post(own(413, {"error": "too large"}), ID) == Rejected("too_large", 413, '"too large"', False)
 
@@ -112,7 +109,6 @@ def test_a_key_that_is_not_accepted() -> None:
     words = {"error": f"no {KEY}, Authorization: Bearer abcdefghijklmnopqrstuvwxyz"}
     for status in (401, 403):
         verdict = judge_post(own(status, words, idempotency_replayed="true"), ID)
-        assert isinstance(verdict, Denied)
         assert verdict.replayed
         assert KEY not in verdict.words
         assert "abcdefghij" not in verdict.words
@@ -120,9 +116,8 @@ def test_a_key_that_is_not_accepted() -> None:
 
 def test_too_many_requests() -> None:
     limited = answer(429, {}, x_ratelimit_limit="30", x_ratelimit_remaining="0", retry_after="2")
-    assert judge_post(limited, ID) == judge_look_up(limited, ID) == Limited()
-    assert judge_post(answer(429), ID) == Limited()
-    assert [judge_post(each, ID).own for each in (limited, answer(429))] == [True, False]  # type: ignore[union-attr]
+    assert judge_post(limited, ID) == judge_look_up(limited, ID) == Limited(own=True)
+    assert judge_post(answer(429), ID) == Limited(own=False)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One partition against the stand-in with a gateway in front of it: what is refused, what waits, in which order."""
+"""A partition against the stand-in with a gateway in front of it: what is refused, what waits, in which order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,14 +16,15 @@ import pytest
 from aiokafka import TopicPartition
 from prometheus_client import CollectorRegistry
 
+from tests.support.clock import until
 from tests.support.contribute import GATE, accepted_document, unit_of
 from tests.support.gateway import Asked, Gateway, Reply, Rule
 from tests.support.registry import FAST, LocalRegistry, local_registry
 from tests.support.registry_stand_in import RegistryOptions
 from worker.config import load
 from worker.contribute import contributor, delivery
-from worker.contribute.contributor import Partition
-from worker.contribute.delivery import Delivery, DeniedError, LateWatch
+from worker.contribute.contributor import Contributor, Partition
+from worker.contribute.delivery import Delivery, DeniedError
 from worker.contribute.delivery import Gateway as Turns
 from worker.contribute.registry import RegistryClient, registry_key
 from worker.core.records import DEAD_LETTER, OutputRecord, SourceRecord
@@ -106,13 +107,11 @@ class Process:
 
     turns: Turns
     metrics: ContributeMetrics
-    seconds: float = 1.0
 
     def partition(self, log: Log, limits: Limits | None = None) -> Partition:
-        late = LateWatch(self.turns, self.metrics, 60)
         return Partition(
             Claim(TP, cast("Any", Reader(log, log.committed)), cast("Any", None), Position(log.committed)),
-            publisher=cast("Any", Writer(log)), delivery=Delivery(self.turns, self.metrics, late, "group"),
+            publisher=cast("Any", Writer(log)), delivery=Delivery(self.turns, self.metrics, 60, "group"),
             gate=GATE, limits=limits or Limits(),
         )  # fmt: skip
 
@@ -148,16 +147,9 @@ class Scene:
                 with suppress(StoppedError):
                     await task
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
-            while True:
-                if condition():
-                    return
-                await asyncio.sleep(0.01)
-
     async def finished(self, log: Log | None = None) -> None:
         seen = log or self.log
-        await self.until(lambda: seen.committed == len(seen.records))
+        await until(lambda: seen.committed == len(seen.records))
 
     async def posts(self) -> dict[str, int]:
         """Return how often each unit was stored, in the order of their first time."""
@@ -306,7 +298,7 @@ async def test_a_gateway_that_refuses_everything_for_hours_costs_nothing(refuse:
     async with scene(refuse) as at:
         at.log.put(trace(0), trace(1), b"no trace", trace(2, visibility="org"), *(trace(each) for each in range(3, 8)))
         async with at.working() as mine:
-            await at.until(lambda: sum(at.gateway.refused.values()) > 250)
+            await until(lambda: sum(at.gateway.refused.values()) > 250)
             assert (at.log.committed, at.log.outputs, await at.posts()) == (0, [], {})
             assert mine.held == 7
             assert not mine.idle
@@ -325,7 +317,7 @@ async def test_a_lone_trace_waits_until_another_one_is_answered() -> None:
     async with scene(on_attack(page(403))) as at:
         at.log.put(trace(1, ATTACK))
         async with at.working() as mine:
-            await at.until(lambda: at.gateway.refused["POST"] > 20)
+            await until(lambda: at.gateway.refused["POST"] > 20)
             assert (mine.held, at.log.committed) == (1, 0)
             at.log.put(trace(2))
             await at.finished()
@@ -338,7 +330,7 @@ async def test_what_another_partition_posts_shows_that_the_registry_is_reached()
     async with scene(on_attack(page(403))) as at:
         at.log.put(trace(1, ATTACK))
         async with at.working(other) as mine:
-            await at.until(lambda: mine.held)
+            await until(lambda: mine.held)
             other.put(trace(2))
             await at.finished()
         assert at.log.written() == ["unanswerable"]
@@ -351,7 +343,7 @@ async def test_look_ups_that_pass_show_nothing() -> None:
             assert (await at.registry.post(dict(unit_of(trace(number)).document))).status == 201
         at.log.put(trace(1), trace(2), trace(3))
         async with at.working() as mine:
-            await at.until(lambda: at.gateway.refused["POST"] > 20)
+            await until(lambda: at.gateway.refused["POST"] > 20)
             assert (mine.held, at.log.committed, at.log.outputs) == (1, 0, [])
         assert at.log.committed == 0
 
@@ -362,7 +354,7 @@ async def test_the_log_names_the_trace_that_the_registry_fails_on(caplog: pytest
     async with scene(on_attack(own)) as at:
         at.log.put(trace(0), trace(1, ATTACK))
         async with at.working():
-            await at.until(lambda: at.gateway.refused["POST"] > 3)
+            await until(lambda: at.gateway.refused["POST"] > 3)
     failures = [record for record in caplog.records if "the next attempt follows" in record.message]
     assert {(each.topic, each.partition, each.offset) for each in failures} == {(TP.topic, 0, 1)}  # type: ignore[attr-defined]
 
@@ -384,7 +376,7 @@ async def test_a_gateways_429_of_no_request_at_all_is_not_the_registrys(method: 
     async with scene(lambda asked: mimic if asked.method == method else None) as at:
         at.log.put(trace(1))
         async with at.working():
-            await at.until(lambda: at.log.metadata)
+            await until(lambda: at.log.metadata)
         assert at.process.turns.blocked_seconds() > 1000
         assert at.log.committed == 0
 
@@ -398,7 +390,7 @@ async def test_the_time_of_a_429_is_committed_without_an_offset_behind_what_is_h
     async with scene(rule) as at:
         at.log.put(trace(0), trace(1, ATTACK), trace(2, "limited"))
         async with at.working():
-            await at.until(lambda: at.log.metadata)
+            await until(lambda: at.log.metadata)
         assert (at.log.committed, at.log.written()) == (1, ["kp:trace:0"])
 
 
@@ -408,7 +400,7 @@ async def test_no_more_than_so_many_traces_wait(monkeypatch: pytest.MonkeyPatch)
     async with scene(lambda asked: page(403) if asked.method == "POST" else None) as at:
         at.log.put(*(trace(number) for number in range(20)))
         async with at.working() as mine:
-            await at.until(lambda: at.gateway.refused["POST"] > 40)
+            await until(lambda: at.gateway.refused["POST"] > 40)
             assert mine.held == 5
             at.gateway.rule = lambda asked: None
             await at.finished()
@@ -451,9 +443,9 @@ async def test_a_proof_does_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scene(rule) as at:
         at.log.put(*(trace(number, ATTACK) for number in range(8)))
         async with at.working() as mine:
-            await at.until(lambda: mine.held == 8)
+            await until(lambda: mine.held == 8)
             at.log.put(trace(8))
-            await at.until(lambda: at.log.written().count("unanswerable"))
+            await until(lambda: at.log.written().count("unanswerable"))
             await asyncio.sleep(1.0)
             assert 1 <= at.log.written().count("unanswerable") <= 4
             assert mine.held >= 4
@@ -495,3 +487,20 @@ async def test_crashes_and_closed_gateways_leave_each_trace_posted_once_or_refus
     assert set(stored.values()) == {1}
     lost = [each for each in range(len(ids) - 1) if each not in attacks and f"kp:trace:{each}" not in stored]
     assert not lost, "an innocent trace was refused"
+
+
+async def test_after_a_rebalance_readiness_forgets_the_trouble_of_before() -> None:
+    """Another member may have posted the trace since, and this one may have nothing to post for hours."""
+    metrics = ContributeMetrics(CollectorRegistry())
+    async with RegistryClient("http://127.0.0.1:9", None, 1.0, metrics) as client:
+        contributor = Contributor(load(), {}, {}, client, metrics)
+    member = contributor.member()
+    await member.on_partitions_assigned([])
+    await until(lambda: member.not_ready() is None)
+    contributor.gateway.trouble = "the registry did not answer"
+    assert member.not_ready() == "the registry did not answer"
+    await member.on_partitions_revoked([])
+    assert member.not_ready() == "waiting for partitions to be assigned and restored"
+    await member.on_partitions_assigned([])
+    await until(lambda: member.not_ready() is None)
+    await member._consumer.stop()

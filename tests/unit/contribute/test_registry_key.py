@@ -1,4 +1,4 @@
-"""The registry's key and address: what is refused, without quoting it; a key file that changes."""
+"""The registry's key and address: what is refused, without quoting it. A key file that changes: test_delivery.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from worker.config import ConfigError, load
-from worker.config.keys import TokenError
 from worker.contribute.registry import registry_key
 
 KEY = "kp_0123456789abcdef"
@@ -36,20 +35,6 @@ def test_no_key_and_two_keys(tmp_path: Path) -> None:
         registry_key(load())
     with pytest.raises(ConfigError, match="both set"):
         load(registry_key=KEY, registry_key_file=tmp_path / "key")
-
-
-def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_text(KEY)
-    key = registry_key(load(registry_key_file=path))
-    assert key.read() == KEY
-    other = tmp_path / "new"
-    other.write_text("kp_ffffffffffffffff")
-    other.replace(path)
-    assert key.read() == "kp_ffffffffffffffff"
-    path.unlink()
-    with pytest.raises(TokenError, match="cannot be read"):
-        key.read()
 
 
 @pytest.mark.parametrize(

@@ -71,16 +71,6 @@ async def test_a_repeat_replaces_the_unit_and_counts_again() -> None:
 # -- keys and limits
 
 
-@pytest.mark.parametrize("key", ["", "kp_unknown", "another scheme"])
-async def test_without_a_key_the_limit_of_posts_is_zero(key: str) -> None:
-    async with local_registry() as registry:
-        for _ in range(5):
-            answer = await registry.post(trace_document(), key)
-            assert (answer.status, answer.headers["X-RateLimit-Limit"]) == (429, "0")
-        answer = await registry.get("kp:trace:1", key)
-        assert (answer.status, answer.headers["X-RateLimit-Limit"]) == (404, "60")
-
-
 @pytest.mark.parametrize("limit", [30, 200, 2000])
 def test_a_bucket_holds_the_limit_and_is_refilled_at_a_sixtieth_of_it(limit: int) -> None:
     """Over any time, no more than the limit and what was refilled; beyond that, Retry-After is exact."""
@@ -89,7 +79,6 @@ def test_a_bucket_holds_the_limit_and_is_refilled_at_a_sixtieth_of_it(limit: int
         taken = buckets.take("a", limit, now)
         assert (taken.remaining, taken.reset, taken.retry_after) == (limit - used - 1, int(now) + 60, None)
     refused = buckets.take("a", limit, now)
-    assert refused.retry_after is not None
     assert refused.headers["Retry-After"] == str(refused.retry_after)
     assert buckets.take("a", limit, now + 60 / limit * 0.99).retry_after is not None
     assert buckets.take("a", limit, now + 60 / limit * 1.01).retry_after is None

@@ -1,4 +1,4 @@
-"""What is posted for an accepted record, what is kept back, and when two units are the same."""
+"""What is posted for an accepted record, what is kept back, when two units are the same, and what is written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.builders import T0, make_record
 from tests.support.contribute import GATE, accepted_document, unit_of
 from tests.support.made_secrets import made as made_secret
+from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
 from worker.contribute.unit import (
     MAX_VALUES,
     Gate,
@@ -22,11 +24,13 @@ from worker.contribute.unit import (
     Unit,
     clean_issues,
     known_fields,
+    receipt,
     refused_record,
     same_unit,
     unit_from,
 )
-from worker.core.records import SourceRecord
+from worker.core.dead_letters import read_dead_letter
+from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import CONTEXT, LEGACY_CONTEXT, Limits
 from worker.redact.documents import Rules
 from worker.redact.markers import own_pattern
@@ -98,7 +102,6 @@ def test_redaction_is_stable_so_that_a_redriven_trace_is_the_same_unit() -> None
 @pytest.mark.parametrize("secret", ["sk-abcdefghijklmnopqrstuvwx", "kp_0123456789abcdef0123", "bob@example.com"])
 def test_an_id_with_a_secret_is_refused_and_not_quoted(secret: str) -> None:
     found = made(accepted_document(f"kp:trace:{secret}"))
-    assert isinstance(found, Refusal)
     assert (found.reason, found.path) == ("secret_in_id", "id")
     assert secret not in repr(found)
 
@@ -108,7 +111,6 @@ def test_an_id_that_is_too_long_for_a_registry_is_refused_before_it_is_asked(tex
     room = (2048 - len("kp:trace:")) // len(text.encode())
     assert unit_of(accepted_document("kp:trace:" + text * room)).trace_id.endswith(text)
     found = made(accepted_document("kp:trace:" + text * (room + 1)))
-    assert isinstance(found, Refusal)
     assert (found.reason, found.path, found.status) == ("id_too_long", "id", None)
     assert len(found.message) < 200
 
@@ -118,11 +120,9 @@ def test_a_unit_that_grows_beyond_the_message_limit_is_refused_before_it_is_sent
     document["steps"][0]["content"] = "a@b.cc," * 70_000
     assert len(json.dumps(document)) < 500_000
     found = made(document)
-    assert isinstance(found, Refusal)
     assert (found.reason, found.status) == ("too_large", None)
     assert "KP_MAX_MESSAGE_BYTES=1048576" in found.message
-    wide = unit_from(json.dumps(document).encode(), GATE, Limits(max_bytes=2_000_000))
-    assert isinstance(wide, Unit)
+    assert isinstance(unit_from(json.dumps(document).encode(), GATE, Limits(max_bytes=2_000_000)), Unit)
 
 
 def test_digits_in_an_id_are_no_telephone() -> None:
@@ -132,7 +132,6 @@ def test_digits_in_an_id_are_no_telephone() -> None:
 @pytest.mark.parametrize("value", [None, b"", b"{", b"[]", b'{"id": "password=hunter2"}'])
 def test_what_is_no_trace_is_refused_without_quoting_it(value: bytes | None) -> None:
     found = made(value)
-    assert isinstance(found, Refusal)
     assert found.reason == "invalid_trace"
     assert "hunter2" not in repr(found)
 
@@ -279,7 +278,6 @@ def test_a_unit_with_hidden_text_is_refused(text: str, screen: bool, found: str 
     if found is None:
         assert isinstance(work, Unit)
         return
-    assert isinstance(work, Refusal)
     assert (work.reason, work.path, work.status) == ("screened", "steps.1.input", None)
     assert work.message.startswith(f"the screen finds {found}; ")
     assert work.message.isascii()
@@ -360,7 +358,6 @@ def test_a_trace_on_which_a_function_fails_is_refused_and_nothing_of_it_leaves(
     value = json.dumps(document).encode()
     monkeypatch.setattr(f"worker.contribute.unit.{name}", failing)
     found = made(value, replace(GATE, screen=True))
-    assert isinstance(found, Refusal)
     assert found.reason == "evaluation_failed"
     assert "IndexError (test_unit.py:" in found.message
     source = SourceRecord("accepted", 0, 7, 1, b"key " + SECRET.encode(), value, [("a", SECRET.encode())])
@@ -394,3 +391,91 @@ def test_units_that_cannot_be_compared_are_different_and_issues_that_cannot_be_r
     monkeypatch.setattr("worker.contribute.unit.redact_document", failing)
     assert not same_unit(ours.document, theirs, ours.rules)
     assert SECRET not in clean_issues([SECRET])
+
+
+# -- receipts and refused records, byte by byte; no secret in what is posted or written
+
+FEDERATED = Gate(frozenset({"network"}), frozenset({"aggregated", "federated"}))
+REFUSED = Refusal("invalid_unit", "the registry refuses the unit (400)", "", 400, '[{"path":"x"}]')
+
+
+def encoded(document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode()
+
+
+def test_a_receipt_says_what_was_posted_and_where_it_came_from() -> None:
+    posted = unit_of(accepted_document("kp:trace:1"))
+    record = make_record(b"", 7, topic="accepted", partition=3)
+    written = receipt(record, posted, 201, "2026-04-14T08:00:00.000Z")
+    assert (written.key, written.timestamp_ms, written.headers) == (b"kp:trace:1", None, [])
+    value = json.loads(written.value or b"")
+    assert value.pop("worker_version")
+    assert value == {
+        "id": "kp:trace:1", "status": 201, "registry_time": "2026-04-14T08:00:00.000Z", "sha256": posted.sha256,
+        "source": {"topic": "accepted", "partition": 3, "offset": 7},
+    }  # fmt: skip
+
+
+def test_redrive_reads_a_refused_record_as_a_dead_letter() -> None:
+    document = accepted_document("kp:trace:1")
+    record = make_record(encoded(document), 7, topic="accepted", partition=3, headers=[("kp-redrive-count", b"2")])
+    written = refused_record(record, REFUSED)
+    read = SourceRecord("refused", 0, 0, T0, written.key, written.value, written.headers)
+    letter = read_dead_letter(read)
+    assert (letter.reason, letter.source, letter.timestamp_ms) == ("invalid_unit", "accepted/3/7", T0)
+    assert (letter.redriven, letter.original_headers(), letter.key) == (2, [], record.key)
+    assert json.loads(letter.record.value) == document
+    headers = dict(written.headers)
+    assert (headers["kp-error-status"], headers["kp-error-issues"]) == (b"400", b'[{"path":"x"}]')
+
+
+def test_a_redriven_refused_record_is_the_same_unit() -> None:
+    document = seeded(1, "input", " ".join(SECRETS.values()))
+    written = refused_record(make_record(encoded(document)), REFUSED)
+    assert unit_of(json.loads(written.value or b"")).body == unit_of(document).body
+
+
+def shown(written: OutputRecord) -> str:
+    return f"{written.key!r} {(written.value or b'').decode('utf-8', 'replace')} {written.headers!r}"
+
+
+def buried(rng: random.Random, text: str) -> Any:
+    """Return a value that holds the text somewhere inside."""
+    value: Any = {f"a name {text}": 1} if rng.random() < 0.3 else text
+    for _ in range(rng.randrange(8)):
+        value = rng.choice([[value], {"a": value}, [1, value, None], {"b": [value], "c": True}])
+    return value
+
+
+@pytest.mark.slow
+def test_no_secret_is_posted_or_written_wherever_it_is(seed: int, long: bool) -> None:
+    rng = random.Random(seed)
+    kinds = list(SECRETS.values())
+    for number in range(5000 if long else 1000):
+        secret = kinds[number % len(kinds)]
+        document = seeded(number, PLACES[number // len(kinds) % len(PLACES)], secret)
+        document["metadata"]["privacy_level"] = rng.choice(["aggregated", "federated"])
+        text = rng.choice([secret, f"a {secret} b", f"({secret})", f"x: {secret}\ny"])
+        document["steps"][0]["input"] = {"buried": buried(rng, text)}
+        assert leaks(json.dumps(document))
+        posted = unit_of(document, FEDERATED)
+        assert not leaks(posted.body.decode())
+        record = make_record(encoded(document), key=secret.encode(), headers=[("note", text.encode()), (text, b"")])
+        assert not leaks(shown(refused_record(record, REFUSED)))
+        assert not leaks(shown(receipt(record, posted, 201, "")))
+        hidden = {**document, "id": f"kp:trace:{secret}"}
+        found = made(encoded(hidden), FEDERATED)
+        if isinstance(found, Refusal):
+            assert found.reason == "secret_in_id"
+            assert not leaks(repr(found) + shown(refused_record(make_record(encoded(hidden)), found)))
+        else:
+            assert secret in (SECRETS["US telephone"], SECRETS["telephone"])  # an id may have such digits
+    assert leaks(" ".join(kinds)) == list(LEAKS)
+
+
+def test_what_is_no_document_is_redacted_as_text() -> None:
+    every = " ".join(SECRETS.values())
+    for value in (every.encode(), b"\xff" + every.encode(), encoded({"id": [every]}), encoded({every: every}), b"[1]"):
+        found = made(value)
+        assert not leaks(repr(found) + shown(refused_record(make_record(value, key=b"\xfe" + every.encode()), found)))
+    assert refused_record(make_record(None, key=None), REFUSED).value is None
