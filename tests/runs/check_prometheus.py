@@ -9,6 +9,7 @@ that an operand is empty. Looks into the past (`offset`) are taken out, because 
 query asks of the job's name: here it is right.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -19,15 +20,16 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.support import spans
 from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
-from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, topic_id, unique
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, topic_id, unique, wait_until
 from tests.support.monitoring import GRAFANA, RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
 from tests.support.registry import RegistryProcess
 from tests.support.surroundings import topic_settings
@@ -35,7 +37,6 @@ from worker import make_verdict, sign_verdict
 from worker.core.verdicts import SignedVerdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_node import free_ports
-from worker.lab.demo.process import DemoProcess
 
 JUDGE_KEY = b"c" * 32
 
@@ -64,15 +65,10 @@ class Prometheus:
         self.log = directory / "prometheus.log"
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [
-                    "prometheus",
-                    f"--config.file={directory / 'prometheus.yaml'}",
-                    f"--storage.tsdb.path={directory / 'data'}",
-                    f"--web.listen-address={self.url.removeprefix('http://')}",
-                ],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+                ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
+                 f"--web.listen-address={self.url.removeprefix('http://')}"],
+                cwd=directory, stdout=output, stderr=output,
+            )  # fmt: skip
 
     def get(self, path: str, **parameters: str) -> Any:
         """Return the data of an API answer. Raises AssertionError with Prometheus's words for a refused query."""
@@ -83,32 +79,24 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5):
-                    return
-            except OSError:
-                assert self.process.poll() is None, self.log.read_text()
-                assert time.monotonic() < deadline, self.log.read_text()
-                time.sleep(0.1)
+    def ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/-/ready", timeout=5):
+            return True
+        return False
 
     def close(self) -> None:
         self.process.terminate()
         self.process.wait(20)
 
 
-class Scraped:
-    """A worker, a contribute, an assemble, and the Prometheus that scrapes all three."""
+class Scraped(NamedTuple):
+    """Processes, and the Prometheus that scrapes them."""
 
-    def __init__(
-        self, prometheus: Prometheus, worker: WorkerProcess, contribute: DemoProcess, assemble: DemoProcess
-    ) -> None:
-        self.prometheus = prometheus
-        self.worker = worker
-        self.contribute = contribute
-        self.assemble = assemble
+    prometheus: Prometheus
+    worker: WorkerProcess
+    contribute: WorkerProcess
+    assemble: WorkerProcess
 
 
 def load(bootstrap: str, topic: str, stop: threading.Event) -> None:
@@ -152,45 +140,44 @@ def verdict(topic: str, identity: str, name: str, partition: int, *, success: bo
 @pytest.fixture(scope="module")
 def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     directory = tmp_path_factory.mktemp("prometheus")
-    topic, (port, contribute_port, assemble_port) = unique("traces"), free_ports(3)
+    topic, ports = unique("traces"), free_ports(3)
     create_topics(kafka.bootstrap_servers, {topic: 2, f"{topic}.spans": 1})
-    ports = {"kp-worker": port, "kp-contribute": contribute_port, "kp-assemble": assemble_port}
-    prometheus = Prometheus(directory, ports)
     (directory / "judges.key").write_bytes(b"ci " + JUDGE_KEY)
+    env = topic_settings(kafka.bootstrap_servers, topic) | {
+        "KP_VERDICT_KEY_FILE": str(directory / "judges.key"),
+        "KP_CACHE_MAX_ELEMENTS": "50",  # full at once, so that its reach is there to be asked for
+        "KP_THRESHOLD": "0.6",  # whatever the novelty of these texts, half of them are accepted
+    }
+    prometheus = Prometheus(directory, dict(zip(("kp-worker", "kp-contribute", "kp-assemble"), ports, strict=True)))
     stop = threading.Event()
     sender = threading.Thread(target=load, args=(kafka.bootstrap_servers, topic, stop))
-    try:
-        prometheus.wait_ready()  # before the worker, so that it sees the counters' first steps
-        env = topic_settings(kafka.bootstrap_servers, topic) | {
-            "KP_VERDICT_KEY_FILE": str(directory / "judges.key"),
-            "KP_CACHE_MAX_ELEMENTS": "50",  # full at once, so that its reach is there to be asked for
-            "KP_THRESHOLD": "0.6",  # whatever the novelty of these texts, half of them are accepted
-            "KP_HTTP_PORT": str(port),
+    with ExitStack() as stack:
+        stack.callback(prometheus.close)
+        # Before the worker, so that it sees the counters' first steps.
+        assert wait_until(prometheus.ready, 30), prometheus.log.read_text()
+        registry = stack.enter_context(RegistryProcess())
+        posting = {
+            "KP_REGISTRY_URL": registry.url,
+            "KP_REGISTRY_KEY": registry.key,
+            "KP_CONTRIBUTE_VISIBILITY": "network,org,private",
+            "KP_CONTRIBUTE_PRIVACY": "aggregated,federated,private",
         }
-        with WorkerProcess(env, log_path=directory / "worker.log") as worker, RegistryProcess() as registry:
-            worker.wait_ready(120)
-            posting = {
-                "KP_HTTP_PORT": str(contribute_port),
-                "KP_REGISTRY_URL": registry.url,
-                "KP_REGISTRY_KEY": registry.key,
-                "KP_CONTRIBUTE_VISIBILITY": "network,org,private",
-                "KP_CONTRIBUTE_PRIVACY": "aggregated,federated,private",
-            }
-            assembling = {"KP_HTTP_PORT": str(assemble_port), "KP_SPANS_TOPIC": f"{topic}.spans", **spans.SETTINGS}
-            with (
-                DemoProcess("contribute", ["contribute"], env | posting, contribute_port, directory) as contribute,
-                DemoProcess("assemble", ["assemble"], env | assembling, assemble_port, directory) as assemble,
-            ):
-                contribute.wait_ready(lambda _: None)
-                assemble.wait_ready(lambda _: None)
-                sender.start()
-                time.sleep(LOAD_SECONDS)
-                yield Scraped(prometheus, worker, contribute, assemble)
-    finally:
-        stop.set()
-        if sender.ident is not None:
-            sender.join()
-        prometheus.close()
+        commands: dict[str, dict[str, str]] = {
+            "run": {},
+            "contribute": posting,
+            "assemble": {"KP_SPANS_TOPIC": f"{topic}.spans", **spans.SETTINGS},
+        }
+        processes = [
+            stack.enter_context(
+                WorkerProcess({**env, **own, "KP_HTTP_PORT": str(port)}, (name,), log_path=directory / f"{name}.log")
+            ).wait_ready(120)
+            for (name, own), port in zip(commands.items(), ports, strict=True)
+        ]
+        sender.start()
+        stack.callback(sender.join)
+        stack.callback(stop.set)
+        time.sleep(LOAD_SECONDS)
+        yield Scraped(prometheus, *processes)
 
 
 def without_filters(expr: str) -> str:

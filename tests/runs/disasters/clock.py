@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from tests.runs.disasters.scene import MissingError, Scene, Verdict, scene
+from tests.runs.disasters.scene import MissingError, Scene, Verdict
 from tests.support import chaos
 from tests.support.assemble import Workshop, expected_documents, made_records
 from tests.support.commands import header
@@ -90,7 +90,7 @@ def run(work: Path, seed: int) -> Verdict:
     faked = _faked(clock)
     with EmbeddedKafka() as kafka:
         name = "the workers' clocks jump by hours"
-        with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed, rate=5, env=faked) as s:
+        with Scene(kafka.bootstrap_servers, work / "logs", name, seed=seed, rate=5, env=faked) as s:
             s.begin()
             for seconds in JUMPS:
                 jump(s, clock, seconds)

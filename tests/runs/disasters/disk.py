@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.runs.disasters.partition import coordinator
-from tests.runs.disasters.scene import MissingError, Scene, Verdict, scene
+from tests.runs.disasters.scene import MissingError, Scene, Verdict
 from tests.support.figures import OVERDUE_MS, open_transactions
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -78,7 +78,7 @@ def run_alone(work: Path, seed: int) -> Verdict:
     disk = work / "kafka" / "node-0" / "data"
     with small_disk(disk), EmbeddedKafka(data_dir=work / "kafka") as kafka:
         name = "the only broker's disk is full"
-        with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed) as s:
+        with Scene(kafka.bootstrap_servers, work / "logs", name, seed=seed) as s:
             s.begin()
             fill_and_wait(s, kafka, 0, disk)
             began = time.monotonic()
@@ -105,7 +105,7 @@ def run_of_three(work: Path, seed: int) -> Verdict:
     disk = work / "kafka" / "node-1" / "data"
     with small_disk(disk), EmbeddedKafka(3, data_dir=work / "kafka") as kafka:
         name = "the disk of one of three brokers is full"
-        with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed) as s:
+        with Scene(kafka.bootstrap_servers, work / "logs", name, seed=seed) as s:
             s.begin()
             fill_and_wait(s, kafka, 1, disk)
             time.sleep(30)

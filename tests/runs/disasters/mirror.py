@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tests.runs.disasters.scene import GroupTool, Scene, Verdict, scene
+from tests.runs.disasters.scene import GroupTool, Scene, Verdict
 from tests.support import chaos
 from tests.support.chaos import Fleet, wait_settled
 from tests.support.kafka_fixtures import committed, consume_all, wait_until
@@ -110,7 +110,7 @@ def source_identity(record: Any) -> list[str]:
 def run(work: Path, seed: int) -> Verdict:
     with EmbeddedKafka() as first, EmbeddedKafka() as second:
         name = "a cluster is lost, its mirror takes over"
-        with scene(first.bootstrap_servers, work / "logs", name, seed=seed) as s:
+        with Scene(first.bootstrap_servers, work / "logs", name, seed=seed) as s:
             s.begin()
             settings = mirror_settings(first.bootstrap_servers, second.bootstrap_servers, s)
             with mirror_maker(settings, work / "mirror") as process:

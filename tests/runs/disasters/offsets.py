@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.runs.disasters.scene import GroupTool, Scene, Verdict, scene
+from tests.runs.disasters.scene import GroupTool, Scene, Verdict
 from tests.support import oracle
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import committed
@@ -56,7 +56,7 @@ def restore(s: Scene, tool: GroupTool, directory: Path, before: dict[int, int]) 
 def run(work: Path, seed: int) -> Verdict:
     with EmbeddedKafka() as kafka:
         name = "the group's offsets are deleted"
-        with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed) as s:
+        with Scene(kafka.bootstrap_servers, work / "logs", name, seed=seed) as s:
             tool = GroupTool(s.bootstrap, s.group, work / "tools")
             s.begin()
             time.sleep(10)

@@ -6,7 +6,6 @@ The brokers are in network namespaces of their own, on a switch that is a namesp
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -20,9 +19,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from aiokafka.admin import AIOKafkaAdminClient
-
-from tests.runs.disasters.scene import MissingError, Scene, Verdict, scene
+from tests.runs.disasters.scene import MissingError, Scene, Verdict
+from tests.support.kafka_fixtures import admin
 from worker.lab.broker.kafka_jars import default_cache, install
 from worker.lab.broker.kafka_node import KafkaNode, server_properties
 
@@ -31,19 +29,10 @@ STALL_S: Final = 60.0
 """What a worker survives: KP_TRANSACTION_TIMEOUT_SECONDS."""
 
 
-async def _coordinator(bootstrap: str, name: str, kind: int) -> int:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        found: int = await admin.find_coordinator(name, kind)
-        return found
-    finally:
-        await admin.close()
-
-
 def coordinator(bootstrap: str, name: str, kind: int) -> int:
     """Return the broker that coordinates a group (kind 0) or a transactional id (kind 1)."""
-    return asyncio.run(_coordinator(bootstrap, name, kind))
+    found: int = admin(bootstrap, lambda it: it.find_coordinator(name, kind))
+    return found
 
 
 def cut_for_a_while(s: Scene, cluster: SplitCluster, node: int, what: str, *, clients_too: bool) -> None:
@@ -65,15 +54,12 @@ def cut_for_a_while(s: Scene, cluster: SplitCluster, node: int, what: str, *, cl
 def run(work: Path, seed: int) -> Verdict:
     with split_cluster(work / "kafka") as cluster:
         bootstrap = cluster.bootstrap_servers
-        with scene(bootstrap, work / "logs", "one of three brokers is partitioned off", seed=seed) as s:
+        with Scene(bootstrap, work / "logs", "one of three brokers is partitioned off", seed=seed) as s:
             s.begin()
-            cut_for_a_while(s, cluster, coordinator(bootstrap, s.group, 0), "the group's coordinator", clients_too=True)
-            cut_for_a_while(
-                s, cluster, coordinator(bootstrap, f"{s.group}-0", 1), "a transaction coordinator", clients_too=True
-            )
-            cut_for_a_while(
-                s, cluster, coordinator(bootstrap, s.group, 0), "the group's coordinator", clients_too=False
-            )
+            group, transaction = "the group's coordinator", "a transaction coordinator"
+            cut_for_a_while(s, cluster, coordinator(bootstrap, s.group, 0), group, clients_too=True)
+            cut_for_a_while(s, cluster, coordinator(bootstrap, f"{s.group}-0", 1), transaction, clients_too=True)
+            cut_for_a_while(s, cluster, coordinator(bootstrap, s.group, 0), group, clients_too=False)
             return s.finish(exits=(1,))
 
 

@@ -13,12 +13,11 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 
 from tests.support import chaos, oracle
 from tests.support.chaos import Fleet, Load, Slot, settings, traces, wait_settled
@@ -27,26 +26,11 @@ from tests.support.kafka_fixtures import create_topics, wait_until
 from tests.support.kafka_tools import write_scripts
 
 PARTITIONS: Final = 4
-RATE: Final = 15.0
 PATIENCE_S: Final = 600.0
 
 
 class MissingError(Exception):
     """Something that a disaster needs is not on this machine: the message says how to install it."""
-
-
-class Timeline:
-    """Lines with the second at which something happened, printed as they come."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._began = time.monotonic()
-
-    def say(self, text: str) -> float:
-        now = time.monotonic() - self._began
-        self.lines.append(f"{now:6.1f} s  {text}")
-        print(self.lines[-1], flush=True)
-        return now
 
 
 @dataclass
@@ -69,7 +53,7 @@ class Verdict:
 class Eye(threading.Thread):
     """Looks at the workers a few times a second: readiness, health and progress, each change on the timeline."""
 
-    def __init__(self, fleet: Fleet, timeline: Timeline) -> None:
+    def __init__(self, fleet: Fleet, say: Callable[[str], object]) -> None:
         super().__init__(name="eye", daemon=True)
         self.longest_stall = 0.0
         self.unhealthy = 0
@@ -77,7 +61,7 @@ class Eye(threading.Thread):
         self.most_lag_seconds = 0.0
         self.loaded = False
         """Whether there is something to commit."""
-        self._fleet, self._timeline = fleet, timeline
+        self._fleet, self._say = fleet, say
         self._states: dict[int, str] = {}
         self._committed: dict[int, float] = {}
         """By process, what it has committed."""
@@ -101,7 +85,7 @@ class Eye(threading.Thread):
     def _look(self) -> None:
         for event in self._fleet.exits[self._exits :]:
             self._exits += 1
-            self._timeline.say(f"worker {event.slot} ended with {event.code} after {event.lived:.0f} s")
+            self._say(f"worker {event.slot} ended with {event.code} after {event.lived:.0f} s")
         moved = False
         for slot in self._fleet.running():
             state = "away"
@@ -120,7 +104,7 @@ class Eye(threading.Thread):
                 self.most_lag_seconds = max(self.most_lag_seconds, *lags, 0.0)
             if self._states.get(slot.number) != state:
                 self._states[slot.number] = state
-                self._timeline.say(f"worker {slot.number} is {state}")
+                self._say(f"worker {slot.number} is {state}")
         now = time.monotonic()
         if self.loaded:
             self.longest_stall = max(self.longest_stall, now - self._moved_at)
@@ -129,29 +113,49 @@ class Eye(threading.Thread):
 
 
 class Scene:
-    """Workers of one group with topics of their own, under load."""
+    """Workers of one group with topics of their own, under load; they end with the block.
+
+    `env`: further variables of the workers.
+    """
 
     def __init__(
-        self, bootstrap: str, logs: Path, name: str, *, seed: int, rate: float, env: Mapping[str, str]
+        self,
+        bootstrap: str,
+        logs: Path,
+        name: str,
+        *,
+        seed: int,
+        rate: float = 15.0,
+        env: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.timeline = Timeline()
-        self.say = self.timeline.say
+        self._began = time.monotonic()
         self.verdict = Verdict(name)
         self.bootstrap = bootstrap
         self.env = settings(bootstrap, **{"KP_CACHE_MAX_ELEMENTS": "200", **env})
         self.group, self.source = self.env["KP_GROUP_ID"], self.env["KP_SOURCE_TOPIC"]
         logs.mkdir(parents=True, exist_ok=True)
         self.fleet = Fleet(self.env, logs)
-        self.eye = Eye(self.fleet, self.timeline)
+        self.eye = Eye(self.fleet, self.say)
         self.ends: Counter[int] = Counter()
         """By partition the offset after the last trace that was sent; complete after `end_load`."""
         self.load: Load | None = None
         self._seed, self._rate = seed, rate
 
-    def begin(self, workers: int = 2) -> None:
-        """Create the topics, start workers and load, and return when all are at work."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.eye.finish()
+        self.fleet.__exit__(None, None, None)
+
+    def say(self, text: str) -> None:
+        """Print what happened, with its second."""
+        print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
+
+    def begin(self) -> None:
+        """Create the topics, start two workers and load, and return when all are at work."""
         create_topics(self.bootstrap, {self.source: PARTITIONS})
-        for _ in range(workers):
+        for _ in range(2):
             self.fleet.add()
         self.eye.start()
         self.wait(lambda: all(map(chaos.ready, self.fleet.running())), "the workers are ready")
@@ -181,16 +185,16 @@ class Scene:
         codes = self.fleet.stop_all()
         self.verdict.expect(codes == [0] * len(codes), f"workers stopped with {codes}")
 
-    def wait(self, condition: Callable[[], bool], text: str, timeout: float = PATIENCE_S) -> float:
-        """Wait, and note when it came true; return the second. Raises AssertionError when it is late (seconds)."""
+    def wait(self, condition: Callable[[], bool], text: str, timeout: float = PATIENCE_S) -> None:
+        """Wait, and say when it came true. Raises AssertionError when it is late (seconds)."""
         if not wait_until(condition, timeout):
             raise AssertionError(f"not in {timeout:.0f} s: {text}\n{self.fleet.tails()}")
-        return self.say(text)
+        self.say(text)
 
-    def alive_again(self, what: str) -> float:
-        """Wait until all workers are ready and something is committed after that; return the second."""
+    def alive_again(self, what: str) -> None:
+        """Wait until all workers are ready."""
         self.wait(lambda: all(map(chaos.ready, self.fleet.running())), f"{what}: all workers are ready")
-        return self.say(f"{what}: longest time without a commit {self.eye.longest_stall:.1f} s")
+        self.say(f"{what}: longest time without a commit {self.eye.longest_stall:.1f} s")
 
     def metrics(self, slot: Slot) -> dict[str, float]:
         """Return a worker's metrics, however busy the machine is. Raises AssertionError when it never answers."""
@@ -230,28 +234,6 @@ class Scene:
         v.seen.append(f"greatest kp_consumer_lag_seconds: {self.eye.most_lag_seconds:.1f}")
         v.seen.append("the workers' logs: " + chaos.log_report(self.fleet.logs).replace("\n", "\n    "))
         return v
-
-    def close(self) -> None:
-        self.eye.finish()
-        self.fleet.__exit__(None, None, None)
-
-
-@contextmanager
-def scene(
-    bootstrap: str,
-    logs: Path,
-    name: str,
-    *,
-    seed: int,
-    rate: float = RATE,
-    env: Mapping[str, str] = MappingProxyType({}),
-) -> Iterator[Scene]:
-    """Yield a scene; its processes end with the block. `env`: further variables of the workers."""
-    found = Scene(bootstrap, logs, name, seed=seed, rate=rate, env=env)
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 class GroupTool:
