@@ -96,7 +96,7 @@ fuzz-redaction: $(READY) ## Texts through both sets of rules of the redaction, a
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS: --hostile, --model, --steady; --state=DIR goes on after an interruption)
 	$(BIN)/python -m tests.runs.soak --minutes $${MINUTES:-30} $(ARGS)
 
-disasters: $(READY) ## A full disk, a partitioned broker, a lost cluster, deleted offsets, jumping clocks (root on Linux; ARGS=disk for one)
+disasters: $(READY) ## A full disk, a partitioned broker, a lost cluster, jumping clocks (root on Linux; ARGS=disk for one)
 	$(BIN)/python -m tests.runs.disasters $(ARGS)
 
 assemble-figures: $(READY) ## Speed and memory of assemble, and the ratio to parsing alone (ARGS="FILES...")

@@ -6,14 +6,13 @@ import asyncio
 import os
 import re
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.support.kafka_fixtures import committed, create_topics
 from tests.support.kafka_tools import write_scripts
-from tests.support.snippets import Snippet, snippets
+from tests.support.snippets import PATH, Snippet, snippets
 from tests.support.stage import LINES, Stage, Workers, origin
 from tests.support.surroundings import DOCS
 from worker.contribute.contributor import contribute_plan
@@ -37,8 +36,8 @@ class Tools:
 
     def __init__(self, stage: Stage, scripts: Path, directory: Path) -> None:
         self._stage = stage
-        self.directory = directory
-        self._env = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+        self._directory = directory
+        self._env = os.environ | stage.env | {"PATH": f"{scripts}{os.pathsep}{PATH['PATH']}"}
 
     def run(self, block: Snippet) -> list[str]:
         """Return what each command printed; each must succeed."""
@@ -56,7 +55,7 @@ class Tools:
 
     def _run(self, command: str) -> str:
         done = subprocess.run(
-            ["bash", "-c", command], env=self._env, cwd=self.directory, capture_output=True, text=True,
+            ["bash", "-c", command], env=self._env, cwd=self._directory, capture_output=True, text=True,
             timeout=90, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -128,11 +127,7 @@ def test_the_group_can_be_reset_and_its_offsets_restored_from_the_outputs(
 
     tools.command("kafka-consumer-groups.sh --bootstrap-server BROKERS --delete --group kp-worker")
     assert sum(committed(stage.bootstrap, stage.name, stage.name).values()) <= 0
-    newest: Counter[int] = Counter()
-    for partition, offset in origins(stage):
-        newest[partition] = max(newest[partition], offset + 1)
-    rows = [f"{stage.name},{partition},{offset}" for partition, offset in newest.items()]
-    (tools.directory / "offsets.csv").write_text("\n".join(rows) + "\n")
+    tools.command(the_block("> offsets.csv").text.replace('f"traces,', f'f"{stage.name},'))
     tools.run(the_block("--from-file offsets.csv"))
     assert committed(stage.bootstrap, stage.name, stage.name) == before
 

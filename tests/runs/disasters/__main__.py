@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.runs.disasters import clock, disk, mirror, offsets, partition
+from tests.runs.disasters import clock, disk, mirror, partition
 from tests.runs.disasters.scene import MissingError, Verdict
 from tests.support import chaos
 from tests.support.processes import interrupt_on_signals
@@ -22,7 +22,6 @@ DISASTERS: Final[dict[str, Callable[[Path, int], Verdict]]] = {
     "disk-of-three": disk.run_of_three,
     "partition": partition.run,
     "mirror": mirror.run,
-    "offsets": offsets.run,
     "clock": clock.run,
     "assemble-clock": clock.assemble,
 }

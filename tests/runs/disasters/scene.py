@@ -136,10 +136,8 @@ class Scene:
         logs.mkdir(parents=True, exist_ok=True)
         self.fleet = Fleet(self.env, logs)
         self.eye = Eye(self.fleet, self.say)
-        self.ends: Counter[int] = Counter()
-        """By partition the offset after the last trace that was sent; complete after `end_load`."""
-        self.load: Load | None = None
-        self._seed, self._rate = seed, rate
+        records = (record._replace(timestamp_ms=None) for record in traces(seed, PARTITIONS))  # dated as sent
+        self.load = Load(bootstrap, self.source, records, 0, rate, open_end=True, timeout_s=600)
 
     def __enter__(self) -> Self:
         return self
@@ -159,31 +157,10 @@ class Scene:
             self.fleet.add()
         self.eye.start()
         self.wait(lambda: all(map(chaos.ready, self.fleet.running())), "the workers are ready")
-        self.begin_load()
-        time.sleep(5)
-        self.eye.reset()
-
-    def begin_load(self) -> None:
-        """Produce from now on; each call produces traces of its own."""
-        records = (record._replace(timestamp_ms=None) for record in traces(self._seed, PARTITIONS))  # dated as sent
-        self.load = Load(self.bootstrap, self.source, records, 0, self._rate, open_end=True, timeout_s=600)
-        self._seed += 1
         self.load.start()
         self.eye.loaded = True
-
-    def end_load(self) -> None:
-        """End the load, and wait until all is committed."""
-        self.eye.loaded = False
-        if self.load is not None:
-            self.ends |= self.load.finish(PATIENCE_S)
-            self.load = None
-        settled = wait_settled(self.bootstrap, self.env, self.ends, PATIENCE_S)
-        self.say(f"{sum(self.ends.values())} traces were sent" + ("" if settled else ", NOT all are committed"))
-        self.verdict.expect(settled, "everything was committed in time")
-
-    def stop_workers(self) -> None:
-        codes = self.fleet.stop_all()
-        self.verdict.expect(codes == [0] * len(codes), f"workers stopped with {codes}")
+        time.sleep(5)
+        self.eye.reset()
 
     def wait(self, condition: Callable[[], bool], text: str, timeout: float = PATIENCE_S) -> None:
         """Wait, and say when it came true. Raises AssertionError when it is late (seconds)."""
@@ -219,13 +196,16 @@ class Scene:
 
         `exits`: codes with which workers may have ended unasked.
         """
-        self.end_load()
-        self.stop_workers()
-        self.eye.finish()
         v = self.verdict
+        self.eye.loaded = False
+        ends = self.load.finish(PATIENCE_S)
+        v.expect(wait_settled(self.bootstrap, self.env, ends, PATIENCE_S), "everything was committed in time")
+        codes = self.fleet.stop_all()
+        v.expect(codes == [0] * len(codes), f"workers stopped with {codes}")
+        self.eye.finish()
         report = oracle.check(self.bootstrap, self.env, hash_vector)
         v.expect(not report.problems(), f"judged by the oracle: {report} {'; '.join(report.problems())}")
-        sent = sum(self.ends.values())
+        sent = sum(ends.values())
         v.expect(report.source == sent, f"{report.source} traces on the topic, {sent} sent")
         unasked = Counter(event.code for event in self.fleet.unexpected())
         v.expect(set(unasked) <= set(exits), f"exits that nobody asked for, by code: {dict(unasked)}")
