@@ -93,7 +93,7 @@ image-test: $(READY) ## Build the image with Docker, and score traces in it on t
 fuzz-redaction: $(READY) ## Texts through both sets of rules of the redaction, a slow reading of the reference, and the speed on hostile texts (ARGS=--hunt=8: a night of a grammar's texts)
 	$(BIN)/python -m tests.runs.fuzz_redaction --texts 200000 --seed $${SEED:-1} $(ARGS)
 
-soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS: --hostile, --model, --steady; --state=DIR goes on after an interruption)
+soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS: --hostile, --model, --steady)
 	$(BIN)/python -m tests.runs.soak --minutes $${MINUTES:-30} $(ARGS)
 
 disasters: $(READY) ## A full disk, a partitioned broker, a lost cluster, jumping clocks (root on Linux; ARGS=disk for one)

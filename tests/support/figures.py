@@ -178,14 +178,14 @@ class Source:
 
 
 class Watch(threading.Thread):
-    """Takes figures at intervals, and passes each to `keep`. `before`: seconds of running time of earlier sessions."""
+    """Takes figures at intervals, and passes each to `keep`."""
 
-    def __init__(self, source: Source, interval: float, keep: Callable[[Figure], None], before: float = 0.0) -> None:
+    def __init__(self, source: Source, interval: float, keep: Callable[[Figure], None]) -> None:
         super().__init__(name="watch", daemon=True)
         self._source = source
         self._interval = interval
         self._keep = keep
-        self._began = time.monotonic() - before
+        self._began = time.monotonic()
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
