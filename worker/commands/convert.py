@@ -410,18 +410,11 @@ def _records(source: BufferedReader, largest_trace: int) -> Iterator[_Line]:
         yield number, source.read(size), None
 
 
-_WORDS: Final = {
-    "no_content": "the content of its messages was not captured",
-    "no_objective": "no text of a user",
-    "no_steps": "nothing but an objective",
-    "no_value": "no span has an attribute that an option names",
-    "too_large": "more than KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH",
-}
-
-
 def _why(run: Assembled) -> str:
     """Return why a run has no trace, in words."""
-    why = _WORDS[run.missing or ""]
+    from worker.runs.otlp.mapping import LACKS
+
+    why = LACKS[run.missing or ""]
     if run.unread and run.missing in ("no_content", "no_objective", "no_steps"):
         named = ", ".join(f"{scope} {name}" for scope, name in run.unread)
         why = f"its content seems to be in attributes that nothing reads: {named}"

@@ -17,19 +17,11 @@ from worker.core.terminal import clean, number_of
 from worker.core.trace import parse_trace
 from worker.kafka.assignment import fault_of
 from worker.runs.fields import fault
-from worker.runs.otlp.mapping import Assembled, assembled
+from worker.runs.otlp.mapping import LACKS, Assembled, assembled
 from worker.runs.otlp.rules import Rules
 from worker.runs.otlp.spans import InvalidSpans, LogEvent, Span, decoded, is_complete
 
-LACKS: Final = {
-    "not_a_run": "no span of a model, tool or agent",
-    "no_content": "its content was not captured",
-    "no_objective": "no text of a user",
-    "no_steps": "nothing but an objective",
-    "no_value": "no span has an attribute that a setting names",
-    "too_large": "more than KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH",
-    "mapping_failed": "a bug in kp-worker; please report it, with the spans",
-}
+_LACKS: Final = {**LACKS, "mapping_failed": "a bug in kp-worker; please report it, with the spans"}
 """Why a run yields no trace, in words."""
 
 
@@ -100,7 +92,7 @@ class Preview:
         yield f"{traces}, {unfinished} of them without their root or a parent"
         yield f"{number_of(self.traces, 'reasoning trace')} would come out"
         yield from (
-            f"no trace for {number_of(number, 'run')}: {LACKS[reason]}" for reason, number in lacking.most_common()
+            f"no trace for {number_of(number, 'run')}: {_LACKS[reason]}" for reason, number in lacking.most_common()
         )
         yield from (f"more could be captured: {shown_text(hint)}" for hint in sorted(hints))
         yield from self.unread.lines()
@@ -113,7 +105,7 @@ def _about(trace_id: str, spans: int, run: Assembled, *, ended: bool) -> Iterato
     state = "" if ended else ", not ended"
     yield f"{trace_id}: {number_of(spans, 'span')}, {conventions}, agent {shown_text(run.key)}{state}"
     if run.value is None:
-        why = LACKS.get(str(run.missing), str(run.missing))
+        why = _LACKS.get(str(run.missing), str(run.missing))
         if run.unread and run.missing in ("no_content", "no_objective", "no_steps"):
             why = "its content seems to be in attributes that nothing reads, see below"
         yield f"  no trace: {why}"

@@ -56,8 +56,16 @@ ERROR_PREFIXES: Final = ("Error:", "Error executing tool")
 """The beginnings of results that are errors: without spans of tools, most libraries mark errors in no other way."""
 
 Missing = Literal["not_a_run", "no_content", "no_objective", "no_steps", "no_value", "too_large"]
-"""Why a run yields no document: no span of a model, tool or agent; its content was not captured; no text of a user;
-nothing but an objective; no span has an attribute that a rule names; it exceeds the limits of a trace."""
+
+LACKS: Final[Mapping[str, str]] = {
+    "not_a_run": "no span of a model, tool or agent",
+    "no_content": "its content was not captured",
+    "no_objective": "no text of a user",
+    "no_steps": "nothing but an objective",
+    "no_value": "no span has an attribute that a setting or an option names",
+    "too_large": "more than KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH",
+}
+"""Why a run yields no document, in words."""
 
 MAX_UNREAD: Final = 20
 """Maximum number of unread attributes that are reported for a run."""
