@@ -2,8 +2,7 @@
 
 The topics are the worker's five; those of `assemble`, if its settings are set; the one on which `kp-worker redrive`
 keeps its marks; and with KP_REGISTRY_URL the two that `kp-worker contribute` writes. The worker needs only its own, so
-problems of the others do not make the topics unusable. Heavy imports are inside functions, because `--help` loads this
-module.
+problems of the others do not make the topics unusable.
 """
 
 from __future__ import annotations

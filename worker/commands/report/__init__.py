@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from worker.commands.shared.console import Command, CommandError, SettingsError, require_extra, say, write_json
+from worker.commands.shared.console import Command, CommandError, require_extra, say, write_json
 from worker.commands.shared.options import InputFile, Moment, json_option, read_settings, settings_options
 from worker.core.terminal import number_of
 
@@ -141,33 +141,26 @@ def _read_files(files: tuple[BinaryIO, ...], settings: Settings, traces: Traces)
 
 
 def _read_topics(settings: Settings, traces: Traces, since: datetime | None, last: int | None) -> tuple[str, int]:
-    """Read the topics; return their names, and the time (ms) from which on they are complete. Raises SettingsError."""
+    """Read the topics; return their names, and the time (ms) from which on they are complete. Raises ConfigError."""
     from worker.commands.shared.session import read_topics
-    from worker.config import ConfigError
 
     topics = (settings.accepted_topic, settings.rejected_topic)
     bounds = [f"since {since:%Y-%m-%d %H:%M:%S} UTC"] if since else []
     bounds += [f"the last {last}"] if last else []
     since_ms = None if since is None else round(since.replace(tzinfo=UTC).timestamp() * 1000)
-    try:
-        complete_from = asyncio.run(read_topics(settings, topics, traces.add, since_ms, last))
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
+    complete_from = asyncio.run(read_topics(settings, topics, traces.add, since_ms, last))
     return ", ".join([" and ".join(topics), *bounds]), complete_from
 
 
 def _standings(settings: Settings) -> Standings:
-    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises SettingsError."""
+    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises ConfigError."""
     from worker.commands.shared.placed_verdicts import Standings, read_judged
-    from worker.config import ConfigError
     from worker.kafka.cluster.topics import MissingTopicsError
 
     try:
         standings = asyncio.run(read_judged(settings))
     except MissingTopicsError:  # no verdict was ever counted
         standings = Standings()
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
     missing = "" if standings.verdicts else "; without verdicts, a trace that claims success gets 0.5"
     say(f"{number_of(standings.verdicts, 'verdict')} read{missing}")
     return standings

@@ -117,6 +117,10 @@ def explain_trace(
         threshold, threshold_from = recorded.threshold, "the threshold stored with the trace"
     elif (own := profiles[score.profile].threshold) is not None:
         threshold, threshold_from = own, f"KP_PROFILES, {score.profile}"
+    because = f"metadata.task_domain is {trace.metadata.task_domain!r}"
+    if score.profile != trace.metadata.task_domain:
+        near = near_miss(trace.metadata.task_domain, settings.scoring_profiles())
+        because += ", which has no profile" + ("" if near is None else f" (did you mean {near!r}?)")
     numbers = {
         "complexity": COMPLEXITY.numbers(counts),
         "novelty": f"1 - {nearest.similarity:.6g}" if nearest else f"{novelty:.6g} ({novelty_from})",
@@ -131,7 +135,7 @@ def explain_trace(
         nearest=nearest,
         task_domain=trace.metadata.task_domain,
         profile=score.profile,
-        profile_because=_because(trace.metadata.task_domain, score.profile, settings),
+        profile_because=because,
         components={
             name: Formula(
                 words, numbers[name], getattr(score.components, name), getattr(score.weights, name), steps.parts[name]
@@ -165,13 +169,6 @@ def _used_from(trace: ReasoningTrace) -> str:
         f"(successes + {PRIOR_WEIGHT} * prior) / (verdicts + {PRIOR_WEIGHT}), where a verdict's weight halves with "
         f"every {HALF} later ones; prior: the success rate of all agents' first verdicts"
     )
-
-
-def _because(domain: str, profile: str, settings: Settings) -> str:
-    """Return why a trace uses its profile, with the profile that its domain may mean."""
-    near = near_miss(domain, settings.scoring_profiles())
-    without = ", which has no profile" + ("" if near is None else f" (did you mean {near!r}?)")
-    return f"metadata.task_domain is {domain!r}" + ("" if domain == profile else without)
 
 
 def _recorded(raw: bytes) -> tuple[ReadScoring | None, list[str]]:

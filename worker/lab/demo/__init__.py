@@ -28,8 +28,8 @@ def demo(keep_running: bool, http_port: int | None, otlp: bool, verdicts: bool) 
         require_extra("otlp", SettingsError)
     settings = read_settings()
     from worker.lab.broker.kafka_node import is_free
-    from worker.lab.demo.show import Parts, run_demo
+    from worker.lab.demo.show import run_demo
 
     if http_port and not is_free(http_port):
         raise ArgumentError("--http-port", f"port {http_port} is in use; choose another one, or leave it out")
-    sys.exit(run_demo(settings, http_port, Parts(otlp, verdicts, keep_running)))
+    sys.exit(run_demo(settings, http_port, otlp=otlp, verdicts=verdicts, keep_running=keep_running))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -61,15 +61,7 @@ STORY = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
 SPANS = "otlp_spans"
 
 
-class Parts(NamedTuple):
-    """The optional parts of the demo."""
-
-    otlp: bool
-    verdicts: bool
-    keep_running: bool  # until Ctrl-C
-
-
-def run_demo(settings: Settings, http_port: int | None, parts: Parts) -> int:
+def run_demo(settings: Settings, http_port: int | None, *, otlp: bool, verdicts: bool, keep_running: bool) -> int:
     """Show the whole worker on an embedded broker; return the exit code (0, 1 failed, 130 interrupted)."""
     console = wide_console()
     console.print("A real Kafka, a real worker and sample traces; takes about half a minute, longer the first time.\n")
@@ -82,7 +74,12 @@ def run_demo(settings: Settings, http_port: int | None, parts: Parts) -> int:
             stage = Stage(console, kafka.bootstrap_servers, Path(directory))
             variables = worker_variables(settings)
             with stage.running("worker", "the worker", "run", variables, port=http_port) as worker:
-                _show(stage, worker, settings, parts)
+                _show_samples(stage, worker, settings)
+                with showing_spans(stage) if otlp else contextlib.nullcontext():
+                    if verdicts:
+                        show_verdicts(stage)
+                    if keep_running:
+                        _stay(stage, worker)
                 with step(console, "stop") as say:
                     say("worker drains, commits and leaves its group")
                     worker.stop()
@@ -93,24 +90,19 @@ def run_demo(settings: Settings, http_port: int | None, parts: Parts) -> int:
     except (DemoError, BrokerError, KafkaError, OSError) as error:
         print_error(console, error)
         return 1
-    hint = "" if parts.keep_running else f" To explore it yourself: {program()} demo --keep-running"
+    hint = "" if keep_running else f" To explore it yourself: {program()} demo --keep-running"
     console.print(f"Everything is stopped.{hint}")
     return 0
 
 
-def _show(stage: Stage, worker: DemoProcess, settings: Settings, parts: Parts) -> None:
-    """Send the samples through everything and show the results."""
+def _show_samples(stage: Stage, worker: DemoProcess, settings: Settings) -> None:
+    """Send the samples through the worker and show the results. Raises DemoError."""
     with Live(console=stage.console, transient=True, refresh_per_second=10) as live:
         flow = run_flow(stage.bootstrap, samples(), worker, lambda outcome: live.update(_counts(outcome)))
         outcome = asyncio.run(flow)
     _print_outcome(stage.console, outcome, worker, settings)
     if problem := outcome.imbalance():
         raise DemoError(f"{problem}.\n{worker.tail()}")
-    with showing_spans(stage) if parts.otlp else contextlib.nullcontext():
-        if parts.verdicts:
-            show_verdicts(stage)
-        if parts.keep_running:
-            _stay(stage, worker)
 
 
 def _counts(outcome: DemoOutcome) -> Text:
