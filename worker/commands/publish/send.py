@@ -180,16 +180,11 @@ def run_publish(
     columns = (TextColumn("{task.fields[sent]} sent"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     interrupted = False
     with ExitStack() as stack:
-        opened = [stack.enter_context(_open(file)) for file in files]
-        progress = stack.enter_context(
-            Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        )
-        task = progress.add_task("publishing", total=sum(size_of(source) or 0 for source in opened) or None, sent=0)
-        bad = {
-            file: BadLines(file, lambda text: progress.console.print(Text(clean(text)), soft_wrap=True))
-            for file in files
-        }
-        sources = [(source, bad[file]) for file, source in zip(files, opened, strict=True)]
+        bad = {file: BadLines(file, lambda text: console.print(Text(clean(text)), soft_wrap=True)) for file in files}
+        sources = [(stack.enter_context(_open(file)), bad[file]) for file in files]
+        progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        stack.enter_context(progress)
+        task = progress.add_task("publishing", total=sum(size_of(source) or 0 for source, _ in sources) or None, sent=0)
         try:
             run_session(run.run(sources, lambda size: progress.update(task, advance=size, sent=run.sent)))
         except KeyboardInterrupt:
@@ -204,10 +199,8 @@ def run_publish(
             f"kp-worker score {name} --embedder none -o /dev/null --dead-letters BAD.jsonl lists all invalid ones"
         )
     rate_words = f", {run.sent / run.seconds:.0f}/s" if run.seconds > 1 else ""
-    say(
-        f"{number_of(run.sent, 'trace')} published to topic {topic}{rate_words}, "
-        f"{run.refused} refused" + (", then interrupted" if interrupted else "")
-    )
+    end = ", then interrupted" if interrupted else ""
+    say(f"{number_of(run.sent, 'trace')} published to topic {topic}{rate_words}, {run.refused} refused{end}")
     for kind, count in run.redactions.items():
         say(f"  {count} {kind} redacted")
     if run.not_traces:
