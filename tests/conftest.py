@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import kafka_versions, warm
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
+from tests.support.stage import desk, stage
 from worker.lab.broker import kafka_node
 from worker.lab.broker.kafka_jars import KAFKA_VERSION
 
-__all__ = ["cluster", "hashing", "kafka", "workers"]
+__all__ = ["cluster", "desk", "hashing", "kafka", "stage", "workers"]
 
 TIERS = ("crash", "model", "kafka", "unit", "docs")
 """The folders, in the order in which their tests run, and the large files first: the longest must not begin last."""

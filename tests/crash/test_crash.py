@@ -1,7 +1,5 @@
 """Workers and brokers die at random moments under load; an independent oracle judges what came out."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
@@ -43,63 +41,50 @@ def finish(kafka: EmbeddedKafka, fleet: Fleet, load: Load) -> oracle.Report:
     return report
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("view", ["whole", "objective"])
-def test_exactly_once_through_kills_zombies_rebalances_and_a_broker_restart(
-    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool, view: str
-) -> None:
+ALL = {"sigkill": 2, "sigterm": 1, "zombie": 1, "join": 1, "leave": 1, "restart_broker": 1}
+MORE = {"sigkill": 6, "sigterm": 2, "zombie": 1, "join": 3, "leave": 3, "restart_broker": 1}
+CASES: dict[str, tuple[dict[str, str], tuple[dict[str, int], ...], tuple[tuple[int, int], ...]]] = {
     # A trace of the view "objective" is two texts, equal objectives are embedded once.
-    env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="12" if view == "whole" else "8", KP_EMBED_TEXT=view)
+    "whole": ({"TEST_EMBED_MS": "12"}, (ALL, MORE), ((1000, 30), (3500, 50))),
+    "objective": ({"TEST_EMBED_MS": "8", "KP_EMBED_TEXT": "objective"}, (ALL, MORE), ((1000, 30), (3500, 50))),
+    # The oracle reads the source topic, and counts the verdicts in front of each trace.
+    "verdicts": (
+        {"TEST_EMBED_MS": "8"}, ({"sigkill": 2, "join": 1}, {"sigkill": 3, "join": 1}), ((900, 80), (1600, 80))
+    ),
+    "at least once": (
+        {"TEST_EMBED_MS": "3", "KP_DELIVERY": "at_least_once"},
+        ({"sigkill": 2, "join": 1, "zombie": 1}, {"sigkill": 5, "join": 1, "zombie": 1}), ((1200, 120), (5000, 250)),
+    ),
+}  # fmt: skip
+"""Settings; disturbances, and records and their rate, each for a short run and for a long one."""
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", CASES)
+def test_kills_zombies_rebalances_and_a_broker_s_restart(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool, case: str
+) -> None:
+    """Each record comes out once; at least once, repeats are the same bytes."""
+    extra, plans, amounts = CASES[case]
+    env = settings(kafka.bootstrap_servers, **extra)
     create_topics(kafka.bootstrap_servers, chaos.topics(env))
-    plan = shuffled(seed, sigkill=2, sigterm=1, zombie=1, join=1, leave=1, restart_broker=1)
-    if long:
-        plan = shuffled(seed, sigkill=6, sigterm=2, zombie=1, join=3, leave=3, restart_broker=1)
+    records = traces(seed, 4)
+    if case == "verdicts":
+        env |= chaos.judging(env, tmp_path)
+        identity = topic_id(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
+        records = chaos.with_verdicts(seed, records, env["KP_SOURCE_TOPIC"], identity, share=0.3)
+    plan = shuffled(seed, **plans[long])
     with Fleet(env, tmp_path) as fleet:
         fleet.add()
-        amount = (3500, 50) if long else (1000, 30)
-        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), *amount)
+        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], records, *amounts[long])
         load.start()
         violence = Chaos(kafka, fleet, seed)
         violence.run(plan)
         report = finish(kafka, fleet, load)
     assert violence.done >= Counter(plan)
-    assert not report.problems()
+    assert not report.problems(at_least_once=case == "at least once")
     assert min(report.accepted, report.rejected, report.dead_letters) > (50 if long else 20)
-
-
-@pytest.mark.sample(1)
-def test_verdicts_count_for_the_traces_behind_them_through_kills(
-    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool
-) -> None:
-    """The oracle reads the source topic, and counts the verdicts in front of each trace."""
-    env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="8")
-    env |= chaos.judging(env, tmp_path)
-    create_topics(kafka.bootstrap_servers, chaos.topics(env))
-    identity = topic_id(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
-    records = chaos.with_verdicts(seed, traces(seed, 4), env["KP_SOURCE_TOPIC"], identity, share=0.3)
-    with Fleet(env, tmp_path) as fleet:
-        fleet.add()
-        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], records, 1600 if long else 900, 80)
-        load.start()
-        Chaos(kafka, fleet, seed).run(shuffled(seed, sigkill=3 if long else 2, join=1))
-        report = finish(kafka, fleet, load)
-    assert not report.problems()
-    assert report.judged > 100
-
-
-def test_at_least_once_loses_nothing_and_repeats_byte_for_byte(
-    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool
-) -> None:
-    env = settings(kafka.bootstrap_servers, KP_DELIVERY="at_least_once", TEST_EMBED_MS="3")
-    create_topics(kafka.bootstrap_servers, {env["KP_SOURCE_TOPIC"]: 4})
-    with Fleet(env, tmp_path) as fleet:
-        fleet.add()
-        amount = (5000, 250) if long else (1200, 120)
-        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), *amount)
-        load.start()
-        Chaos(kafka, fleet, seed).run(shuffled(seed, sigkill=5 if long else 2, join=1, zombie=1))
-        report = finish(kafka, fleet, load)
-    assert not report.problems(at_least_once=True)
+    assert (report.judged > 100) == (case == "verdicts")
 
 
 @pytest.mark.sample(1, "brokers")
@@ -257,7 +242,7 @@ def test_a_producer_that_starts_slowly_fences_no_worker_that_has_its_partition_b
     load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 600, 60)
     with Fleet(env, tmp_path) as fleet:
         first = fleet.add(TEST_START_MS="5000")
-        assert wait_until(lambda: "starts slowly" in first.process.log(), 60), fleet.tails()
+        first.process.wait_log("starts slowly")
         fleet.add()
         load.start()
         report = finish(kafka, fleet, load)

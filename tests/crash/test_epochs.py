@@ -3,8 +3,6 @@
 Transactions V2 use an epoch each: on a partition with five commits a second the turn comes every 1.8 hours.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -4,8 +4,6 @@ Two groups of workers run side by side through a proxy (tests/support/late_reque
 traces. The topics of one of them refuse every eighth record, so that transactions are also aborted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess
@@ -20,7 +18,6 @@ from aiokafka.errors import ProducerFenced
 
 from tests.support import chaos, kafka_versions, oracle
 from tests.support.chaos import Fleet, Load, ready, wait_settled
-from tests.support.commands import Desk, header
 from tests.support.contribute import Booth, accepted_document
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import (
@@ -33,17 +30,9 @@ from tests.support.kafka_fixtures import (
     wait_until,
 )
 from tests.support.kafka_tools import write_scripts
-from tests.support.late_requests import (
-    ABORTS_V1,
-    ABORTS_V2,
-    V1,
-    V2,
-    LateRequests,
-    Scenario,
-    kafka_behind_a_proxy,
-)
-from tests.support.registry import RegistryProcess
-from tests.support.stage import origin
+from tests.support.late_requests import ABORTS_V1, ABORTS_V2, V1, V2, LateRequests, Scenario, kafka_behind_a_proxy
+from tests.support.registry import RegistryThread
+from tests.support.stage import Desk, header, origin
 from worker.core.trace import Reason
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.rows import OutputTopic, PartitionRows
@@ -52,10 +41,8 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 pytestmark = pytest.mark.timeout(600)
 
 PARTITIONS = 6
-RECORDS = 480
 LATE = 25
 """Late requests that a run must have, at least. On a busy machine the load goes on until it has them."""
-RATE = 24
 OUTPUTS = ("accepted", "rejected", "dead-letter", "judged")
 REFUSING = ".refusing"
 """Part of the name of the group whose topics refuse records."""
@@ -219,7 +206,7 @@ def run(
     records = chaos.with_verdicts(seed, chaos.traces(seed, PARTITIONS), name, topic_id(direct, name), share=0.15)
     if REFUSING in name:
         records = (r._replace(key=None) if n % 8 == 5 and r.value else r for n, r in enumerate(records))
-    load = Load(direct, name, records, RECORDS, RATE, open_end=True)
+    load = Load(direct, name, records, 480, 24, open_end=True)
     load.start()
     return env, fleet, load
 
@@ -232,12 +219,9 @@ def test_redrive_and_contribute(transactions: int, tmp_path: Path, seed: int) ->
     plain = [each for each in plain if each not in ENDS]
     without_offsets = [each for each in plain if "Offset" not in each.held + each.step]
     late = LateRequests(lambda name: without_offsets if name.endswith("-redrive") else plain, seed, share=0.6)
-    with (
-        kafka_behind_a_proxy(late, transactions) as (kafka, _),
-        RegistryProcess("--data", str(tmp_path / "registry.db"), "--limit", "60000") as registry,
-    ):
+    with kafka_behind_a_proxy(late, transactions) as (kafka, _), RegistryThread() as registry:
         direct, proxied = kafka.bootstrap("PLAINTEXT"), kafka.bootstrap("PROXIED")
-        booth = Booth(direct, registry.url, registry.key, 4)
+        booth = Booth(direct, registry, 4)
         documents = [accepted_document(f"kp:trace:{number}") for number in range(160)]
         places = dict(zip((document["id"] for document in documents), booth.put(documents), strict=True))
         with WorkerProcess({**booth.env, "KP_BOOTSTRAP_SERVERS": proxied}, ("contribute",)) as process:

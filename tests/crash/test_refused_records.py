@@ -1,7 +1,5 @@
 """Records that a topic refuses for good: a crash at each step of a refusal changes nothing."""
 
-from __future__ import annotations
-
 import random
 import time
 

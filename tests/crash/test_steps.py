@@ -1,10 +1,7 @@
 """A crash at each step between "taken" and "committed", one worker after the other on the same topics."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 from tests.support import chaos, oracle
 from tests.support.chaos import Fleet, settings, traces, wait_settled
 from tests.support.crash_worker import STEPS, hash_vector
-from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, topic_id, wait_until
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, topic_id, wait_until
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
@@ -35,6 +32,7 @@ def step_settings(kafka: EmbeddedKafka, delivery: str, view: str = "whole") -> d
         KP_EMBED_TEXT=view,
         KP_SESSION_TIMEOUT_SECONDS="2",
         KP_COMMIT_INTERVAL_SECONDS="0",
+        KP_OUTPUT_EMBEDDING="true",
         TEST_EMBED_MS="1",
     )
 
@@ -64,8 +62,7 @@ def relay(
         records = chaos.with_verdicts(seed, records, env["KP_SOURCE_TOPIC"], identity)
     ends: dict[int, int] = {}
     for step in [*steps, ""]:
-        for partition, offset in produce(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], islice(records, LEG)):
-            ends[partition] = max(offset + 1, ends.get(partition, 0))
+        chaos.produce_some(env, records, LEG, ends)
         plan = f"{step}:{rng.randint(1, MOST.get(step, 6))}:{how}" if step else ""
         log = logs / f"{step or 'last'}.log"
         with WorkerProcess({**env, "TEST_CRASH_AT": plan}, log_path=log, module="tests.support.crash_worker") as worker:
@@ -124,24 +121,20 @@ def test_a_worker_that_was_frozen_at_each_step_does_no_harm_when_it_wakes(
     records = traces(seed, PARTITIONS)
     ends: dict[int, int] = {}
 
-    def leg() -> None:
-        for partition, offset in produce(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], islice(records, LEG)):
-            ends[partition] = max(offset + 1, ends.get(partition, 0))
-
     for step in steps:
         plan = f"{step}:{rng.randint(1, MOST.get(step, 6))}:freeze"
         logs = tmp_path / step
         logs.mkdir()
-        leg()
+        chaos.produce_some(env, records, LEG, ends)
         with Fleet(env, logs) as fleet:
             zombie = fleet.add(TEST_CRASH_AT=plan)
             process = zombie.process
             assert wait_until(lambda: f"crash at {step}" in process.log(), 90), plan  # noqa: B023 called at once
-            leg()
+            chaos.produce_some(env, records, LEG, ends)
             fleet.add()
             assert wait_settled(kafka.bootstrap_servers, env, ends, 120), f"{plan}\n{fleet.tails()}"
             process.cont()
-            leg()
+            chaos.produce_some(env, records, LEG, ends)
             assert wait_settled(kafka.bootstrap_servers, env, ends, 120), f"{plan}\n{fleet.tails()}"
             wait_until(lambda: all(map(chaos.ready, fleet.running())), 60)
             assert set(fleet.stop_all()) == {0}, f"{plan}\n{fleet.tails()}"

@@ -1,7 +1,5 @@
 """`kp-worker assemble` as a process on real Kafka: from spans to traces, each once, and what it says when it cannot."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -11,9 +9,8 @@ from aiokafka.admin import NewPartitions
 
 from tests.support import spans
 from tests.support.assemble import Workshop, expected_documents, made_records
-from tests.support.commands import header
 from tests.support.kafka_fixtures import admin, committed, create_topics, produce
-from tests.support.stage import Workers
+from tests.support.stage import Workers, header
 from worker.core.trace import Limits
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -50,17 +47,13 @@ def test_runs_become_traces_once_and_what_comes_later_is_told(
     assert state >= len(values) + 8
 
 
-def test_a_keyed_topic_is_assembled_without_one_between(kafka: EmbeddedKafka, workers: Workers, seed: int) -> None:
-    rng = random.Random(seed)
-    workshop = Workshop(kafka.bootstrap_servers, partitions=1, KP_SPANS_KEYED="true", KP_ASSEMBLE_KEY="trace")
-    values = [value for run in made_records(rng, 5) for value in run]
-    workshop.put(values)
-    process = workers(workshop.env, ("assemble",)).wait_ready()
-    assert sorted(workshop.wait(5)) == sorted(expected_documents(values))
-    process.finish()
-
-
-def test_two_topics_are_assembled_together(kafka: EmbeddedKafka, workers: Workers) -> None:
+def test_two_topics_are_assembled_together_and_a_keyed_one_without_one_between(
+    kafka: EmbeddedKafka, workers: Workers, seed: int
+) -> None:
+    keyed = Workshop(kafka.bootstrap_servers, partitions=1, KP_SPANS_KEYED="true", KP_ASSEMBLE_KEY="trace")
+    values = [value for run in made_records(random.Random(seed), 5) for value in run]
+    keyed.put(values)
+    of_keyed = workers(keyed.env, ("assemble",))
     workshop = Workshop(kafka.bootstrap_servers, grace=3)
     other = f"{workshop.name}.more"
     create_topics(kafka.bootstrap_servers, {other: 2})
@@ -70,6 +63,8 @@ def test_two_topics_are_assembled_together(kafka: EmbeddedKafka, workers: Worker
     workshop.put([spans.as_json(run[:2])])
     workshop.put([spans.as_protobuf(run[2:])], topic=other)
     assert workshop.wait(1) == spans.documents(run)
+    assert sorted(keyed.wait(5)) == sorted(expected_documents(values))
+    of_keyed.finish()
 
 
 def test_partitions_that_are_added_while_runs_are_open_cut_no_run(
@@ -96,13 +91,16 @@ def test_partitions_that_are_added_while_runs_are_open_cut_no_run(
 
 
 def test_it_says_what_it_lacks_and_ends(kafka: EmbeddedKafka, workers: Workers) -> None:
-    workshop = Workshop(kafka.bootstrap_servers, KP_CREATE_TOPICS="false")
+    lacking, changed = Workshop(kafka.bootstrap_servers, KP_CREATE_TOPICS="false"), Workshop(kafka.bootstrap_servers)
+    state = f"{changed.name}-assemble-state"
+    create_topics(kafka.bootstrap_servers, {state: (2, {"cleanup.policy": "compact"})})
     ends = {
-        "assemble needs KP_ASSEMBLE_DOMAIN": {"KP_ASSEMBLE_DOMAIN": ""},
-        "confidence: '2' is not a number from 0 to 1": {"KP_ASSEMBLE_CONFIDENCE": "2"},
-        f"{workshop.name}-assemble-state": {},
+        "assemble needs KP_ASSEMBLE_DOMAIN": lacking.env | {"KP_ASSEMBLE_DOMAIN": ""},
+        "confidence: '2' is not a number from 0 to 1": lacking.env | {"KP_ASSEMBLE_CONFIDENCE": "2"},
+        f"{lacking.name}-assemble-state": lacking.env,
+        f"topic {state} has 2 partitions": changed.env,
     }
-    started = [(words, workers(workshop.env | more, ("assemble",))) for words, more in ends.items()]
+    started = [(words, workers(env, ("assemble",))) for words, env in ends.items()]
     for words, process in started:
         assert process.wait() == 2, process.log()
         assert words in process.log()
@@ -155,15 +153,6 @@ def test_logs_that_waited_on_a_topic_that_is_added_later_are_no_dead_letters(
     both.wait_metric("kp_assemble_late_parts_total", 1)
     (letter,) = workshop.letters()
     assert (header(letter, "kp-error-reason"), header(letter, "kp-source-topic")) == ("late_span", logs)
-
-
-def test_a_state_with_other_partitions_is_refused(kafka: EmbeddedKafka, workers: Workers) -> None:
-    workshop = Workshop(kafka.bootstrap_servers)
-    state = f"{workshop.name}-assemble-state"
-    create_topics(kafka.bootstrap_servers, {state: (2, {"cleanup.policy": "compact"})})
-    process = workers(workshop.env, ("assemble",))
-    assert process.wait() == 2, process.log()
-    assert f"topic {state} has 2 partitions" in process.log()
 
 
 def test_no_trace_closes_while_a_partition_of_spans_is_read_by_nobody(kafka: EmbeddedKafka, workers: Workers) -> None:

@@ -4,8 +4,6 @@ docs/redaction.md (What remains) says where the original stays. All else is sear
 spans, what commands print, and the registry; for the secret as it is, in escapes, in base64 and in hex.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -14,15 +12,12 @@ from typing import Any
 
 from tests.support import spans
 from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_document
-from tests.support.collector import Collector
-from tests.support.commands import Desk
 from tests.support.contribute import accepted_document
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
-from tests.support.processes import run_command
-from tests.support.registry import RegistryProcess
-from tests.support.sessions import claude_line, claude_request
-from tests.support.stage import Stage, Workers
-from tests.support.surroundings import environment
+from tests.support.registry import RegistryThread
+from tests.support.servers import Collector
+from tests.support.sessions import VALUES, claude_line, claude_request
+from tests.support.stage import Desk, Stage, Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 WORD = b"Kanarienv"
@@ -111,7 +106,7 @@ COMMANDS = (
 
 
 def test_what_a_worker_redacts_is_shown_nowhere(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
-    with RegistryProcess("--limit", "60000", "--data", str(tmp_path / "registry.db")) as registry, Collector() as spy:
+    with RegistryThread() as registry, Collector() as spy:
         stage = Stage(
             kafka,
             KP_REDACT="all", KP_REDACT_RULES="strict", KP_STATUS_PAGE="true", KP_STATUS_TEXTS="true",
@@ -135,14 +130,14 @@ def test_what_a_worker_redacts_is_shown_nowhere(kafka: EmbeddedKafka, workers: W
         stage.wait_committed(len(good) + 1 + len(letters))
         outputs = stage.outputs()
         for arguments in COMMANDS:
-            done = run_command("worker", arguments, environment(**stage.env))
+            done = stage.run(*arguments)
             assert done.returncode == 0, (arguments, done)
-            shown += [done.stdout.decode(), done.stderr.decode()]
+            shown += [done.stdout, done.stderr]
         documents = [json.dumps(accepted_document("kp:trace:raw") | trace(10)), '{"no": "trace", ' + TEXT]
         rows = [(KEY.encode(), each.encode(), own, 0) for each in documents]
         produce(kafka.bootstrap_servers, f"{stage.name}.accepted", rows)
-        assert wait_until(lambda: "kp:trace:10" in registry.state()["units"]), contribute.log()
-        shown += [*pages(assemble), *pages(contribute), registry.read("/_stand-in/units").decode()]
+        assert wait_until(lambda: "kp:trace:10" in registry.store.entries), contribute.log()
+        shown += [*pages(assemble), *pages(contribute), json.dumps(registry.store.units(), ensure_ascii=False)]
 
         results = outputs["accepted"] + outputs["rejected"]
         assert all(outputs.values())
@@ -181,9 +176,6 @@ def test_what_a_worker_redacts_is_shown_nowhere(kafka: EmbeddedKafka, workers: W
     assert len(slow) == len({(each["partition"], each["offset"]) for each in slow}) == len(good) + 1 + len(letters)
 
 
-VALUES = ("--confidence", "0.8", "--domain", "code", "--visibility", "private", "--privacy", "aggregated")
-
-
 def session() -> list[bytes]:
     """Return a session with the secret wherever it has text, three requests, and lines that cannot be read.
 
@@ -208,8 +200,7 @@ def session() -> list[bytes]:
     ]  # fmt: skip
 
 
-def test_what_is_redacted_at_the_source_is_on_no_topic(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
-    desk = Desk(kafka)
+def test_what_is_redacted_at_the_source_is_on_no_topic(desk: Desk, workers: Workers, tmp_path: Path) -> None:
     folder = tmp_path / "projects"
     folder.mkdir()
     file = folder / f"{KEY}.jsonl"
@@ -237,7 +228,7 @@ def test_what_is_redacted_at_the_source_is_on_no_topic(kafka: EmbeddedKafka, wor
     assert not [mark for mark in marks[1:] if len(mark.value) > 120]
     shown += [part for mark in marks[1:] for part in (mark.key, mark.value)]
     refusing = follow("--privacy", "@cwd", "--name", "other", "-g", f"{desk.name}-other")
-    assert wait_until(lambda: "3 refused" in refusing.log()), refusing.log()
+    refusing.wait_log("3 refused")
     shown.append(stop(refusing))
 
     converted = desk.run("convert", "--from", "claude-code", str(folder), *VALUES)

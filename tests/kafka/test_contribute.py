@@ -1,7 +1,5 @@
 """`kp-worker contribute` as a process, on real Kafka and with the registry's stand-in."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -9,26 +7,23 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.commands import Diagnosis, header
 from tests.support.contribute import Booth, accepted_document
-from tests.support.failing_worker import FAILS
 from tests.support.figures import peak_memory_mib
-from tests.support.gateway import Asked, GatewayThread, Reply
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, wait_until
-from tests.support.registry import RegistryProcess
+from tests.support.registry import AGENT, RegistryOptions, RegistryThread
+from tests.support.servers import Asked, GatewayThread, Reply
 from tests.support.snippets import shell
-from tests.support.stage import Workers
+from tests.support.stage import Diagnosis, Workers, header
 from tests.support.surroundings import DOCS
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Iterator[RegistryProcess]:
-    with RegistryProcess("--limit", "60000", "--data", str(tmp_path / "registry.db")) as running:
+def registry() -> Iterator[RegistryThread]:
+    with RegistryThread() as running:
         yield running
 
 
@@ -37,9 +32,9 @@ def start(workers: Workers, booth: Booth, **env: str) -> WorkerProcess:
 
 
 def test_each_record_is_posted_skipped_or_refused_and_a_stop_is_clean(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryThread
 ) -> None:
-    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    booth = Booth(kafka.bootstrap_servers, registry)
     contributor = start(workers, booth)
     conflicting = accepted_document("kp:trace:0") | {"outcome": {"result_summary": "other", "confidence": 0}}
     documents = [
@@ -53,7 +48,7 @@ def test_each_record_is_posted_skipped_or_refused_and_a_stop_is_clean(
     ]
     booth.put(documents, headers=[("traceparent", b"00-1"), ("note", b"token=hunter2")])
     booth.wait_committed(len(documents))
-    assert registry.state()["units"].keys() == {f"kp:trace:{number}" for number in range(6)}
+    assert registry.store.state()["units"].keys() == {f"kp:trace:{number}" for number in range(6)}
     receipts = booth.receipts()
     assert receipts.keys() == {f"kp:trace:{number}" for number in range(6)}
     assert {receipt["status"] for receipt in receipts.values()} <= {200, 201}
@@ -77,29 +72,29 @@ def test_each_record_is_posted_skipped_or_refused_and_a_stop_is_clean(
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
 def test_a_conflict_is_solved_by_the_commands_of_its_page(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess, tmp_path: Path
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryThread, tmp_path: Path
 ) -> None:
-    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    booth = Booth(kafka.bootstrap_servers, registry)
     contributor = start(workers, booth)
     document = accepted_document("kp:trace:1", agent_id="kp:agent:surveyor")
     document["steps"][0]["content"] = "password=hunter2"
     booth.put([document | {"outcome": {"result_summary": "other", "confidence": 1}}, document])
     booth.wait_committed(2)
     assert len(booth.refusals()) == 1
-    (posted,) = registry.units()
+    (posted,) = registry.store.units()
     conflict = f"{DOCS}/examples/conflict.sh"
     script = f"{conflict} && ! {conflict} 1 && {conflict} 1 replace"  # diff ends with 1 where two things differ
-    done = shell(script, booth.env | {"AGENT_KEY": _agent_key(registry, document)}, tmp_path)
+    done = shell(script, booth.env | {"AGENT_KEY": registry.store.register("kp:agent:surveyor")}, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r'^[<>] +"result_summary": "other"', done.stdout, re.MULTILINE), done.stdout + done.stderr
     before = ([], [posted["outcome"]])
-    assert wait_until(lambda: [unit["outcome"] for unit in registry.units()] not in before), contributor.log()
+    assert wait_until(lambda: [unit["outcome"] for unit in registry.store.units()] not in before), contributor.log()
     assert len(booth.refusals()) == 1
     assert b"hunter2" not in booth.refusals()[0].value
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
-def test_a_trial_as_on_the_page(kafka: EmbeddedKafka, registry: RegistryProcess, tmp_path: Path) -> None:
+def test_a_trial_as_on_the_page(kafka: EmbeddedKafka, registry: RegistryThread, tmp_path: Path) -> None:
     create_topics(kafka.bootstrap_servers, {"trial": 1})
     (tmp_path / "trial.jsonl").write_text(json.dumps(accepted_document("kp:trace:trial", agent_id="kp:agent:trial")))
     env = {"KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_REGISTRY_URL": registry.url, "KP_HTTP_PORT": "0"}
@@ -107,20 +102,20 @@ def test_a_trial_as_on_the_page(kafka: EmbeddedKafka, registry: RegistryProcess,
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"agent_id": "kp:agent:trial"' in done.stdout
     assert '"deleted": true' in done.stdout
-    assert registry.units() == []
+    assert registry.store.units() == []
 
 
 def test_a_screened_trace_is_redriven_after_the_setting_is_changed(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryThread
 ) -> None:
-    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key, partitions=1)
+    booth = Booth(kafka.bootstrap_servers, registry, partitions=1)
     contributor = start(workers, booth)
     documents = [accepted_document(f"kp:trace:{number}") for number in range(3)]
     documents[1]["steps"][0]["content"] = "pay \u202e001 password=hunter2"
     documents[2]["steps"][0]["content"] = "سلام می\u200cگویم 👩\u200d💻"
     booth.put(documents)
     booth.wait_committed(3)
-    assert {each["id"] for each in registry.units()} == {"kp:trace:0", "kp:trace:2"}
+    assert {each["id"] for each in registry.store.units()} == {"kp:trace:0", "kp:trace:2"}
     (refused,) = booth.refusals()
     assert (header(refused, "kp-error-reason"), header(refused, "kp-error-path")) == ("screened", "steps.0.content")
     assert "direction-override" in header(refused, "kp-error-message")
@@ -131,24 +126,14 @@ def test_a_screened_trace_is_redriven_after_the_setting_is_changed(
     command = workers(booth.env, ("redrive", "--refused", "--reason", "screened", "--execute"))
     assert command.wait() == 0, command.log()
     booth.wait_committed(4)
-    posted = {each["id"]: each["steps"][0].get("content") for each in registry.units()}
+    posted = {each["id"]: each["steps"][0].get("content") for each in registry.store.units()}
     assert posted["kp:trace:1"] == "pay \u202e001 password=[REDACTED:password]"
 
 
-def _agent_key(registry: RegistryProcess, document: dict[str, Any]) -> str:
-    """Return a key of the document's agent, which alone may delete its unit."""
-    body = json.dumps({"agent_id": document["metadata"]["agent_id"], "scopes": ["read", "write"]}).encode()
-    request = urllib.request.Request(
-        f"{registry.url}/v1/auth/register", body, {"Content-Type": "application/json"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return str(json.load(answer)["data"]["api_key"])
-
-
 def test_wrong_settings_and_a_wrong_key_end_with_code_2(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryThread
 ) -> None:
-    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    booth = Booth(kafka.bootstrap_servers, registry)
     wrong = {
         "no address": ({"KP_REGISTRY_URL": ""}, "KP_REGISTRY_URL"),
         "no key": ({"KP_REGISTRY_KEY": ""}, "KP_REGISTRY_KEY"),
@@ -171,27 +156,11 @@ def test_wrong_settings_and_a_wrong_key_end_with_code_2(
     assert [level for level, _ in doctor.of("registry")] == ["ok", "ok"]
 
 
-def test_a_registry_that_is_away_is_waited_for_and_health_says_so(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
-) -> None:
-    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
-    registry.kill()
-    booth.put([accepted_document("kp:trace:1")])
-    contributor = workers(booth.env, ("contribute",))
-    contributor.wait_words("no answer")
-    assert contributor.get("/healthz")[0] == 200
-    registry.start()
-    booth.wait_committed(1)
-    assert registry.state()["units"] == {"kp:trace:1": 1}
-    assert contributor.get("/readyz")[0] == 200
-
-
 JSON = {"Content-Type": "application/json"}
-FIREWALL = Reply(403, b'{"message": "Forbidden"}', JSON)
 
 
 def test_what_stands_in_front_of_the_registry_stops_no_other_trace(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryThread
 ) -> None:
     """Ids and bodies beyond the bounds, a firewall, an answer of 57 MB, and one that grows in memory.
 
@@ -209,7 +178,7 @@ def test_what_stands_in_front_of_the_registry_stops_no_other_trace(
             return dense
         if "large" in asked.path:
             return large
-        return FIREWALL if b"UNION SELECT" in asked.body else None
+        return Reply(403, b'{"message": "Forbidden"}', JSON) if b"UNION SELECT" in asked.body else None
 
     documents = [accepted_document(f"kp:trace:{number}") for number in range(8)]
     documents[1]["id"] = "kp:trace:" + 9000 * "x"
@@ -218,12 +187,12 @@ def test_what_stands_in_front_of_the_registry_stops_no_other_trace(
     documents[6]["id"] = "kp:trace:dense"
     documents[5]["steps"][0]["content"] = 70_000 * "a@b.cc,"
     with GatewayThread(registry.url, rule) as gateway:
-        booth = Booth(kafka.bootstrap_servers, gateway.url, registry.key, partitions=1)
+        booth = Booth(kafka.bootstrap_servers, registry, 1, gateway.url)
         booth.put(documents)
         contributor = workers(booth.env, ("contribute",), cold=True)
         booth.wait_committed(len(documents))
-        assert [unit["id"] for unit in registry.units()] == [f"kp:trace:{number}" for number in (0, 3, 7)]
-        assert set(registry.state()["units"].values()) == {1}
+        assert [unit["id"] for unit in registry.store.units()] == [f"kp:trace:{number}" for number in (0, 3, 7)]
+        assert set(registry.store.state()["units"].values()) == {1}
         reasons = [header(each, "kp-error-reason") for each in booth.refusals()]
         assert reasons == ["id_too_long", "unanswerable", "unanswerable", "too_large", "conflict"]
         print(f"peak {peak_memory_mib(contributor.pid):.0f} MiB")
@@ -234,20 +203,24 @@ def test_what_stands_in_front_of_the_registry_stops_no_other_trace(
         command = workers(booth.env, ("redrive", "--refused", "--reason", "unanswerable", "--execute"))
         assert command.wait() == 0, command.log()
         booth.wait_committed(len(documents) + 2)
-        assert {"kp:trace:2", "kp:trace:large"} <= registry.state()["units"].keys()
+        assert {"kp:trace:2", "kp:trace:large"} <= registry.store.state()["units"].keys()
         contributor.finish()
 
 
-def test_while_a_gateway_refuses_all_everything_waits_and_a_crash_changes_nothing(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+def test_while_a_gateway_is_away_or_refuses_all_everything_waits_and_a_crash_changes_nothing(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryThread
 ) -> None:
     """It refuses the key, as a gateway with keys of its own does."""
     closed = True
     denied = Reply(401, b'{"error": "Invalid API key"}', JSON)
     with GatewayThread(registry.url, lambda asked: denied if closed and asked.method == "POST" else None) as gateway:
-        booth = Booth(kafka.bootstrap_servers, gateway.url, registry.key, partitions=1)
+        booth = Booth(kafka.bootstrap_servers, registry, 1, gateway.url)
+        gateway.stop()
         booth.put([accepted_document("kp:trace:0"), accepted_document("kp:trace:1")])
         contributor = workers(booth.env, ("contribute",))
+        contributor.wait_words("no answer")
+        assert contributor.get("/healthz")[0] == 200
+        gateway.start()
         contributor.wait_words("2 traces wait until the registry itself answers a POST")
         contributor.wait_metric("kp_contribute_held", 2)
         assert contributor.metric("kp_contribute_ready") == 0
@@ -257,12 +230,12 @@ def test_while_a_gateway_refuses_all_everything_waits_and_a_crash_changes_nothin
         closed = False
         start(workers, booth)
         booth.wait_committed(2)
-        assert registry.state()["units"] == {"kp:trace:0": 1, "kp:trace:1": 1}
+        assert registry.store.state()["units"] == {"kp:trace:0": 1, "kp:trace:1": 1}
         assert booth.refusals() == []
 
 
 def test_a_stop_does_not_wait_for_a_registry_that_does_not_answer(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryThread
 ) -> None:
     """A look-up is given up at once, a POST after KP_SHUTDOWN_TIMEOUT_SECONDS."""
     silent = Reply(200, b" ", seconds=60.0, times=10)
@@ -272,7 +245,7 @@ def test_a_stop_does_not_wait_for_a_registry_that_does_not_answer(
             return silent if asked.method == method else None
 
         with GatewayThread(registry.url, rule) as gateway:
-            booth = Booth(kafka.bootstrap_servers, gateway.url, registry.key, KP_SHUTDOWN_TIMEOUT_SECONDS="2")
+            booth = Booth(kafka.bootstrap_servers, registry, url=gateway.url, KP_SHUTDOWN_TIMEOUT_SECONDS="2")
             booth.put([accepted_document(f"kp:trace:{method}-{number}") for number in range(2)])
             contributor = workers(booth.env, ("contribute",))
             assert wait_until(lambda: gateway.gateway.refused[method]), contributor.log()  # noqa: B023
@@ -285,8 +258,8 @@ def test_a_stop_does_not_wait_for_a_registry_that_does_not_answer(
 
 
 def test_what_is_in_flight_at_a_stop_is_finished(kafka: EmbeddedKafka, workers: Workers) -> None:
-    with RegistryProcess("--limit", "60000", "--latency", "1.5") as slow:
-        booth = Booth(kafka.bootstrap_servers, slow.url, slow.key)
+    with RegistryThread(RegistryOptions(latency_seconds=1.5)) as slow:
+        booth = Booth(kafka.bootstrap_servers, slow)
         booth.put([accepted_document("kp:trace:1")])
         contributor = start(workers, booth)
         looked_up = "kp_contribute_request_duration_seconds_count"  # the POST follows
@@ -298,8 +271,8 @@ def test_what_is_in_flight_at_a_stop_is_finished(kafka: EmbeddedKafka, workers: 
 
 
 def test_a_429_is_remembered_over_a_crash(kafka: EmbeddedKafka, workers: Workers) -> None:
-    with RegistryProcess("--limit", "2") as tight:
-        booth = Booth(kafka.bootstrap_servers, tight.url, tight.key, partitions=1)
+    with RegistryThread(limit=2) as tight:
+        booth = Booth(kafka.bootstrap_servers, tight, partitions=1)
         for number in range(2):  # another program of the same agent
             request = urllib.request.Request(
                 f"{tight.url}/v1/knowledge",
@@ -310,27 +283,10 @@ def test_a_429_is_remembered_over_a_crash(kafka: EmbeddedKafka, workers: Workers
         booth.put([accepted_document("kp:trace:1")])
         for _ in range(3):
             contributor = workers(booth.env, ("contribute",))
-            assert wait_until(lambda: "answered 429" in contributor.log()), contributor.log()  # noqa: B023
-            assert wait_until(lambda: "nothing is sent" in contributor.log()), contributor.log()  # noqa: B023
+            contributor.wait_log("answered 429")
+            contributor.wait_log("nothing is sent")
             time.sleep(0.5)  # the offset's metadata is committed
             assert contributor.get("/readyz")[0] == 503
             contributor.kill()
-        assert tight.state()["429s"] == {"kp:agent:stand-in": 1}
-        assert tight.state()["revoked"] == []
-
-
-def test_a_trace_on_which_the_redaction_fails_is_refused_without_its_text_and_the_others_are_posted(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
-) -> None:
-    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key, partitions=1)
-    documents = [accepted_document(f"kp:trace:{number}") for number in range(3)]
-    documents[1]["steps"][0]["content"] = FAILS
-    booth.put(documents)
-    contributor = workers(booth.env, ("contribute",), "tests.support.failing_worker", cold=True)
-    booth.wait_committed(3)
-    assert {"kp:trace:0", "kp:trace:2"} <= registry.state()["units"].keys()
-    (refused,) = booth.refusals()
-    assert (header(refused, "kp-error-reason"), refused.value) == ("evaluation_failed", b"")
-    assert header(refused, "kp-error-truncated").startswith("0 of ")
-    contributor.finish()
-    assert FAILS not in contributor.log()
+        state = tight.store.state()
+        assert (state["429s"], state["revoked"]) == ({AGENT: 1}, [])

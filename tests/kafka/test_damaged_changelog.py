@@ -1,26 +1,19 @@
 """A changelog to which somebody else has written: the worker starts, says so, and scores as if nothing had happened."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
-import msgspec
 import pytest
 
-from tests.support.commands import NO_MODEL
 from tests.support.crash_worker import HashEmbedder
 from tests.support.damaged import bad_entries, bad_markers, entry_fields
 from tests.support.kafka_fixtures import consume_all, create_topics, produce
-from tests.support.processes import run_command
 from tests.support.raw_batches import RawRecord, batch_of, encode_batch, encode_record, produce_batch
-from tests.support.stage import LINES, Stage, Workers, documents
-from tests.support.surroundings import environment
+from tests.support.stage import LINES, NO_MODEL, Diagnosis, Stage, Workers, documents
 from worker.core.changelog import MARKER_KEY, Entry, decode, decode_marker
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()
-SKIPPED = "kp_changelog_entries_skipped_total"
 NOW = int(time.time() * 1000)
 LIMIT = 2 << 20
 """KP_MAX_BATCH_BYTES of these tests."""
@@ -77,9 +70,6 @@ def damage(stage: Stage) -> dict[int, list[tuple[bytes, bytes]]]:
     return found
 
 
-IN_BATCHES = 3
-
-
 def _damaged(last: Entry, topic_id: str) -> list[tuple[bytes, bytes]]:
     number = last.epoch
     assert number is not None
@@ -99,9 +89,9 @@ def test_damaged_records_are_skipped_and_change_no_score(kafka: EmbeddedKafka, h
     assert results(whole) == results(clean)
 
     changelog, rows = f"{whole.name}-novelty-changelog", damage(whole)
-    expected = sum(len(of_one) + IN_BATCHES for of_one in rows.values())
+    expected = sum(len(of_one) + 3 for of_one in rows.values())  # 3 are in batches of their own
     worker, _ = (hashing(stage.env).wait_ready() for stage in (whole, clean))
-    assert worker.metric(SKIPPED, cause="corrupt") == expected
+    assert worker.metric("kp_changelog_entries_skipped_total", cause="corrupt") == expected
     for partition in (0, 1):
         count = expected // 2
         (line,) = [it for it in worker.log().splitlines() if f"changelog {changelog}/{partition} offset" in it]
@@ -119,14 +109,6 @@ def test_commands_read_a_damaged_changelog(kafka: EmbeddedKafka, hashing: Worker
         score(stage, 0, 25)
     damage(stage)
 
-    def run(*arguments: str) -> str:
-        settings = {**stage.env, **NO_MODEL}  # doctor looks at no cache without an embedder
-        done = run_command("worker", arguments, environment(**settings))
-        assert b"Traceback" not in done.stderr, done.stderr
-        return done.stdout.decode()
-
-    checks = [msgspec.json.decode(line) for line in run("doctor", "--json").splitlines()]
-    (told,) = [it for it in checks if it["check"] == "cache"]
-    assert "no entries were looked at" not in str(told)
-    (told,) = [it for it in checks if it["check"] == "cache entries"]
-    assert told["message"] == "50 live: 25 in partition 0, 25 in partition 1"
+    diagnosis = Diagnosis(stage.env | NO_MODEL)  # it looks at no cache without an embedder
+    assert "no entries were looked at" not in str(diagnosis.of("cache"))
+    assert diagnosis.of("cache entries") == [("ok", "50 live: 25 in partition 0, 25 in partition 1")]

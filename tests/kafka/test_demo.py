@@ -1,7 +1,5 @@
 """`kp-worker demo` and `broker` from start to end."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,6 @@ from tests.support.surroundings import ROOT, environment
 from worker.commands.shared.options import SAMPLES
 
 LINES = SAMPLES.read_bytes().splitlines()
-DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -53,7 +49,7 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
     published, accepted, rejected, dead = map(int, found.groups())
     assert published == len(LINES) + 7 == accepted + rejected + dead
     assert dead == 7
-    assert all(document["id"][9:17] in text for document in DOCUMENTS)
+    assert all(json.loads(line)["id"][9:17] in text for line in LINES)
     assert "\x1b" not in text
     assert "Traceback" not in text
     assert "WARNING" not in text

@@ -1,7 +1,5 @@
 """`kp-worker doctor` as a process: healthy, without a broker, with wrong settings, and with what a login may not do."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time
@@ -9,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import UnknownTopicOrPartitionError
 
-from tests.support.commands import Desk, Diagnosis
-from tests.support.kafka_fixtures import admin, commit_offset, committed, create_topics, produce, unique
+from tests.support.kafka_fixtures import admin, commit_offset, committed, create_topics, produce, topic_id, unique
 from tests.support.kafka_versions import since
 from tests.support.secure_kafka import Acl, secure_kafka
-from tests.support.stage import untouched
+from tests.support.stage import Desk, Diagnosis, untouched
 from tests.support.surroundings import topic_settings
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -26,7 +24,7 @@ def topics(kafka: EmbeddedKafka) -> list[str]:
 
 def test_a_healthy_set_up_and_its_lag(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
-    assert stage.topics("--create").exit_code == 0
+    assert stage.run("topics", "--create").returncode == 0
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), number % 2) for number in range(7)])
     committed(kafka.bootstrap_servers, stage.name, stage.name)  # from now on there are coordinators
     diagnosis = Diagnosis(stage.env)
@@ -75,6 +73,8 @@ def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> N
     stage = untouched(kafka)
     before = topics(kafka)
     diagnosis = Diagnosis(stage.env)
+    with pytest.raises(UnknownTopicOrPartitionError):
+        topic_id(kafka.bootstrap_servers, stage.name)
     assert topics(kafka) == before
     assert len(diagnosis.failed()) == 1
     assert f"{stage.name}.dead-letter (KP_DEAD_LETTER_TOPIC)" in diagnosis.failed()[0]
@@ -84,16 +84,9 @@ def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> N
 def test_topics_that_stop_or_hinder_the_worker(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka)
     names = list(stage.settings().topics.values())
-    create_topics(
-        kafka.bootstrap_servers,
-        {
-            names[0]: 2,
-            names[1]: (1, {"min.insync.replicas": "2"}),
-            names[2]: (1, {"cleanup.policy": "compact"}),
-            names[3]: 1,
-            names[4]: (1, {"cleanup.policy": "compact"}),
-        },
-    )
+    compacted = (1, {"cleanup.policy": "compact"})
+    specs = (2, (1, {"min.insync.replicas": "2"}), compacted, 1, compacted)
+    create_topics(kafka.bootstrap_servers, dict(zip(names, specs, strict=True)))
     diagnosis = Diagnosis(stage.env)
     failed = "\n".join(diagnosis.failed())
     assert f"{names[4]} has 1 partition," in failed
@@ -110,9 +103,8 @@ def test_without_a_broker_the_other_checks_run_and_time_is_bounded() -> None:
         silent.listen()
         for port in (silent.getsockname()[1], 1):
             started = time.monotonic()
-            diagnosis = Diagnosis(
-                {"KP_BOOTSTRAP_SERVERS": f"127.0.0.1:{port}", "KP_TRESHOLD": "1", "KP_HTTP_HOST": "127.0.0.1"}
-            )
+            env = {"KP_BOOTSTRAP_SERVERS": f"127.0.0.1:{port}", "KP_TRESHOLD": "1", "KP_HTTP_HOST": "127.0.0.1"}
+            diagnosis = Diagnosis(env)
             assert time.monotonic() - started < 60
             assert len(diagnosis.failed()) == 1
             assert diagnosis.failed()[0].startswith(f"broker: 127.0.0.1:{port}")
@@ -126,14 +118,9 @@ def test_wrong_settings_a_missing_model_and_a_taken_port(tmp_path: Path) -> None
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        failed = "\n".join(
-            Diagnosis(
-                {
-                    "KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KP_EMBEDDER": "openvino", "KP_MODEL": str(tmp_path),
-                    "KP_HTTP_HOST": "127.0.0.1", "KP_HTTP_PORT": port,
-                }
-            ).failed()
-        )  # fmt: skip
+        model = {"KP_EMBEDDER": "openvino", "KP_MODEL": str(tmp_path)}
+        http = {"KP_HTTP_HOST": "127.0.0.1", "KP_HTTP_PORT": port}
+        failed = "\n".join(Diagnosis({"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", **model, **http}).failed())
     assert f"model: {tmp_path} is not an exported model" in failed
     assert f"cannot listen on 127.0.0.1:{port}" in failed
 
@@ -156,14 +143,8 @@ def test_what_a_login_may_not_do(tmp_path: Path) -> None:
         assert f"group {name}: GroupAuthorizationFailedError" in failed
         assert any("cannot read the settings" in message for _, message in diagnosis.of("topics"))
         assert any("unencrypted" in message for _, message in diagnosis.of("broker"))
-        secure.allow(
-            "case1",
-            [
-                Acl("Write", "topic", f"{name}-novelty-changelog"),
-                Acl("Read", "group", name),
-                Acl("Write", "transactional-id", f"{name}-", True),
-            ],
-        )
+        more = [Acl("Write", "topic", f"{name}-novelty-changelog"), Acl("Read", "group", name)]
+        secure.allow("case1", [*more, Acl("Write", "transactional-id", f"{name}-", True)])
         assert Diagnosis(env).failed() == []
         assert "refuses the login" in Diagnosis({**env, "KP_SASL_PASSWORD": "wrong"}).failed()[0]
 
@@ -183,12 +164,12 @@ def test_what_a_login_may_not_do(tmp_path: Path) -> None:
 def test_what_ends_run_with_2_is_found_by_the_doctor(kafka: EmbeddedKafka, wrong: dict[str, str], check: str) -> None:
     desk = Desk(kafka, KP_HTTP_PORT="0", **wrong)
     assert desk.run("run").returncode == 2
-    assert [failed.partition(":")[0] for failed in Diagnosis(desk.settings).failed()] == [check]
+    assert [failed.partition(":")[0] for failed in Diagnosis(desk.env).failed()] == [check]
 
 
 def test_its_last_line_is_what_all_comes_to(kafka: EmbeddedKafka) -> None:
-    said = Desk(kafka, KP_REDACT_PATTERNS_FILE="/nowhere/patterns.toml").run("doctor", "--text")
-    assert said.returncode == 1
-    last = said.stdout.splitlines()[-1]
+    done = Desk(kafka, KP_REDACT_PATTERNS_FILE="/nowhere/patterns.toml").run("doctor", "--text")
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
     assert last.startswith("doctor: 1 problem (redaction), ")
     assert last.endswith("model)")

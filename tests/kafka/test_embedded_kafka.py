@@ -1,7 +1,5 @@
 """The embedded broker: its jars, and its life through starts, crashes and stops."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`kp-worker explain` of what is on the topics: by id, by its beginning, and by place."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path
@@ -10,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.builders import T0, make_record, trace_bytes
-from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
 from tests.support.processes import run_command
+from tests.support.stage import Desk
 from tests.support.surroundings import environment
-from tests.support.terminal import EVIL, controls, in_pipes, on_terminal
+from tests.support.terminal import on_terminal
 from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import Reason, parse_trace
@@ -127,7 +125,8 @@ def test_a_dead_letter_says_why_and_how_it_is_sent_again(
 @pytest.mark.usefixtures("documents")
 def test_a_printed_command_needs_no_more_than_its_text(desk: Desk) -> None:
     """Run with options instead of variables; the commands are run as printed, without any variable."""
-    given = [f"--set={name.removeprefix('KP_').lower()}={value}" for name, value in desk.settings.items()]
+    settings = {name: value for name, value in desk.env.items() if name.startswith("KP_")}
+    given = [f"--set={name.removeprefix('KP_').lower()}={value}" for name, value in settings.items()]
     text = desk.run("explain", IDS[1], "--text", *given).stdout
     printed = [shlex.split(line) for line in text.splitlines() if line.strip().startswith("kp-worker explain ")]
     assert printed
@@ -173,19 +172,3 @@ def test_topics_that_are_missing_and_brokers_that_are_away(kafka: EmbeddedKafka)
     assert away.returncode == 2
     assert "no Kafka broker answers" in away.stderr
     assert "there is no file nobody, so it was taken for a trace id" in away.stderr
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_text_of_a_trace_cannot_steer_the_terminal(kafka: EmbeddedKafka, terminal: bool) -> None:
-    desk = Desk(kafka)
-    scorer = PartitionScorer(dimensions=2)
-    for offset in range(2):
-        scored(desk, scorer, f"kp:trace:{offset}{EVIL}", offset)
-    desk.letters([(Reason.NOT_JSON, b"dead" + EVIL.encode())])
-    run = on_terminal if terminal else in_pipes
-    for target in ("0a", "1a", "0:0"):
-        ran = run(desk.env, "explain", target)
-        assert ran.code == 0
-        assert controls(ran.text) <= {"\n"}
-    several = run(desk.env, "explain", "kp:trace:")
-    assert controls(several.text) <= {"\n"}

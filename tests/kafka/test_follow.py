@@ -1,7 +1,5 @@
 """`kp-worker publish --follow` on real Kafka: each request of a session once, whatever ends the process."""
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -10,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, wait_until
-from tests.support.sessions import claude_line, claude_request, codex_session
+from tests.support.sessions import VALUES, claude_line, claude_request, codex_session
+from tests.support.stage import Desk
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-VALUES = ("--confidence", "0.8", "--domain", "code", "--visibility", "private", "--privacy", "aggregated")
 
 
 class Following(Desk):

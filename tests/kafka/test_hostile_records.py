@@ -1,8 +1,6 @@
 """Hostile records that a broker takes, and records that a topic refuses for good, between good ones: each comes out
 once, scored or as a dead letter, and no other record notices."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from tests.support.commands import Desk, header
 from tests.support.hostile import (
     KINDS,
     LARGE,
@@ -31,7 +28,7 @@ from tests.support.hostile import (
 )
 from tests.support.kafka_fixtures import WorkerProcess, admin, create_topics, produce, wait_until
 from tests.support.raw_batches import CODECS, RawRecord, encode_batch, produce_batch
-from tests.support.stage import OUTPUTS, Stage, Workers, origin
+from tests.support.stage import OUTPUTS, Desk, Stage, Workers, header, origin
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(300)
@@ -134,8 +131,7 @@ def test_a_restart_in_the_middle_loses_and_repeats_nothing(kafka: EmbeddedKafka,
     }
 
 
-def test_redrive_sends_what_has_a_value_and_refuses_the_rest_in_words(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    desk = Desk(kafka)
+def test_redrive_sends_what_has_a_value_and_refuses_the_rest_in_words(desk: Desk, tmp_path: Path) -> None:
     worker = WorkerProcess(desk.env | {"KP_MAX_BATCH_BYTES": str(MAX_BATCH_BYTES)}, ("run",), log_path=tmp_path / "log")
     with worker:
         worker.wait_ready()
@@ -198,10 +194,7 @@ def run(stage: Stage, workers: Workers, count: int) -> WorkerProcess:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("topic", ["accepted", "novelty-changelog", "source"])
-def test_a_backlog_goes_through_a_topic_that_takes_small_batches(
-    kafka: EmbeddedKafka, workers: Workers, topic: str
-) -> None:
-    stage = Stage(kafka)
+def test_a_backlog_goes_through_a_topic_that_takes_small_batches(stage: Stage, workers: Workers, topic: str) -> None:
     small = {"max.message.bytes": "65536"}
     if topic == "accepted":
         create_topics(stage.bootstrap, {f"{stage.name}.{kind}": (1, small) for kind in ("accepted", "rejected")})
@@ -290,17 +283,15 @@ def test_a_limit_that_is_raised_again_needs_no_restart(kafka: EmbeddedKafka, wor
     assert len(found[1, len(first) + 1][0][1].value) == 30_000, "a dead letter with the whole value"
 
 
-def test_a_changelog_that_refuses_one_entry_and_a_dead_letter_topic_that_refuses_the_last_resort_end_the_worker(
-    kafka: EmbeddedKafka, workers: Workers
+@pytest.mark.parametrize(("topic", "refused"), [("-novelty-changelog", value(1)), (".dead-letter", b"bad")])
+def test_a_topic_that_refuses_an_entry_or_the_last_resort_ends_the_worker(
+    stage: Stage, workers: Workers, topic: str, refused: bytes
 ) -> None:
-    for topic, refused in (("-novelty-changelog", value(1)), (".dead-letter", b"bad")):
-        stage = Stage(kafka)
-        create_topics(
-            stage.bootstrap, {f"{stage.name}{topic}": (4, {"max.message.bytes": "200", "cleanup.policy": "compact"})}
-        )
-        worker = workers(stage.env, module=CRASH_WORKER).wait_ready()
-        stage.produce([(b"k", refused, (), 0)])
-        assert worker.wait() == 1
-        assert f"topic {stage.name}{topic} refuses" in worker.log()
-        assert "raise its max.message.bytes" in worker.log()
-        assert "Traceback" not in worker.log(), worker.log()
+    small = {"max.message.bytes": "200", "cleanup.policy": "compact"}
+    create_topics(stage.bootstrap, {f"{stage.name}{topic}": (4, small)})
+    worker = workers(stage.env, module=CRASH_WORKER).wait_ready()
+    stage.produce([(b"k", refused, (), 0)])
+    assert worker.wait() == 1
+    assert f"topic {stage.name}{topic} refuses" in worker.log()
+    assert "raise its max.message.bytes" in worker.log()
+    assert "Traceback" not in worker.log(), worker.log()

@@ -1,18 +1,14 @@
 """The commands of docs/ with Kafka's own tools, as they stand: operations.md, contribute.md and runbooks.md."""
 
-from __future__ import annotations
-
 import asyncio
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.kafka_fixtures import committed, create_topics
 from tests.support.kafka_tools import write_scripts
-from tests.support.snippets import PATH, Snippet, snippets
+from tests.support.snippets import Snippet, shell, snippets
 from tests.support.stage import LINES, Stage, Workers, origin
 from tests.support.surroundings import DOCS
 from worker.contribute.contributor import contribute_plan
@@ -32,33 +28,24 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Tools:
-    """Runs the commands of a page's block on the topics and the group of a stage."""
+    """Runs the commands of a page's block on the topics and the group of a stage; each must succeed."""
 
     def __init__(self, stage: Stage, scripts: Path, directory: Path) -> None:
         self._stage = stage
+        self._scripts = scripts
         self._directory = directory
-        self._env = os.environ | stage.env | {"PATH": f"{scripts}{os.pathsep}{PATH['PATH']}"}
 
     def run(self, block: Snippet) -> list[str]:
-        """Return what each command printed; each must succeed."""
+        """Return what each command printed."""
         return [self.command(command) for command in block.commands()]
 
     def command(self, command: str) -> str:
-        """Return what a command of the page's form printed; it must succeed."""
-        return self._run(self._named(command))
-
-    def _named(self, command: str) -> str:
-        """Put the stage's names in place of the default ones: of the topics, and of the group."""
-        name = self._stage.name
+        """Return what a command printed, with the stage's names in place of the page's: of topics, and of the group."""
         command = command.replace("BROKERS", self._stage.bootstrap)
-        return re.sub(r"(?<=--group )kp-worker|(?<=--topic )(kp-worker(?=-)|traces)", name, command)
-
-    def _run(self, command: str) -> str:
-        done = subprocess.run(
-            ["bash", "-c", command], env=self._env, cwd=self._directory, capture_output=True, text=True,
-            timeout=90, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        names = r"(?<=--group )kp-worker|(?<=--topic )(kp-worker(?=-)|traces)"
+        line = f'PATH="{self._scripts}:$PATH"\n{re.sub(names, self._stage.name, command)}'
+        done = shell(line, self._stage.env, self._directory)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
 
 

@@ -1,26 +1,20 @@
 """KP_EMBEDDER=http with real workers on a real Kafka: crashes, outages, rebalances, another model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
-from itertools import islice
 
 import pytest
 
 from tests.support import chaos, oracle
 from tests.support.crash_worker import hash_vector
 from tests.support.embedding_service import MODEL, Answer, EmbeddingService
-from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, wait_until
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, wait_until
 from tests.support.stage import Workers
 from worker.config import Settings
 from worker.embed.http_embedder import MOST_REFUSED, PROBES
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PARTITIONS = 4
-LEG = 200
-END_SECONDS = 15
-"""How long a worker may take to end during an outage; less than KP_SHUTDOWN_TIMEOUT_SECONDS (20)."""
 
 
 class Group:
@@ -42,9 +36,8 @@ class Group:
     def start(self, crash: str = "", **settings: str) -> WorkerProcess:
         return self._workers({**self.env, **settings, "TEST_CRASH_AT": crash}, (), "tests.support.crash_worker")
 
-    def produce(self, count: int = LEG) -> None:
-        for partition, offset in produce(self.bootstrap, self.env["KP_SOURCE_TOPIC"], islice(self._records, count)):
-            self._ends[partition] = max(offset + 1, self._ends.get(partition, 0))
+    def produce(self, count: int = 200) -> None:
+        chaos.produce_some(self.env, self._records, count, self._ends)
 
     def wait_settled(self, worker: WorkerProcess) -> None:
         assert chaos.wait_settled(self.bootstrap, self.env, self._ends, 60), worker.log()
@@ -69,7 +62,7 @@ def group(kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, see
 def end(worker: WorkerProcess) -> None:
     started = time.monotonic()
     worker.finish()
-    assert time.monotonic() - started < END_SECONDS
+    assert time.monotonic() - started < 15  # KP_SHUTDOWN_TIMEOUT_SECONDS is 20
 
 
 def test_kills_and_outages_lose_nothing_and_publish_nothing_twice(group: Group, service: EmbeddingService) -> None:

@@ -1,9 +1,7 @@
 """A group that reads its source again, another source, or with other settings: which cache entries it believes."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,38 +14,30 @@ from tests.support.kafka_fixtures import (
     commit_offset,
     committed,
     consume_all,
+    create_again,
     create_topics,
     produce,
-    recreate_topic,
     wait_until,
 )
 from tests.support.stage import LINES, Stage, Workers, documents
 from worker.core.changelog import MARKER_KEY, SLACK, decode
-from worker.core.scorer import PartitionScorer
+from worker.core.scorer import PartitionScorer, cached_id
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
 from worker.kafka.cluster.topics import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-BROKEN = b'{"not": "a trace"}'
 
 
 def rows(lines: Sequence[bytes]) -> list[tuple[Any, ...]]:
     return [(None, line, (), 0) for line in lines]
 
 
-def run(start: Workers, stage: Stage, total: int, **settings: str) -> WorkerProcess:
-    """Let a worker score until `total` records are committed, and stop it."""
-    worker = start({**stage.env, **settings}).wait_ready()
-    stage.wait_committed(total)
-    worker.finish()
-    return worker
-
-
-def run_after(stage: Stage, start: Workers, lines: Sequence[bytes], **settings: str) -> WorkerProcess:
-    """Let a first worker create the topics and score what is produced then."""
+def run(
+    start: Workers, stage: Stage, total: int, lines: Sequence[bytes] = (), **settings: str
+) -> WorkerProcess:  # fmt: skip
+    """Let a worker score until `total` records are committed, and stop it; the lines are produced once it is ready."""
     worker = start({**stage.env, **settings}).wait_ready()
     stage.produce(rows(lines))
-    stage.wait_committed(len(lines))
+    stage.wait_committed(total)
     worker.finish()
     return worker
 
@@ -71,17 +61,16 @@ def nearest(found: Sequence[dict[str, Any]]) -> list[tuple[str, float] | None]:
     return [None if it is None else (it["id"], it["similarity"]) for it in pairs]
 
 
-def scored_since(stage: Stage, before: Sequence[Any]) -> list[dict[str, Any]]:
+def so_far(stage: Stage) -> dict[str, int]:
+    """Return the number of documents on each topic."""
+    return {kind: len(records) for kind, records in stage.outputs().items() if kind != "dead-letter"}
+
+
+def scored_since(stage: Stage, before: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the documents that came after `before`, in source order."""
-    counts = {kind: sum(1 for it, _ in before if it == kind) for kind in ("accepted", "rejected")}
     outputs = stage.outputs()
-    found = [json.loads(record.value) for kind in counts for record in outputs[kind][counts[kind] :]]
+    found = [json.loads(record.value) for kind, count in before.items() for record in outputs[kind][count:]]
     return sorted(found, key=lambda document: document["scoring"]["source"]["offset"])
-
-
-def so_far(stage: Stage) -> list[tuple[str, Any]]:
-    outputs = stage.outputs()
-    return [(kind, record) for kind in ("accepted", "rejected") for record in outputs[kind]]
 
 
 def commit(stage: Stage, offset: int, metadata: str = "") -> None:
@@ -95,7 +84,8 @@ def metadata_of(stage: Stage) -> str:
 
 def recreate(stage: Stage) -> None:
     """Delete the source topic, and with it the group's offsets, and make it anew under the same name."""
-    recreate_topic(stage.bootstrap, stage.name, 1)
+    admin(stage.bootstrap, lambda client: client.delete_topics([stage.name]))
+    create_again(stage.bootstrap, stage.name, 1)
     assert wait_until(lambda: not committed(stage.bootstrap, stage.name, stage.name))
 
 
@@ -129,7 +119,7 @@ def stage(kafka: EmbeddedKafka) -> Stage:
 
 
 def test_a_source_made_anew_with_the_same_ids_and_other_texts(stage: Stage, hashing: Workers) -> None:
-    run_after(stage, hashing, LINES[:30])
+    run(hashing, stage, 30, LINES[:30])
     recreate(stage)
     lines = other_texts(LINES[:30], LINES[30:60])
     before = so_far(stage)
@@ -140,10 +130,10 @@ def test_a_source_made_anew_with_the_same_ids_and_other_texts(stage: Stage, hash
 
 
 def test_a_source_made_anew_whose_last_record_is_a_dead_letter_before_a_restart(stage: Stage, hashing: Workers) -> None:
-    run_after(stage, hashing, LINES[:30])
+    run(hashing, stage, 30, LINES[:30])
     recreate(stage)
     before = so_far(stage)
-    stage.produce(rows([*LINES[100:110], BROKEN]))
+    stage.produce(rows([*LINES[100:110], b'{"not": "a trace"}']))
     run(hashing, stage, 11)
     stage.produce(rows(LINES[110:130]))
     run(hashing, stage, 31)
@@ -154,7 +144,7 @@ def test_score_again_with_a_smaller_limit_and_a_restart(stage: Stage, hashing: W
     lines = [*LINES[:30], *sorted(LINES[30:60], key=lambda line: len(json.loads(line)["steps"]))]
     most = 3
     assert len(json.loads(lines[-1])["steps"]) > most
-    run_after(stage, hashing, lines)
+    run(hashing, stage, 60, lines)
     before = so_far(stage)
     commit(stage, 0)
     run(hashing, stage, 60, KP_MAX_STEPS=str(most))
@@ -170,7 +160,7 @@ def test_score_again_with_a_smaller_limit_and_a_restart(stage: Stage, hashing: W
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("stale", [10, 99], ids=["already longer", "still shorter"])
 def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing: Workers, stale: int) -> None:
-    run_after(stage, hashing, LINES[:10])
+    run(hashing, stage, 10, LINES[:10])
     metadata = metadata_of(stage)
     recreate(stage)
     before = so_far(stage)
@@ -187,7 +177,7 @@ def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing:
 
 
 def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage, hashing: Workers) -> None:
-    run_after(stage, hashing, LINES[:40])
+    run(hashing, stage, 40, LINES[:40])
     first = documents(stage)
     before = so_far(stage)
     commit(stage, 20)
@@ -208,7 +198,7 @@ def test_an_offset_behind_the_changelog_is_refused_and_nothing_is_published_twic
     stage: Stage, hashing: Workers
 ) -> None:
     """Entries and offset are in one transaction: an earlier offset is not the worker's, whoever gave it."""
-    run_after(stage, hashing, LINES[:40])
+    run(hashing, stage, 40, LINES[:40])
     first = documents(stage)
     commit(stage, 20, metadata_of(stage))
     worker = hashing(stage.env)
@@ -227,7 +217,7 @@ def test_an_offset_behind_the_changelog_is_refused_and_nothing_is_published_twic
 @pytest.mark.parametrize("step", ["mid_sends", "after_sends"])
 def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage, hashing: Workers, step: str) -> None:
     stage.env["KP_DELIVERY"] = "at_least_once"
-    run_after(stage, hashing, LINES[:40])
+    run(hashing, stage, 40, LINES[:40])
     before = so_far(stage)
     commit(stage, 20)
     crashed = hashing({**stage.env, "TEST_CRASH_AT": f"{step}:1:kill"})
@@ -259,7 +249,7 @@ def test_the_entries_of_0_1_0_are_skipped_and_deleted(stage: Stage, hashing: Wor
 def test_an_embedder_that_comes_back_believes_what_is_below_the_time_without(
     stage: Stage, hashing: Workers, workers: Workers
 ) -> None:
-    run_after(stage, hashing, LINES[:20])
+    run(hashing, stage, 20, LINES[:20])
     commit(stage, 10)
     run(workers, stage, 20)  # KP_EMBEDDER=none
     run(workers, stage, 20)
@@ -269,17 +259,28 @@ def test_an_embedder_that_comes_back_believes_what_is_below_the_time_without(
     assert nearest(scored_since(stage, before)) == expected([*LINES[:10], *LINES[20:30]])[10:]
 
 
-def test_a_capacity_that_changes_both_ways_leaves_no_gap(stage: Stage, hashing: Workers) -> None:
+def test_a_capacity_that_changes_both_ways_keeps_the_newest_entries_and_leaves_no_gap(
+    stage: Stage, hashing: Workers
+) -> None:
     """With restarts between, and fewer traces than slots, so that entries of all capacities are needed at once."""
-    total = 0
+    total, sequences, past, neighbours = 0, list[int](), list[Any](), list[Any]()
     for capacity, count in ((50, 1200), (20, 700), (20, 100), (200, 300), (200, 10), (30, 100), (30, 10)):
         lines = [LINES[i % len(LINES)] for i in range(total, total + count)]
-        if total:
-            stage.produce(rows(lines))
-            run(hashing, stage, total + count, KP_CACHE_MAX_ELEMENTS=str(capacity))
-        else:
-            run_after(stage, hashing, lines, KP_CACHE_MAX_ELEMENTS=str(capacity))
+        worker = hashing({**stage.env, "KP_CACHE_MAX_ELEMENTS": str(capacity)}).wait_ready()
+        assert worker.metric("kp_restored_entries_total") == min(len(sequences), capacity + SLACK)
+        stage.produce(rows(lines))
+        stage.wait_committed(total + count)
+        worker.finish()
         total += count
         sequences = sorted(decode(value).sequence for value in live(stage).values())
         assert sequences == list(range(total - len(sequences), total)), f"a gap, or something left, at {capacity}"
         assert capacity <= len(sequences) <= capacity + SLACK
+        scorer = PartitionScorer(capacity, None)
+        scorer.restore(past)
+        for line in lines:
+            trace = parse_trace(line)
+            scored = scorer.score(trace, hash_vector(embedding_text(trace)), created_at_ms(trace))
+            assert scored.sequence is not None
+            past.append((scored.sequence, scored.stream_time_ms, cached_id(trace), scored.vector))
+            neighbours.append(None if scored.nearest is None else (scored.nearest.trace_id, scored.nearest.similarity))
+    assert nearest(documents(stage)) == neighbours

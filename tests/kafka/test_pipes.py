@@ -1,7 +1,5 @@
 """A reader that closes the pipe ends every command with exit code 0, and without a word."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,9 +10,9 @@ from tempfile import TemporaryFile
 import pytest
 
 from tests.support.builders import trace_bytes
-from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, produce
 from tests.support.processes import start_fork
+from tests.support.stage import Desk
 from tests.support.surroundings import ROOT
 from worker.cli import COMMANDS
 from worker.commands.shared.console import PIPE_CLOSED

@@ -1,7 +1,5 @@
 """`kp-worker publish`: what arrives on the topic, what is refused and how that is said."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,10 +8,9 @@ import subprocess
 from pathlib import Path
 
 from tests.support.builders import trace_bytes, trace_document
-from tests.support.commands import Desk
 from tests.support.kafka_fixtures import create_topics, wait_until
 from tests.support.message_logs import message_log
-from tests.support.stage import Workers
+from tests.support.stage import Desk, Workers
 from worker.commands.publish.send import key_of
 from worker.commands.shared.options import SAMPLES
 from worker.core.trace import parse_trace
@@ -26,9 +23,8 @@ def by_agent(agent: str, number: int) -> bytes:
     return json.dumps(document).encode()
 
 
-def test_published_scored_and_shown(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
-    desk = Desk(kafka)
-    workers(desk.settings).wait_ready()
+def test_published_scored_and_shown(desk: Desk, workers: Workers, tmp_path: Path) -> None:
+    workers(desk.env).wait_ready()
     good = SAMPLES.read_bytes().splitlines()
     bad = {5: b"{", 20: trace_bytes(confidence=90), 21: b'{"id": "\xff"}'}
     lines = [*good[:4], bad[5], *good[4:18], bad[20], bad[21], b"", *good[18:]]
@@ -60,14 +56,6 @@ def test_published_scored_and_shown(kafka: EmbeddedKafka, workers: Workers, tmp_
     assert sorted(letter["reason"] for letter in letters) == ["invalid_value", "not_json", "not_utf8"]
 
 
-def test_the_samples_are_published_whole(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    done = desk.run("publish", "samples", "--key", "id")
-    assert done.returncode == 0
-    assert sorted(record.value for record in desk.read()) == sorted(SAMPLES.read_bytes().splitlines())
-    assert all(record.key == json.loads(record.value)["id"].encode() for record in desk.read())
-
-
 def test_keys() -> None:
     line = by_agent("kp:agent:1", 7)
     assert key_of(line, "agent") == b"kp:agent:1"
@@ -79,8 +67,7 @@ def test_keys() -> None:
         assert key_of(anything, "agent") is None
 
 
-def test_a_slow_pipe_is_sent_as_it_comes_and_ctrl_c_ends_it(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_a_slow_pipe_is_sent_as_it_comes_and_ctrl_c_ends_it(desk: Desk) -> None:
     with desk.start("publish", "-", stdin=subprocess.PIPE, stderr=subprocess.PIPE) as command:
         try:
             assert command.stdin is not None
@@ -96,9 +83,8 @@ def test_a_slow_pipe_is_sent_as_it_comes_and_ctrl_c_ends_it(kafka: EmbeddedKafka
     assert said == f"1 trace published to topic {desk.name}, 0 refused, then interrupted"
 
 
-def test_what_convert_writes_goes_through_a_pipe(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+def test_what_convert_writes_goes_through_a_pipe(desk: Desk, tmp_path: Path, seed: int) -> None:
     """That each run is scored: unit/commands/test_convert.py."""
-    desk = Desk(kafka)
     file = tmp_path / "runs.jsonl"
     file.write_text("".join(json.dumps(message_log(seed + number)) + "\n" for number in range(80)))
     options = [
@@ -118,8 +104,7 @@ def test_what_convert_writes_goes_through_a_pipe(kafka: EmbeddedKafka, tmp_path:
     assert {record.key for record in desk.read()} == {b"desk"}
 
 
-def test_the_rate_holds(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_the_rate_holds(desk: Desk) -> None:
     lines = b"\n".join(by_agent("a", number) for number in range(31))
     assert desk.run("publish", "-", "--rate", "50", stdin=lines).returncode == 0
     times = [record.timestamp for record in desk.read()]
@@ -130,8 +115,7 @@ def test_the_rate_holds(kafka: EmbeddedKafka) -> None:
     assert max(later - earlier for earlier, later in zip(times, times[3:], strict=False)) < 1000
 
 
-def test_what_the_topic_refuses_is_named_and_does_not_stop_the_rest(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_what_the_topic_refuses_is_named_and_does_not_stop_the_rest(desk: Desk) -> None:
     small = f"{desk.name}.small"
     create_topics(desk.bootstrap, {small: (1, {"max.message.bytes": "3000"})})
     large = trace_bytes(objective="x" * 5000)
@@ -143,8 +127,7 @@ def test_what_the_topic_refuses_is_named_and_does_not_stop_the_rest(kafka: Embed
     assert f"2 traces published to topic {small}, 1 refused" in done.stderr
 
 
-def test_a_line_that_is_too_long_is_not_read_and_does_not_stop_the_rest(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    desk = Desk(kafka)
+def test_a_line_that_is_too_long_is_not_read_and_does_not_stop_the_rest(desk: Desk, tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     with file.open("wb") as stream:
         stream.write(by_agent("a", 1) + b"\n")
@@ -158,8 +141,7 @@ def test_a_line_that_is_too_long_is_not_read_and_does_not_stop_the_rest(kafka: E
     assert [json.loads(record.value)["id"] for record in desk.read()] == ["kp:trace:1", "kp:trace:2"] * 2
 
 
-def test_what_is_wrong_from_the_start_ends_with_code_2(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_what_is_wrong_from_the_start_ends_with_code_2(desk: Desk) -> None:
     for args, text in (
         (("samples", "--topic", "nowhere"), "topic nowhere"),
         (("/nowhere.jsonl",), "/nowhere.jsonl: No such file"),

@@ -1,7 +1,5 @@
 """docs/examples/publish_aiokafka.py does what it says."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from collections.abc import Awaitable, Callable

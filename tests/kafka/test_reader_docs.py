@@ -1,7 +1,5 @@
 """docs/examples/accepted_reader.py: killed between a row and its offset, and with a second reader."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import sys
@@ -28,7 +26,6 @@ AIOKafkaConsumer.commit = commit
 AIOKafkaConsumer.__init__ = functools.partialmethod(AIOKafkaConsumer.__init__, session_timeout_ms=6000)
 runpy.run_path("reader.py")
 """
-KILLED_CODE = 9
 
 
 def tables(database: Path) -> tuple[dict[str, tuple[float, str]], list[bytes | None]]:
@@ -57,7 +54,7 @@ def test_the_reader_stores_each_trace_once(kafka: EmbeddedKafka, tmp_path: Path,
     }  # fmt: skip
 
     with start_reader([sys.executable, "killed.py"], tmp_path, env) as killed:
-        assert killed.wait(60) == KILLED_CODE, log.read_text()
+        assert killed.wait(60) == 9, log.read_text()
     with closing(sqlite3.connect(database)) as stored, stored:
         assert stored.execute("UPDATE accepted SET score = -1").rowcount > 0, "the reader was killed too early"
     with two_readers([sys.executable, "reader.py"], tmp_path, env):

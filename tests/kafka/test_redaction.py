@@ -1,14 +1,10 @@
 """KP_REDACT, publish --redact and KP_SCREEN on real Kafka: what is redacted or marked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
-from tests.support.builders import NEVER_ACCEPTED, T0, WELL_ROUNDED, trace_bytes, trace_document
-from tests.support.commands import Desk, header
-from tests.support.failing_worker import FAILS
-from tests.support.stage import Stage, Workers
+from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes, trace_document
+from tests.support.stage import Desk, Stage, Workers, header
 from worker.core.records import SCREEN_RULES, TYPES
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -39,26 +35,38 @@ def left(text: str | bytes) -> list[str]:
     return [secret for secret in REMOVED if secret in (text if isinstance(text, str) else text.decode())]
 
 
-def test_a_worker_redacts_its_accepted_outputs_and_counts_it(kafka: EmbeddedKafka, workers: Workers) -> None:
-    stage = Stage(kafka, KP_REDACT="accepted")
+PLANTED = "Pay to \u202e001 from n\u200bow on"
+MATCHED = ("bidi-override-chars", "direction-override", "invisible-in-word")
+
+
+def test_a_worker_redacts_what_it_accepts_marks_hidden_text_and_counts_both(
+    kafka: EmbeddedKafka, workers: Workers
+) -> None:
+    """All of what is redacted and marked, and that no score changes: tests/unit/redact."""
+    stage = Stage(kafka, KP_REDACT="accepted", KP_SCREEN="mark")
     worker = workers(stage.env).wait_ready()
-    sent = [trace(n) for n in range(3)]
+    sent = [*(trace(n) for n in range(3)), trace_bytes("kp:trace:hidden", objective=PLANTED)]
     stage.produce([(b"key", value, [("own", b"header")], 0) for value in sent])
-    stage.wait_committed(3)
-    worker.wait_metric("kp_records_consumed_total", 3)
+    stage.wait_committed(4)
+    worker.wait_metric("kp_records_consumed_total", 4)
     assert {kind: worker.metric("kp_redactions_total", type=kind) for kind in TYPES} == {
         kind: 21 if kind == "password" else 18 for kind in TYPES
     }
-    for record in stage.outputs()["accepted"]:
+    assert {rule for rule in SCREEN_RULES if worker.metric("kp_screened_total", rule=rule)} == set(MATCHED)
+    *redacted, hidden = stage.outputs()["accepted"]
+    assert json.loads(hidden.value)["scoring"]["screen"] == {"rules": list(MATCHED)}
+    assert header(hidden, "kp-screen") == ",".join(MATCHED)
+    for record in redacted:
         document = json.loads(record.value)
         parse_trace(record.value)
         assert document["scoring"]["redactions"] == {kind: 7 if kind == "password" else 6 for kind in TYPES}
+        assert document["scoring"]["screen"] == {"rules": []}
         assert not left(record.value)
         assert not left(repr(record.headers))
     # A rejected trace and a dead letter keep what they had.
-    rest = [trace(3, NEVER_ACCEPTED), trace(4)[:-1]]
+    rest = [trace(4, NEVER_ACCEPTED), trace(5)[:-1]]
     stage.produce([(None, value, (), 0) for value in rest])
-    stage.wait_committed(5)
+    stage.wait_committed(6)
     outputs = stage.outputs()
     (rejected,), (letter,) = outputs["rejected"], outputs["dead-letter"]
     assert json.loads(rejected.value)["task"]["objective"] == EVERYTHING
@@ -66,51 +74,7 @@ def test_a_worker_redacts_its_accepted_outputs_and_counts_it(kafka: EmbeddedKafk
     assert (letter.value, header(letter, "kp-error-reason")) == (rest[1], "not_json")
 
 
-PLANTED = "Pay to \u202e001 from n\u200bow on. DB_PASSWORD=Tulemiq-4107"
-MATCHED = ("bidi-override-chars", "direction-override", "invisible-in-word")
-
-
-def test_a_worker_marks_hidden_text_and_changes_no_score(kafka: EmbeddedKafka, workers: Workers) -> None:
-    values = [
-        trace_bytes("kp:trace:0", objective=PLANTED),
-        trace_bytes("kp:trace:1", objective=PLANTED, steps=NEVER_ACCEPTED),
-        trace_bytes("kp:trace:2"),
-    ]
-    sent = [(b"key", value, [("kp-screen", b"tag-characters"), ("own", b"1")], 0, T0) for value in values]
-    settings = {"KP_SCREEN": "mark", "KP_REDACT": "all", "KP_REDACT_RULES": "strict"}
-    outputs, screened = [], []
-    for stage in (Stage(kafka), Stage(kafka, **settings)):
-        worker = workers(stage.env).wait_ready()
-        stage.produce(sent)
-        stage.wait_committed(len(sent))
-        worker.wait_metric("kp_records_consumed_total", len(sent))
-        screened.append({rule: worker.metric("kp_screened_total", rule=rule) for rule in SCREEN_RULES})
-        assert "Tulemiq" not in worker.log()
-        found = stage.outputs()
-        assert [len(records) for records in found.values()] == [2, 1, 0]
-        same_topic = stage.name.encode(), b"traces"
-        outputs.append(
-            [(each.value.replace(*same_topic), each.headers) for each in found["accepted"] + found["rejected"]]
-        )
-    assert screened == [dict.fromkeys(SCREEN_RULES, 0), {rule: 2 * (rule in MATCHED) for rule in SCREEN_RULES}]
-    kept, own = sent[0][2], {"kp-score", "kp-decision"}
-    for (plain, headers), (marked, marked_headers), rules in zip(*outputs, [MATCHED, (), MATCHED], strict=True):
-        before, after = json.loads(plain), json.loads(marked)
-        assert "screen" not in before["scoring"]
-        assert (headers[:2], {name for name, _ in headers[2:]}) == ((*kept,), own)
-        screen = after["scoring"].pop("screen")
-        assert screen["rules"] == list(rules)
-        mark = [("kp-screen", ",".join(rules).encode())] if rules else []
-        assert [*marked_headers] == [*headers[1:], *mark]
-        assert ("Tulemiq" in marked.decode(), after["scoring"].pop("redactions", {})) == (
-            False, {"password": 1} if rules else {},
-        )  # fmt: skip
-        assert after["scoring"] == before["scoring"]
-        assert rules or after == before
-
-
-def test_publish_redacts_at_the_source(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_publish_redacts_at_the_source(desk: Desk) -> None:
     bad = json.loads(trace(7))
     bad["metadata"]["privacy_level"] = f"public {EVERYTHING}"
     lines = [trace(0), trace(1, level="private"), b"{" + trace(2), json.dumps(bad).encode(), trace(3)]
@@ -138,19 +102,3 @@ def test_publish_redacts_at_the_source(kafka: EmbeddedKafka) -> None:
     assert [record.value for record in desk.read() if b"kp:trace" not in record.value] == [
         b'{"secret":"[REDACTED:password]"}'
     ]
-
-
-def test_a_record_on_which_the_redaction_fails_is_a_dead_letter_and_the_next_ones_are_scored(
-    kafka: EmbeddedKafka, workers: Workers
-) -> None:
-    stage = Stage(kafka, KP_REDACT="all")
-    worker = workers(stage.env, ("run",), "tests.support.failing_worker", cold=True).wait_ready()
-    sent = [trace_bytes(f"kp:trace:{n}", objective=FAILS if n == 1 else "fine") for n in range(4)]
-    stage.produce([(None, value, (), 0) for value in sent])
-    stage.wait_committed(4)
-    (letter,) = stage.outputs()["dead-letter"]
-    assert (letter.value, header(letter, "kp-error-reason")) == (sent[1], "evaluation_failed")
-    assert "IndexError (failing_worker.py:" in header(letter, "kp-error-message")
-    assert FAILS not in worker.log()
-    worker.wait_metric("kp_dead_letters_total", 1, reason="evaluation_failed")
-    worker.finish()

@@ -1,7 +1,5 @@
 """Dead letters back to the source topic, each exactly once, whatever kills the command in between."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -13,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import T0, trace_bytes
-from tests.support.commands import Desk, header
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
-from tests.support.stage import Workers
+from tests.support.stage import Desk, Workers, header
 from worker.commands.redrive.steps import parse_offsets
 from worker.core.dead_letters import dead_letter, fit_dead_letter, last_resort, readdressed
 from worker.core.records import OutputRecord, SourceRecord
@@ -23,6 +20,8 @@ from worker.core.trace import InvalidTrace, Reason
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 BAD = b"not a trace"
+ANOTHER = b"another" * 1000
+"""A value that is not on the source topic."""
 BROKEN = InvalidTrace(Reason.NOT_JSON, "", "bad")
 STEPS = ("started", "before_begin", "after_begin", "mid_sends", "committing", "after_commit")
 
@@ -32,13 +31,15 @@ def numbers(desk: Desk) -> list[int]:
     return sorted(int(header(record, "n")) for record in desk.read())
 
 
-def test_a_letter_goes_back_as_it_was(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_a_letter_goes_back_as_it_was(desk: Desk) -> None:
+    """A key that the letter was given does not."""
+    keyless = readdressed(dead_letter(SourceRecord(desk.name, 1, 7, T0, None, BAD, [("n", b"7")]), BROKEN))
+    produce(desk.bootstrap, desk.topics["dead-letter"], [(keyless.key, keyless.value, keyless.headers, 1, T0)])
     places = desk.letters([(Reason.NOT_JSON, BAD), (Reason.EMPTY_VALUE, b""), (Reason.NOT_UTF8, b"\xff\xfe")])
     done = desk.run("redrive", "--execute")
     assert done.returncode == 0, done.stderr
-    assert "3 dead letters redriven" in done.stdout
-    records = sorted(desk.read(), key=lambda record: int(header(record, "n")))
+    assert "4 dead letters redriven" in done.stdout
+    *records, last = sorted(desk.read(), key=lambda record: int(header(record, "n")))
     for number, (record, value, place) in enumerate(zip(records, (BAD, b"", b"\xff\xfe"), places, strict=True)):
         assert (record.key, record.value) == (b"key-%d" % number, value)
         assert (record.partition, record.timestamp) == (number % 2, T0 + 1000 * number)
@@ -49,10 +50,10 @@ def test_a_letter_goes_back_as_it_was(kafka: EmbeddedKafka) -> None:
             ("kp-redriven-from", dead.encode()),
             ("kp-redrive-count", b"1"),
         )
+    assert (last.key, last.value, last.timestamp) == (None, BAD, T0)
 
 
-def test_killed_again_and_again_it_sends_each_letter_exactly_once(kafka: EmbeddedKafka, seed: int) -> None:
-    desk = Desk(kafka)
+def test_killed_again_and_again_it_sends_each_letter_exactly_once(desk: Desk, seed: int) -> None:
     rng = random.Random(seed)
     desk.letters([(Reason.NOT_JSON if n % 3 else Reason.NOT_UTF8, BAD) for n in range(60)])
     kills = 0
@@ -74,12 +75,11 @@ def test_killed_again_and_again_it_sends_each_letter_exactly_once(kafka: Embedde
     assert numbers(desk) == list(range(60))
 
 
-def test_a_second_run_takes_over_from_a_frozen_one(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_a_second_run_takes_over_from_a_frozen_one(desk: Desk) -> None:
     desk.letters([(Reason.NOT_JSON, BAD) for _ in range(20)])
     plan = desk.env | {"TEST_CRASH_AT": "after_begin:2:freeze"}
     with WorkerProcess(plan, ["redrive", "--execute"], module="tests.support.crash_redrive") as frozen:
-        assert wait_until(lambda: "TEST crash" in frozen.log()), frozen.log()
+        frozen.wait_log("TEST crash")
         assert desk.run("redrive", "--execute").returncode == 0
         frozen.cont()
         assert frozen.wait() == 1
@@ -87,8 +87,7 @@ def test_a_second_run_takes_over_from_a_frozen_one(kafka: EmbeddedKafka) -> None
     assert numbers(desk) == list(range(20))
 
 
-def test_filters_choose(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    desk = Desk(kafka)
+def test_filters_choose(desk: Desk, tmp_path: Path) -> None:
     desk.letters([([Reason.NOT_UTF8, Reason.NOT_JSON, Reason.TOO_DEEP][n % 3], BAD) for n in range(12)])
     cases: dict[str, set[int]] = {
         "--reason not_utf8": {0, 3, 6, 9},
@@ -109,8 +108,7 @@ def test_filters_choose(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     assert numbers(desk) == list(range(12))
 
 
-def test_without_execute_nothing_happens(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    desk = Desk(kafka)
+def test_without_execute_nothing_happens(desk: Desk, tmp_path: Path) -> None:
     desk.letters([(Reason.NOT_JSON, BAD)] * 3 + [(Reason.TOO_DEEP, BAD)])
     shown = desk.run("redrive")
     assert shown.returncode == 0
@@ -124,8 +122,7 @@ def test_without_execute_nothing_happens(kafka: EmbeddedKafka, tmp_path: Path) -
         consume_all(desk.bootstrap, f"{desk.name}-redriven")
 
 
-def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_out(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_out(desk: Desk) -> None:
     desk.letters([(Reason.NOT_JSON, BAD)])
     desk.letters([(Reason.NOT_JSON, BAD)])  # as after a crash at least once, or of a second group
     other = dead_letter(SourceRecord("other", 0, 0, T0, None, BAD), BROKEN)
@@ -144,18 +141,17 @@ def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_ou
     assert "repeated" not in again.stdout
 
 
-def test_the_worker_scores_a_mended_limit_and_the_loop_stops(kafka: EmbeddedKafka, workers: Workers) -> None:
-    desk = Desk(kafka)
+def test_the_worker_scores_a_mended_limit_and_the_loop_stops(desk: Desk, workers: Workers) -> None:
     good = trace_bytes()
     produce(desk.bootstrap, desk.name, [(b"k", good, [("traceparent", b"00-1")], 0, T0), (b"b", BAD, [], 1, T0)])
 
     def letters(count: int) -> None:
         assert wait_until(lambda: len(desk.read("dead-letter")) >= count)
 
-    strict = workers({**desk.settings, "KP_MAX_STEPS": "2"}).wait_ready()
+    strict = workers({**desk.env, "KP_MAX_STEPS": "2"}).wait_ready()
     letters(2)
     strict.finish()
-    workers(desk.settings).wait_ready()
+    workers(desk.env).wait_ready()
     for round_ in (1, 2):
         done = desk.run("redrive", "--execute", "--max-redrives", "2")
         assert done.returncode == 0, done.stderr
@@ -169,65 +165,35 @@ def test_the_worker_scores_a_mended_limit_and_the_loop_stops(kafka: EmbeddedKafk
     assert len(desk.read()) == 5
 
 
-def test_a_cut_letter_is_taken_from_the_source_topic_or_refused(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    value = b"x" * 5000
-    ((partition, offset),) = produce(desk.bootstrap, desk.name, [(b"k", value, [("a", b"b")], 1, T0)])
-    for where in (offset, offset + 7):
-        source = SourceRecord(desk.name, partition, where, T0, b"k", value, [("a", b"b")])
-        letter = dead_letter(source, InvalidTrace(Reason.TOO_LARGE, "", "too large"))
-        cut = fit_dead_letter(OutputRecord(letter.kind, letter.key, value, letter.headers, T0), 3000)
-        produce(desk.bootstrap, desk.topics["dead-letter"], [(cut.key, cut.value, cut.headers, 1, T0)])
-    done = desk.run("redrive", "--execute")
-    assert done.returncode == 1
-    assert f"{desk.name}/1/{offset + 7} is no longer there" in done.stderr
-    first, second = desk.read()
-    assert second.value == first.value == value
-    assert second.headers[:1] == (("a", b"b"),)
-    assert header(second, "kp-redrive-count") == "1"
-
-
-def test_a_letter_without_its_headers_or_key_is_taken_whole_from_the_source_topic_or_refused(
-    kafka: EmbeddedKafka,
-) -> None:
-    desk = Desk(kafka)
+def test_a_letter_that_was_cut_is_taken_whole_from_the_source_topic_or_refused(desk: Desk) -> None:
     sources: list[tuple[bytes, bytes, list[tuple[str, bytes]]]] = [
         (b"k", b"value", [("h", b"x" * 5000), ("n", b"0")]),
         (b"k" * 5000, b"value", [("n", b"1")]),
         (b"k" * 5000, b"v" * 5000, [("h", b"x" * 5000), ("n", b"2")]),
+        (b"k", b"v" * 5000, [("n", b"3")]),
     ]
     places = produce(desk.bootstrap, desk.name, [(key, value, headers, 1, T0) for key, value, headers in sources])
     for (partition, offset), (key, value, headers) in zip(places, sources, strict=True):
-        for where, other in ((offset, value), (offset, b"another")):  # the second is not what is on the source topic
-            source = SourceRecord(desk.name, partition, where, T0, key, other, headers)
+        for other in (value, ANOTHER):
+            source = SourceRecord(desk.name, partition, offset, T0, key, other, headers)
             letter = dead_letter(source, BROKEN)
             fitted = fit_dead_letter(letter, 3000)
             assert (fitted.key != key) or (fitted.value != other) or len(fitted.headers) < len(letter.headers)
-            if other == b"another":
+            if other == ANOTHER:
                 fitted = OutputRecord(letter.kind, None, other, last_resort(letter, 3000, None).headers, T0)
             rows = [(fitted.key, fitted.value, fitted.headers, int(other == value), T0)]
             produce(desk.bootstrap, desk.topics["dead-letter"], rows)
     refused = desk.run("redrive", "--execute", "--partition", "0")
     assert refused.returncode == 1
-    assert refused.stderr.count("is no longer there") == 3
+    assert refused.stderr.count("is no longer there") == 4
     done = desk.run("redrive", "--execute", "--partition", "1")
     assert done.returncode == 0, done.stderr
-    again = desk.read()[3:]
+    again = desk.read()[4:]
     assert [(record.key, record.value) for record in again] == [(key, value) for key, value, _ in sources]
     assert [list(record.headers)[:-2] for record in again] == [headers for *_, headers in sources]
 
 
-def test_a_key_that_the_letter_was_given_does_not_go_back(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    letter = readdressed(dead_letter(SourceRecord(desk.name, 1, 7, T0, None, BAD, []), BROKEN))
-    produce(desk.bootstrap, desk.topics["dead-letter"], [(letter.key, letter.value, letter.headers, 1, T0)])
-    assert desk.run("redrive", "--execute").returncode == 0
-    (record,) = desk.read()
-    assert (record.key, record.value, record.timestamp) == (None, BAD, T0)
-
-
-def test_a_letter_that_stands_for_more_or_less_than_a_record_is_refused_with_words(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_a_letter_that_stands_for_more_or_less_than_a_record_is_refused_with_words(desk: Desk) -> None:
     desk.letters([(Reason.BATCH_TOO_LARGE, b""), (Reason.UNREADABLE, b""), (Reason.BAD_HEADER, BAD)])
     done = desk.run("redrive", "--execute")
     assert done.returncode == 1
@@ -236,10 +202,9 @@ def test_a_letter_that_stands_for_more_or_less_than_a_record_is_refused_with_wor
     assert numbers(desk) == [2]
 
 
-def test_letters_whose_time_the_source_topic_refuses_do_not_stop_the_others(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_letters_whose_time_the_source_topic_refuses_do_not_stop_the_others(desk: Desk) -> None:
     create_topics(desk.bootstrap, {f"{desk.name}.young": (2, {"message.timestamp.before.max.ms": "3600000"})})
-    desk.settings["KP_SOURCE_TOPIC"] = desk.name = f"{desk.name}.young"
+    desk.env["KP_SOURCE_TOPIC"] = desk.name = f"{desk.name}.young"
     desk.letters([(Reason.NOT_JSON, BAD)] * 3)
     now = int(time.time() * 1000)
     fresh = dead_letter(SourceRecord(desk.name, 0, 9, now, b"k", BAD, [("n", b"9")]), BROKEN)
@@ -251,14 +216,11 @@ def test_letters_whose_time_the_source_topic_refuses_do_not_stop_the_others(kafk
     assert numbers(desk) == [9]
 
 
-def test_what_the_source_topic_refuses_does_not_stop_the_others_and_what_it_may_delete_is_told(
-    kafka: EmbeddedKafka,
-) -> None:
-    desk = Desk(kafka)
+def test_what_the_source_topic_refuses_does_not_stop_the_others_and_what_it_may_delete_is_told(desk: Desk) -> None:
     create_topics(
         desk.bootstrap, {f"{desk.name}.small": (2, {"max.message.bytes": "1000", "retention.ms": "864000000"})}
     )
-    desk.settings["KP_SOURCE_TOPIC"] = desk.name = f"{desk.name}.small"
+    desk.env["KP_SOURCE_TOPIC"] = desk.name = f"{desk.name}.small"
     desk.letters([(Reason.NOT_JSON, BAD), (Reason.NOT_JSON, b"x" * 900), (Reason.NOT_JSON, BAD)])
     done = desk.run("redrive", "--execute")
     assert done.returncode == 1
@@ -267,8 +229,7 @@ def test_what_the_source_topic_refuses_does_not_stop_the_others_and_what_it_may_
     assert f"2 of them are older than topic {desk.name} keeps records (10.0 days)" in done.stdout
 
 
-def test_to_a_file(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    desk = Desk(kafka)
+def test_to_a_file(desk: Desk, tmp_path: Path) -> None:
     desk.letters([(Reason.NOT_JSON, BAD), (Reason.NOT_UTF8, b"\xff\xfe"), (Reason.TOO_DEEP, b"[[]]")])
     target = tmp_path / "letters.jsonl"
     done = desk.run("redrive", "--to-file", str(target), "--execute")
@@ -310,8 +271,7 @@ def put(desk: Desk, topic: str, sources: list[tuple[Reason, SourceRecord]]) -> N
     produce(desk.bootstrap, topic, rows)
 
 
-def test_records_with_spans_go_back_to_their_topics(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_records_with_spans_go_back_to_their_topics(desk: Desk) -> None:
     spans = [f"{desk.name}.spans-{number}" for number in range(2)]
     create_topics(desk.bootstrap, {name: (3, {"retention.ms": "-1"}) for name in spans})
     gone = f"{desk.name}.gone"
@@ -335,8 +295,7 @@ def test_records_with_spans_go_back_to_their_topics(kafka: EmbeddedKafka) -> Non
     assert "0 dead letters redriven" in desk.run("redrive", "--execute", **names).stdout
 
 
-def test_refused_traces_go_to_the_accepted_topic_and_a_conflict_is_told(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_refused_traces_go_to_the_accepted_topic_and_a_conflict_is_told(desk: Desk) -> None:
     accepted = desk.topics["accepted"]
     create_topics(desk.bootstrap, {f"{accepted}.refused": 1})
     source = SourceRecord(accepted, 1, 3, T0, b"k", trace_bytes(), [])
@@ -364,8 +323,7 @@ def test_a_topic_of_marks_that_forgets_or_is_missing_is_refused(kafka: EmbeddedK
     assert desk.read() == []
 
 
-def test_wrong_options_are_named(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_wrong_options_are_named(desk: Desk) -> None:
     for options, text in {
         "--reason nonsense": "is not one of empty_value",
         "--offset 1:2": "--offset needs --partition",

@@ -1,7 +1,5 @@
 """The producer behind a refusal, on real Kafka: sequence numbers, several batches, retries, broker restarts."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable
@@ -25,7 +23,6 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 pytestmark = pytest.mark.timeout(300)
 
 CONFIG = {"message.timestamp.after.max.ms": "60000"}
-LATER = 1_200_000
 
 
 class Stage:
@@ -72,7 +69,7 @@ class Stage:
         now = int(time.time() * 1000)
         outputs, records = [], []
         for n in range(self.offset, self.offset + count):
-            moment = now + LATER if refused(n) else now
+            moment = now + 1_200_000 if refused(n) else now
             if refused(n):
                 self.refused.add(n)
             value = b"%d %s" % (n, b"x" * size)

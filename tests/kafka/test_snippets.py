@@ -1,7 +1,5 @@
 """The code blocks of README.md and docs/ that need Kafka: their `kp-worker` commands run as they stand."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -10,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import trace_bytes
-from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, produce, wait_until
 from tests.support.snippets import Snippet, shell, snippets
+from tests.support.stage import Desk
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MINE = snippets("tests/kafka/test_snippets.py")

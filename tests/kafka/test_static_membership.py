@@ -1,7 +1,5 @@
 """KP_GROUP_INSTANCE_ID on real Kafka: restarts without a rebalance, and what aiokafka leaves open about it."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

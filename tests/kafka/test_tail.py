@@ -1,16 +1,16 @@
 """`kp-worker tail`: which records it shows, and how, on a terminal and in a pipe."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 import subprocess
 from typing import Any
 
+import pytest
+
 from tests.support.builders import T0, make_record, trace_bytes
-from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
+from tests.support.stage import Desk
 from tests.support.terminal import command_on_terminal
 from worker.core.dead_letters import dead_letter
 from worker.core.documents import scored_record
@@ -21,7 +21,7 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 DOMAINS = ("finance", "code", "customer_service")
 
 
-def fill(desk: Desk, first: int, count: int) -> list[dict[str, object]]:
+def fill(desk: Desk, first: int, count: int) -> list[dict[str, Any]]:
     """Put scored traces on the two topics, a second apart, each in a write of its own; returns the documents."""
     scorer = PartitionScorer(dimensions=8)
     documents = []
@@ -49,17 +49,25 @@ def source(desk: Desk, raw: bytes) -> Any:
     return make_record(raw, 0, timestamp_ms=T0, topic=desk.name)
 
 
-def lines(text: str) -> list[dict[str, object]]:
+def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_last_ones_the_filters_and_all(kafka: EmbeddedKafka) -> None:
+@pytest.fixture(scope="module")
+def filled(kafka: EmbeddedKafka) -> tuple[Desk, list[dict[str, Any]]]:
+    """Topics with 24 scored traces, their documents, and two dead letters."""
     desk = Desk(kafka)
     documents = fill(desk, 0, 24)
-    decisions = [document["scoring"]["decision"] for document in documents]  # type: ignore[index]
+    desk.letters([(Reason.NOT_JSON, b"{"), (Reason.NOT_UTF8, b"\xff")])
+    return desk, documents
+
+
+def test_the_last_ones_the_filters_and_all(filled: tuple[Desk, list[dict[str, Any]]]) -> None:
+    desk, documents = filled
+    decisions = [document["scoring"]["decision"] for document in documents]
     assert set(decisions) == {"accepted", "rejected"}
 
-    def tail(*options: str) -> list[dict[str, object]]:
+    def tail(*options: str) -> list[dict[str, Any]]:
         done = desk.run("tail", "--no-follow", *options)
         assert (done.returncode, done.stderr) == (0, "")
         return lines(done.stdout)
@@ -68,25 +76,28 @@ def test_the_last_ones_the_filters_and_all(kafka: EmbeddedKafka) -> None:
     assert tail("--last", "3") == documents[-3:]
     assert tail("--last", "0") == []
     assert tail("--last", "5", "--domain", "code") == [d for i, d in enumerate(documents) if i % 3 == 1][-5:]
-    accepted = [document for document in documents if document["scoring"]["decision"] == "accepted"]  # type: ignore[index]
+    accepted = [document for document in documents if document["scoring"]["decision"] == "accepted"]
     assert tail("--accepted", "--last", "99") == accepted
-    high = [document for document in documents if document["scoring"]["score"] >= 0.7]  # type: ignore[index,operator]
+    high = [document for document in documents if document["scoring"]["score"] >= 0.7]
     assert tail("--min-score", "0.7", "--last", "99") == high
     everything = tail("--from-beginning")
     assert sorted(everything, key=lambda document: str(document["id"])) == documents
+    for more in (("--last", "1"), ("--from-beginning",)):  # the former looks back in several steps
+        done = desk.run("tail", "--no-follow", "--domain", "Code", *more)
+        assert done.stdout == ""
+        assert done.stderr.startswith("no trace of the domain Code so far (case counts); there are: ")
+        assert sorted(map(int, re.findall(r"\((\d+)\)", done.stderr))) == [8, 8, 8]
 
 
-def test_dead_letters_as_json(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    desk.letters([(Reason.NOT_JSON, b"{"), (Reason.NOT_UTF8, b"\xff")])
+def test_dead_letters_as_json(filled: tuple[Desk, list[dict[str, Any]]]) -> None:
+    desk, _ = filled
     first, second = lines(desk.run("tail", "--dead-letters", "--no-follow").stdout)
     assert (first["reason"], first["value"], first["key"]) == ("not_json", "{", "key-0")
     assert (second["reason"], second["value_base64"]) == ("not_utf8", "/w==")
-    assert ["kp-error-reason", "not_utf8"] in second["headers"]  # type: ignore[operator]
+    assert ["kp-error-reason", "not_utf8"] in second["headers"]
 
 
-def test_it_follows_and_ends_with_ctrl_c(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_it_follows_and_ends_with_ctrl_c(desk: Desk) -> None:
     before = fill(desk, 0, 2)
     with desk.start("tail", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
         try:
@@ -111,39 +122,31 @@ def on_terminal(desk: Desk, columns: int, *args: str) -> list[str]:
     return [line for line in text.replace("\r", "").split("\n") if line.strip()]
 
 
-def test_the_table_fits_a_terminal(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    documents = fill(desk, 0, 12)
+def test_the_table_fits_a_terminal(filled: tuple[Desk, list[dict[str, Any]]]) -> None:
+    desk, documents = filled
     head, day, *rows = on_terminal(desk, 80, "tail", "--no-follow")
     assert day == "2026-04-14"
     assert head.split() == ["id", "time", "domain", "C", "N", "D", "O", "score", "decision", "nearest", "sim."]
     assert len(rows) == 10
     assert max(map(len, [head, *rows])) <= 80
-    for row, document in zip(rows, documents[2:], strict=True):
+    for row, document in zip(rows, documents[-10:], strict=True):
         scoring = document["scoring"]
-        cells = [str(document["id"])[-8:], "08:00", document["metadata"]["task_domain"]]  # type: ignore[index]
+        cells = [str(document["id"])[-8:], "08:00", document["metadata"]["task_domain"]]
         assert row.split()[:3] == cells
-        assert row.split()[7:9] == [f"{scoring['score']:.3f}", scoring["decision"]]  # type: ignore[index]
-    desk.letters([(Reason.NOT_JSON, b"{")])
-    head, _, row = on_terminal(desk, 80, "tail", "--no-follow", "--dead-letters")
+        assert row.split()[7:9] == [f"{scoring['score']:.3f}", scoring["decision"]]
+    head, _, row, _ = on_terminal(desk, 80, "tail", "--no-follow", "--dead-letters")
     assert head.split() == ["source", "time", "reason", "message"]
     assert row.split()[:3] == ["0:0", "08:00:00", "not_json"]
     rows = on_terminal(desk, 120, "tail", "--no-follow", "--accepted", "--dead-letters", "--last", "99")
     assert "overrides" in rows[0]
     assert any("not_json" in row and " dead " in row for row in rows)
-
-
-def test_objectives_stand_below_their_rows(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    fill(desk, 0, 12)
     for columns in (80, 120):
         lines = on_terminal(desk, columns, "tail", "--no-follow", "--objective")
         assert [line.strip() for line in lines[3::2]] == ["Explain"] * 10
         assert max(map(len, lines)) <= columns
 
 
-def test_two_overrides_are_shown_in_full(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_two_overrides_are_shown_in_full(desk: Desk) -> None:
     document = put(desk, steps=["error_recovery:a", "error_recovery", "error_recovery"])
     done = desk.run("tail", "--no-follow", "--text")
     assert "error_recovery_bonus, low_tool_diversity_penalty\n" in done.stdout
@@ -156,8 +159,7 @@ def test_two_overrides_are_shown_in_full(kafka: EmbeddedKafka) -> None:
             assert any(name in line for line in lines)
 
 
-def test_the_table_in_a_pipe_is_neither_cut_nor_wrapped(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_the_table_in_a_pipe_is_neither_cut_nor_wrapped(desk: Desk) -> None:
     put(desk, domain="a domain of more than sixteen letters", objective="long " * 60)
     reason = "x" * 40 + " " + "y" * 200
     letter = dead_letter(source(desk, b"{"), InvalidTrace(Reason.NOT_JSON, "", reason))
@@ -174,8 +176,7 @@ def test_the_table_in_a_pipe_is_neither_cut_nor_wrapped(kafka: EmbeddedKafka) ->
     assert any(line.startswith("0:0 ") and " dead " in line for line in both)
 
 
-def test_options_that_do_not_go_together_and_missing_topics(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
+def test_options_that_do_not_go_together_and_missing_topics(desk: Desk) -> None:
     for options, text in {
         "--last 3 --from-beginning": "cannot be used together",
         "--dead-letters --domain code": "remove --domain",
@@ -186,13 +187,3 @@ def test_options_that_do_not_go_together_and_missing_topics(kafka: EmbeddedKafka
     missing = desk.run("tail", KP_ACCEPTED_TOPIC="nowhere")
     assert missing.returncode == 2
     assert "topic nowhere" in missing.stderr
-
-
-def test_a_domain_that_no_trace_has_is_told_with_those_that_there_are(kafka: EmbeddedKafka) -> None:
-    desk = Desk(kafka)
-    fill(desk, 0, 18)
-    for more in (("--last", "1"), ("--from-beginning",)):  # the former looks back in several steps
-        done = desk.run("tail", "--no-follow", "--domain", "Code", *more)
-        assert done.stdout == ""
-        assert done.stderr.startswith("no trace of the domain Code so far (case counts); there are: ")
-        assert sorted(map(int, re.findall(r"\((\d+)\)", done.stderr))) == [6, 6, 6]

@@ -1,7 +1,5 @@
 """No command that reads Kafka lets a control through to a terminal or a pipe."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
@@ -9,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.builders import T0
-from tests.support.commands import Desk
 from tests.support.kafka_fixtures import commit_offset, create_topics, produce
+from tests.support.stage import Desk
 from tests.support.terminal import (
     EVIL,
     ON_KAFKA,

@@ -1,20 +1,15 @@
 """A topic that is deleted while the worker is busy: it is named within seconds, whatever the topic and the delivery."""
 
-from __future__ import annotations
-
 import contextlib
-import http.client
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from tests.support.contribute import Booth
-from tests.support.kafka_fixtures import WorkerProcess, admin, committed, produce
-from tests.support.registry import RegistryProcess
+from tests.support.kafka_fixtures import WorkerProcess, admin, committed, create_again, produce
+from tests.support.registry import RegistryThread
 from tests.support.stage import LINES, Stage, Workers
 from worker.kafka.cluster.topics import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -60,25 +55,15 @@ def delete(stage: Stage, name: str) -> float:
 
 def create(stage: Stage, name: str, **configs: str) -> None:
     """Create a topic as soon as its deletion is done."""
-
-    async def attempt(client: AIOKafkaAdminClient) -> None:
-        while True:
-            answer = await client.create_topics([NewTopic(name, 2, 1, topic_configs=configs)])
-            error = for_code(answer.topic_errors[0][1])
-            if error is not TopicAlreadyExistsError:
-                assert answer.topic_errors[0][1] == 0, error
-                return
-
-    admin(stage.bootstrap, attempt)
+    create_again(stage.bootstrap, name, (2, configs))
 
 
 def not_ready(worker: WorkerProcess, since: float, words: str) -> str:
     """Return the body of /readyz when it says the words, or "" where the worker has ended before anybody asked."""
     while True:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            status, body = worker.get("/readyz")
-            if status == 503 and words in body:
-                return body
+        status, body = worker.readyz()
+        if status == 503 and words in body:
+            return body
         if worker.returncode is not None:
             return ""
         assert time.monotonic() - since < SECONDS, worker.log()
@@ -168,8 +153,8 @@ def test_a_source_that_is_deleted_is_named_and_another_one_is_read_from_its_olde
 
 
 def test_contribute_names_a_deleted_topic(kafka: EmbeddedKafka, workers: Workers) -> None:
-    with RegistryProcess("--limit", "60000") as registry:
-        booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    with RegistryThread() as registry:
+        booth = Booth(kafka.bootstrap_servers, registry)
         contributor = workers(booth.env, ("contribute",)).wait_ready()
         stage = Stage(kafka)
         since = delete(stage, booth.refused)

@@ -1,7 +1,5 @@
 """The five topics on real Kafka: `kp-worker topics`, and workers that prepare them at the same time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -12,14 +10,16 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin import NewPartitions
 from aiokafka.errors import InvalidTimestampError
+from click.testing import CliRunner, Result
 
 from tests.support.kafka_fixtures import create_topics, create_topics_async, produce
 from tests.support.kafka_versions import since
 from tests.support.proxy import Cut, Proxy
 from tests.support.stage import Stage, Workers, untouched
 from worker import make_verdict
+from worker.cli import cli
 from worker.config import ConfigError, load
 from worker.core.records import BATCH_OVERHEAD, encoded_size
 from worker.core.track_record import TrackRecord, encode_row
@@ -35,7 +35,6 @@ from worker.kafka.cluster.topics import (
     NO_LIMIT,
     Layout,
     Observed,
-    TopicPlan,
     codec_problems,
     create_missing,
     look,
@@ -46,24 +45,25 @@ from worker.kafka.cluster.topics import (
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
-def described(name: str, topic_id: str | None = None) -> TopicDescription:
-    return TopicDescription(name, None, 1, 1, 0, topic_id)
+def topics(stage: Stage, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["topics", *options], env=stage.env, catch_exceptions=False)
 
 
-def planned(stage: Stage) -> list[TopicPlan]:
-    """The five topics of a worker, as they should be where none exists."""
-    return plan(stage.settings(), Observed({}, [], {}, {}))
+def lines(stage: Stage, *options: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in topics(stage, "--json", *options).output.splitlines()]
+
+
+def observed(topic: str, config: dict[str, str]) -> Observed:
+    return Observed({topic: TopicDescription(topic, None, 1, 1, 0, None)}, [], {topic: config}, {})
 
 
 def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="3")
     for _ in range(2):
-        before = stage.topics("--json")
-        assert before.exit_code == 1
-        assert [json.loads(line).get("state") for line in before.output.splitlines()] == ["missing"] * 6 + [None]
-    created = stage.topics("--json", "--create")
-    assert created.exit_code == 0
-    rows = [json.loads(line) for line in created.output.splitlines()]
+        assert topics(stage).exit_code == 1
+        assert [row.get("state") for row in lines(stage)] == ["missing"] * 6 + [None]
+    rows = lines(stage, "--create")
+    assert topics(stage).exit_code == 0
     assert [(row["state"], row["partitions"], row["commands"]) for row in rows[:5]] == [("exists", 3, [])] * 5
     assert all(config["ok"] for row in rows for config in row["configs"])
     assert {config["name"] for config in rows[4]["configs"]} == set(CHANGELOG_CONFIG)
@@ -74,45 +74,48 @@ def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka)
 def test_the_topic_of_verdicts_is_listed_and_created_beside_the_changelog(kafka: EmbeddedKafka, embedder: str) -> None:
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="3", KP_VERDICT_KEY_FILE="judges.key", KP_EMBEDDER=embedder)
     names = f"{stage.name}.judged", f"{stage.name}-novelty-changelog"
-    for arguments, state, partitions in (("--json",), "missing", None), (("--json", "--create"), "exists", 3):
-        rows = {row.get("topic"): row for row in map(json.loads, stage.topics(*arguments).output.splitlines())}
+    for options, state, partitions in ((), "missing", None), (("--create",), "exists", 3):
+        rows = {row.get("topic"): row for row in lines(stage, *options)}
         assert [(rows[name]["state"], rows[name]["partitions"]) for name in names] == [(state, partitions)] * 2
-    assert f"{stage.name}.judged" not in untouched(kafka, KP_EMBEDDER=embedder).topics("--json").output
+    assert f"{stage.name}.judged" not in topics(untouched(kafka, KP_EMBEDDER=embedder), "--json").output
 
 
 def test_the_topic_of_redrive_is_listed_and_a_worker_starts_without_it(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="1")
-    create_topics(kafka.bootstrap_servers, {wanted.name: (1, wanted.configs) for wanted in planned(stage)})
-    shown = stage.topics("--text")
+    wanted = plan(stage.settings(), Observed({}, [], {}, {}))
+    create_topics(kafka.bootstrap_servers, {each.name: (1, each.configs) for each in wanted})
+    shown = topics(stage, "--text")
     assert shown.exit_code == 0
     head = f"{stage.name}-redriven missing, needs 1 partition (for kp-worker redrive)"
     assert head in " ".join(shown.output.split())
     assert f"--create --topic {stage.name}-redriven --partitions 1 --config cleanup.policy=compact" in shown.output
     create_topics(kafka.bootstrap_servers, {f"{stage.name}-redriven": 1})  # cleanup.policy=delete: marks would go
-    assert f"--alter --topic {stage.name}-redriven --add-config cleanup.policy=compact" in stage.topics("--text").output
+    assert (
+        f"--alter --topic {stage.name}-redriven --add-config cleanup.policy=compact" in topics(stage, "--text").output
+    )
 
 
 def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: EmbeddedKafka) -> None:
     """Reads the commands as kafka-topics.sh does, creates by them, and finds nothing left to do."""
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
-    commands = [command for row in stage.lines()[:6] for command in row["commands"]]
+    commands = [command for row in lines(stage)[:6] for command in row["commands"]]
     wanted = {}
     for command in commands:
         found = re.search(r"--create --topic (\S+) --partitions (\d+)", command)
         assert found
         wanted[found[1]] = int(found[2]), dict(pair.split("=") for pair in re.findall(r"--config (\S+)", command))
     create_topics(kafka.bootstrap_servers, wanted)
-    rows = stage.lines()
+    rows = lines(stage)
     assert [row["commands"] for row in rows[:6]] == [[]] * 6
     assert rows[6:] == []
-    assert stage.topics().exit_code == 0
+    assert topics(stage).exit_code == 0
 
 
 def test_what_is_wrong_is_told_with_its_remedy_and_fails(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka)
     names = list(stage.settings().topics.values())
     create_topics(kafka.bootstrap_servers, {names[0]: 3, names[1]: 1, names[2]: 1, names[3]: 1, names[4]: 2})
-    result = stage.topics("--text")
+    result = topics(stage, "--text")
     assert result.exit_code == 1
     text = " ".join(result.output.split())
     assert f"{names[4]} exists, 2 partitions (should be 3)" in text
@@ -122,37 +125,24 @@ def test_what_is_wrong_is_told_with_its_remedy_and_fails(kafka: EmbeddedKafka) -
     assert "has max.message.bytes=1048588: a scored trace that had more than " in text
 
 
-def test_workers_that_see_new_source_partitions_at_once_all_go_on(kafka: EmbeddedKafka) -> None:
-    stage = untouched(kafka, KP_TOPIC_PARTITIONS="1", KP_CREATE_TOPICS="true")
-    settings = stage.settings()
+def test_workers_that_create_topics_or_see_new_partitions_at_once_all_go_on(kafka: EmbeddedKafka) -> None:
+    settings = untouched(kafka, KP_TOPIC_PARTITIONS="1", KP_CREATE_TOPICS="true").settings()
     client = client_arguments(settings)
 
     async def scenario() -> list[int]:
-        await prepare_topics(settings, client)
+        layouts = await asyncio.gather(*(prepare_topics(settings, client) for _ in range(4)))
+        assert [layout.source_partitions for layout in layouts] == [1] * 4
         async with asyncio.timeout(60):
-            admin = AIOKafkaAdminClient(**client)
-            await admin.start()
-            await admin.create_partitions({settings.source_topic: NewPartitions(4)})
-            for _ in range(200):
-                if (await look(admin, settings, [])).topics[settings.source_topic].partitions == 4:
-                    break
-                await asyncio.sleep(0.05)
-            await admin.close()
+            async with connected_admin(settings, client) as admin:
+                await admin.create_partitions({settings.source_topic: NewPartitions(4)})
+                for _ in range(200):
+                    if (await look(admin, settings, [])).topics[settings.source_topic].partitions == 4:
+                        break
+                    await asyncio.sleep(0.05)
             layouts = await asyncio.gather(*(prepare_topics(settings, client) for _ in range(6)))
             return [layout.source_partitions for layout in layouts]
 
     assert asyncio.run(scenario()) == [4] * 6
-
-
-def test_workers_that_create_topics_at_once_all_go_on(kafka: EmbeddedKafka) -> None:
-    settings = untouched(kafka, KP_TOPIC_PARTITIONS="2", KP_CREATE_TOPICS="true").settings()
-
-    async def scenario() -> list[int]:
-        client = client_arguments(settings)
-        layouts = await asyncio.gather(*(prepare_topics(settings, client) for _ in range(4)))
-        return [layout.source_partitions for layout in layouts]
-
-    assert asyncio.run(scenario()) == [2] * 4
 
 
 def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kafka: EmbeddedKafka) -> None:
@@ -173,9 +163,8 @@ def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kaf
 
 def problems_of(stage: Stage) -> dict[str, list[str]]:
     """Return the problems by level, each as one text."""
-    rows = [json.loads(line) for line in stage.topics("--json").output.splitlines()][6:]
     return {
-        level: [f"{row['message']}; {row['remedy']}" for row in rows if row["level"] == level]
+        level: [f"{row['message']}; {row['remedy']}" for row in lines(stage)[6:] if row["level"] == level]
         for level in ("fail", "warn")
     }
 
@@ -184,34 +173,30 @@ def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -
     stage = untouched(kafka)
     source, accepted, rejected, letters, changelog = stage.settings().topics.values()
     hour, week = 3_600_000, 7 * 24 * 3_600_000
-    create_topics(
-        kafka.bootstrap_servers,
-        {
-            source: (
-                1, {AFTER: str(hour), "retention.ms": str(week), BEFORE: str(hour), "max.message.bytes": "2000000"},
-            ), accepted: (1, {AFTER: "1000", "cleanup.policy": "compact,delete"}), rejected: (1, {BEFORE: str(week)}),
-            letters: (1, {AFTER: "0", "message.timestamp.type": "LogAppendTime"}),
-            changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "1700"}),
-        },
-    )  # fmt: skip
+    configs = {
+        source: {AFTER: str(hour), "retention.ms": str(week), BEFORE: str(hour), "max.message.bytes": "2000000"},
+        accepted: {AFTER: "1000", "cleanup.policy": "compact,delete"}, rejected: {BEFORE: str(week)},
+        letters: {AFTER: "0", "message.timestamp.type": "LogAppendTime"},
+        changelog: {"cleanup.policy": "compact", "max.message.bytes": "1700"},
+    }  # fmt: skip
+    create_topics(kafka.bootstrap_servers, {name: (1, config) for name, config in configs.items()})
     found = problems_of(stage)
     (failed,) = found["fail"]
     assert failed.startswith(f"topic {changelog} has max.message.bytes=1700, too small for a cache entry; set")
     text = "\n".join(found["warn"])
-    assert f"topic {accepted} has cleanup.policy=compact,delete: records without a key are refused" in text
-    assert f"topic {accepted} has {AFTER}=1000, less than the source {source} (3600000)" in text
-    assert f"topic {rejected} has {BEFORE}={week}, and records of the source {source} may be older" in text
-    assert f"set {BEFORE}={week + hour} on {rejected}" in text
-    assert f"topic {letters} has max.message.bytes=1048588, the source {source} 2000000: dead letters of the" in text
+    for words in (
+        f"topic {accepted} has cleanup.policy=compact,delete: records without a key are refused",
+        f"topic {accepted} has {AFTER}=1000, less than the source {source} (3600000)",
+        f"topic {rejected} has {BEFORE}={week}, and records of the source {source} may be older",
+        f"set {BEFORE}={week + hour} on {rejected}",
+        f"topic {letters} has max.message.bytes=1048588, the source {source} 2000000: dead letters of the",
+        f"accepts records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties",
+        f"topic {accepted} has cleanup.policy=compact,delete: Kafka deletes all but the newest record of each",
+    ):
+        assert words in text
     assert f"topic {letters} has message.timestamp" not in text, "the broker stamps them"
-    assert (
-        f"accepts records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties" in text
-    )
-    assert (
-        f"topic {accepted} has cleanup.policy=compact,delete: Kafka deletes all but the newest record of each" in text
-    )
-    lines = text.splitlines()
-    assert len(lines) == len(set(lines)) == 7, "the seventh: large outputs do not fit"
+    warned = text.splitlines()
+    assert len(warned) == len(set(warned)) == 7, "the seventh: large outputs do not fit"
 
     stage.env |= {"KP_EMBEDDER": "none"}
     found = problems_of(stage)
@@ -222,10 +207,7 @@ def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (
-            {"cleanup.policy": "compact"},
-            "cleanup.policy=compact: Kafka deletes all but the newest record of each key, ",
-        ),
+        ({"cleanup.policy": "compact"}, "cleanup.policy=compact: Kafka deletes all but the newest record of each key,"),
         ({"cleanup.policy": "delete,compact"}, "cleanup.policy=delete,compact: Kafka deletes all but the newest"),
         ({"retention.ms": "60000"}, "retention.ms=60000: Kafka deletes records that are not {} within 1 min; set"),
         ({"retention.ms": "43200000"}, "retention.ms=43200000: Kafka deletes records that are not {} within 720 min"),
@@ -250,7 +232,7 @@ def test_an_entry_with_a_long_id_needs_a_little_more(kafka: EmbeddedKafka) -> No
     stage = untouched(kafka)
     *_, changelog = stage.settings().topics.values()
     create_topics(kafka.bootstrap_servers, {changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "3000"})})
-    assert stage.topics("--create").exit_code == 0
+    assert topics(stage, "--create").exit_code == 0
     (warned,) = [words for words in problems_of(stage)["warn"] if words.startswith(f"topic {changelog} ")]
     assert "too small for a cache entry with a long trace id" in warned
 
@@ -263,7 +245,7 @@ def test_a_compression_that_cannot_be_read_is_a_failure(
     name = list(stage.settings().topics.values())[place]
     more = {"cleanup.policy": "compact"} if place == 4 else {}
     create_topics(kafka.bootstrap_servers, {name: (4, {"compression.type": "zstd", **more})})
-    stage.topics("--create")
+    topics(stage, "--create")
     for readable in (True, False):
         monkeypatch.setitem(cast("dict[str, Any]", CODECS), "zstd", lambda answer=readable: answer)
         failed = problems_of(stage)["fail"]
@@ -271,9 +253,8 @@ def test_a_compression_that_cannot_be_read_is_a_failure(
             assert not failed
         else:
             (words,) = failed
-            assert words.startswith(
-                f"topic {name} has compression.type=zstd, which cannot be read here; install cramjam"
-            )
+            start = f"topic {name} has compression.type=zstd, which cannot be read here; install cramjam"
+            assert words.startswith(start)
 
 
 def test_what_producers_may_send_is_a_check_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,18 +290,14 @@ def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: Embedde
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 0, now + 20_000)])
 
 
-def test_outputs_are_created_for_a_source_that_takes_more(kafka: EmbeddedKafka) -> None:
+def test_outputs_are_created_for_a_source_that_takes_more_and_the_start_warns_as_the_command_does(
+    kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture
+) -> None:
     stage = untouched(kafka)
     create_topics(kafka.bootstrap_servers, {stage.name: (1, {AFTER: str(2**63 - 1)})})
-    stage.topics("--create")
+    topics(stage, "--create")
     (warned,) = problems_of(stage)["warn"]
     assert warned.startswith(f"topic {stage.name} accepts records dated any time ahead")
-
-
-def test_the_start_warns_as_the_command_does(kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture) -> None:
-    stage = untouched(kafka)
-    create_topics(kafka.bootstrap_servers, {stage.name: 1})
-    stage.topics("--create")
     asyncio.run(prepare_topics(stage.settings(), client_arguments(stage.settings())))
     assert any("one such record empties a partition's cache" in record.getMessage() for record in caplog.records)
 
@@ -344,10 +321,9 @@ def test_when_the_source_lets_one_record_expire_too_much(settings: dict[str, Any
     chosen = load(**settings)
     source = chosen.source_topic
     for kind, expected in (("CreateTime", warned), ("LogAppendTime", False)):
-        configs = {source: {AFTER: str(ahead), "message.timestamp.type": kind}}
-        found = Observed({source: described(source)}, [], configs, {})
-        told = [problem for problem in problems(chosen, found) if AFTER in problem.message]
-        assert [problem.level for problem in told] == ["warn"] * expected
+        found = observed(source, {AFTER: str(ahead), "message.timestamp.type": kind})
+        levels = [problem.level for problem in problems(chosen, found) if AFTER in problem.message]
+        assert levels == ["warn"] * expected
 
 
 def test_the_changelog_takes_the_largest_track_record() -> None:
@@ -367,15 +343,14 @@ def test_the_changelog_takes_the_largest_track_record() -> None:
         (load(verdict_key_file="judges.key"), LARGEST_RECORD_BYTES, False),
         (load(), needed - 1, False),
     ):
-        name = settings.changelog
-        found = Observed({name: described(name)}, [], {name: {"max.message.bytes": str(limit)}}, {})
-        told = [problem for problem in problems(settings, found) if "track record" in problem.message]
-        assert [problem.level for problem in told] == ["fail"] * failed
+        found = observed(settings.changelog, {"max.message.bytes": str(limit)})
+        levels = [problem.level for problem in problems(settings, found) if "track record" in problem.message]
+        assert levels == ["fail"] * failed
     assert needed <= LARGEST_RECORD_BYTES
 
 
 def test_no_broker_is_exit_code_2(kafka: EmbeddedKafka) -> None:
-    result = untouched(kafka, KP_BOOTSTRAP_SERVERS="127.0.0.1:1").topics()
+    result = topics(untouched(kafka, KP_BOOTSTRAP_SERVERS="127.0.0.1:1"))
     assert result.exit_code == 2
     assert "no Kafka broker answers at KP_BOOTSTRAP_SERVERS=127.0.0.1:1" in result.output
 

@@ -1,16 +1,12 @@
 """Spans of a worker at a collector, and without one."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
-from tests.support.collector import Collector
-from tests.support.commands import header
-from tests.support.stage import LINES, Stage, Workers, origin
+from tests.support.servers import Collector
+from tests.support.stage import LINES, Stage, Workers, header, origin
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STATE = b"vendor=opaque,other=1"
 
 
@@ -57,7 +53,7 @@ def test_a_collector_that_is_away_disturbs_nothing_and_without_tracing_headers_p
     for tracing in ("true", "false"):
         stage = Stage(kafka, KP_TRACING=tracing, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
         worker = workers(stage.env).wait_ready()
-        headers = [("traceparent", PARENT), ("tracestate", STATE), ("n", b"1")]
+        headers = [("traceparent", b"00-%032x-%016x-01" % (7, 7)), ("tracestate", STATE), ("n", b"1")]
         stage.produce([(b"k", line, headers, 0, 1_770_000_000_000) for line in LINES])
         stage.wait_committed(1000)
         metrics = worker.metrics()

@@ -1,7 +1,5 @@
 """Kafka is gone while nothing is to be done: each process says so within the session timeout, and goes on later."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,13 +9,12 @@ import pytest
 from tests.support.assemble import Workshop
 from tests.support.contribute import Booth
 from tests.support.kafka_fixtures import WorkerProcess, wait_until
-from tests.support.registry import RegistryProcess
+from tests.support.registry import RegistryThread
+from tests.support.sessions import VALUES
 from tests.support.stage import LINES, Stage, Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 GONE, BACK = "no broker has answered for ", "a broker answers again, after "
-SESSION = {"KP_SESSION_TIMEOUT_SECONDS": "6"}
-FOLLOW = ("--confidence", "0.8", "--domain", "code", "--visibility", "private", "--privacy", "aggregated")
 
 
 @pytest.fixture
@@ -60,16 +57,16 @@ def test_processes_without_work_say_that_no_broker_answers(
     stage = Stage(own_broker)
     workshop = Workshop(own_broker.bootstrap_servers)
     (tmp_path / "sessions").mkdir()
-    with RegistryProcess("--limit", "60000") as registry:
-        booth = Booth(own_broker.bootstrap_servers, registry.url, registry.key)
+    with RegistryThread() as registry:
+        booth = Booth(own_broker.bootstrap_servers, registry)
         worker = workers(stage.env)
-        processes = [worker, workers(booth.env, ("contribute",)), workers(workshop.env | SESSION, ("assemble",))]
+        processes = [worker, workers(booth.env, ("contribute",)), workers(workshop.env, ("assemble",))]
         for process in processes:
             process.wait_ready()
         assert wait_until(lambda: 'kp_consumer_lag{partition="0"}' in worker.metrics())
-        follow = ("publish", "--from", "claude-code", "--follow", str(tmp_path / "sessions"), *FOLLOW)
+        follow = ("publish", "--from", "claude-code", "--follow", str(tmp_path / "sessions"), *VALUES)
         follower = workers(stage.env, follow)
-        assert wait_until(lambda: "following " in follower.log()), follower.log()
+        follower.wait_log("following ")
         own_broker.pause_node(0)
         check_outage(processes, follower, 1, lambda: own_broker.resume_node(0))
         own_broker.kill_node(0)

@@ -15,17 +15,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_document
-from tests.support.commands import Diagnosis
 from tests.support.kafka_fixtures import consume_all, create_topics, wait_until
-from tests.support.processes import run_command, start_command
 from tests.support.schemas import VALIDATORS
 from tests.support.snippets import shell, snippets
-from tests.support.stage import Stage, Workers, documents
-from tests.support.surroundings import DOCS, environment
+from tests.support.stage import Diagnosis, Stage, Workers, documents
+from tests.support.surroundings import DOCS
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
 from worker.commands.shared.placed_verdicts import read_judged
-from worker.config import load
 from worker.core.changelog import RECORD_PREFIX
 from worker.core.documents import RecordPlace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -58,7 +55,7 @@ def verdict(stage: Stage, lines: list[Any], **env: str) -> Result:
 
 
 def confidences(stage: Stage) -> dict[str, dict[str, Any]]:
-    return {str(it["id"]): it["scoring"]["confidence"] for it in documents(stage)}  # type: ignore[index]
+    return {str(it["id"]): it["scoring"]["confidence"] for it in documents(stage)}
 
 
 def judged(stage: Stage) -> list[dict[str, Any]]:
@@ -87,7 +84,7 @@ def test_a_topic_a_file_and_a_call_give_the_same_document(
     stage.wait_committed(9)
     stage.produce([(None, source, (), 0) for source in sources[4:]])
     stage.wait_committed(13)
-    topic = sorted(documents(stage), key=lambda it: it["scoring"]["source"]["offset"])  # type: ignore[index]
+    topic = sorted(documents(stage), key=lambda it: it["scoring"]["source"]["offset"])
 
     traces, verdicts = tmp_path / "traces.jsonl", tmp_path / "verdicts.jsonl"
     traces.write_bytes(b"\n".join(sources))
@@ -104,13 +101,12 @@ def test_a_topic_a_file_and_a_call_give_the_same_document(
         called = scorer.score(parse_trace(source), None, 0)
         assert called.score == of_file["scoring"]["score"]
         assert json.loads(msgspec.json.encode(called.confidence)) == of_file["scoring"]["confidence"]
-        del of_topic["scoring"]["source"], of_file["scoring"]["source"]  # type: ignore[attr-defined]
+        del of_topic["scoring"]["source"], of_file["scoring"]["source"]
         assert of_topic == of_file
     assert [it["scoring"]["confidence"]["judged"] for it in file] == [0, 0, 0, 0, 4, 4, 0, 4]
 
     # What the judged topic says of each place is what the worker had there; and the records that it left are listed.
-    standings = asyncio.run(read_judged(load(**{name[3:].lower(): text for name, text in stage.env.items()
-                                                if name.startswith("KP_")})))  # fmt: skip
+    standings = asyncio.run(read_judged(stage.settings()))
     for offset, document in zip((0, 1, 2, 3, 9, 10, 11, 12), file, strict=True):
         agent, found = document["metadata"]["agent_id"], document["scoring"]["confidence"]
         standing = standings.at(0, offset, agent, document["metadata"]["task_domain"])
@@ -139,11 +135,11 @@ def test_verdicts_count_for_the_traces_behind_them_over_a_restart(
     first = documents(stage)
     for document in first:
         VALIDATORS["scored-trace"].validate(document)
-        assert document["scoring"]["confidence"] == {"stated": 0.9, "used": 0.5, "judged": 0, "succeeded": 0.0}  # type: ignore[index]
+        assert document["scoring"]["confidence"] == {"stated": 0.9, "used": 0.5, "judged": 0, "succeeded": 0.0}
     result = verdict(stage, [it | {"success": False, "judge": "ci"} for it in first])
     assert (result.exit_code, result.stderr) == (0, f"4 verdicts written to topic {stage.name}\n")
     stage.wait_committed(8)
-    (profile,) = {it["scoring"]["profile"] for it in first}  # type: ignore[index]
+    (profile,) = {it["scoring"]["profile"] for it in first}
     worker.wait_metric("kp_verdicts_total", 4, decision="rejected", profile=profile)
     worker.kill()
 
@@ -229,7 +225,7 @@ def test_an_id_is_enough_where_it_names_one_scored_trace(
 def test_a_verdict_is_written_as_soon_as_its_line_is_there(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     stage = stage_of(kafka, tmp_path / "keys")
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start_command("verdict", "-", env=environment(**stage.env), **pipes) as command:
+    with stage.start("verdict", "-", **pipes) as command:
         try:
             command.stdin.write(json.dumps(LINE).encode() + b"\n")
             command.stdin.flush()
@@ -255,7 +251,7 @@ def test_the_three_judges_of_the_page(kafka: EmbeddedKafka, workers: Workers, tm
     (tmp_path / "run.jsonl").write_bytes(trace(9, "bob"))
 
     def run(line: str, env: dict[str, str] = stage.env) -> str:
-        done = shell(line, environment(**env), tmp_path)
+        done = shell(line, env, tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
@@ -274,7 +270,7 @@ def test_the_three_judges_of_the_page(kafka: EmbeddedKafka, workers: Workers, tm
     with contextlib.chdir(tmp_path):
         for n, (source, place) in enumerate(zip(sources, sent, strict=True)):
             names["thumb"](json.loads(source), RecordPlace("", *place), n == 0)
-    away = environment(**stage.env | {"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    away = stage.env | {"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     assert "127.0.0.1:1" in shell(f"timeout 6 bash -c '{quick}'", away, tmp_path).stderr
     assert len((tmp_path / "sending.jsonl").read_text().splitlines()) == 4, "no click is lost"
     run(f"timeout 60 bash -c '{quick}'; [ -e done ]")
@@ -289,6 +285,10 @@ def test_the_three_judges_of_the_page(kafka: EmbeddedKafka, workers: Workers, tm
     }  # fmt: skip
 
 
+def verdict_checks(stage: Stage, **env: str) -> list[dict[str, Any]]:
+    return [it for it in Diagnosis(stage.env | env).findings if it["check"] == "verdicts"]
+
+
 def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(
     kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
 ) -> None:
@@ -299,15 +299,12 @@ def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(
     stage.wait_committed(4)
     assert verdict(stage, [it | {"success": False, "judge": "ci"} for it in documents(stage)]).exit_code == 0
     stage.wait_committed(8)
-    result = run_command("worker", ["doctor", "--json"], environment(**stage.env))  # it ends its process
-    found = [json.loads(line) for line in result.stdout.splitlines()]
-    spread, switch = [it for it in found if it["check"] == "verdicts"]
+    spread, switch = verdict_checks(stage)
     assert spread["level"] == "warn"
     assert "1 of 1 agents have traces in several partitions" in spread["message"]
     assert switch["message"].startswith("4 verdicts count; with KP_CONFIDENCE=record ")
     assert "of the last 4 traces would be accepted, now 4 are" in switch["message"]
-    result = run_command("worker", ["doctor", "--json"], environment(**(stage.env | {"KP_CONFIDENCE": "record"})))
-    (*_, switch) = [it for it in map(json.loads, result.stdout.splitlines()) if it["check"] == "verdicts"]
+    *_, switch = verdict_checks(stage, KP_CONFIDENCE="record")
     assert "--verdicts SHARE compares your weights" in switch["message"]
 
 
@@ -319,11 +316,8 @@ def test_the_doctor_tells_of_judges_that_see_accepted_traces_alone(
     documents_ = [trace_document(f"kp:trace:{n}", steps=WELL_ROUNDED if n % 2 else NEVER_ACCEPTED) for n in range(24)]
     stage.produce([(None, json.dumps(document).encode(), (), 0) for document in documents_])
     stage.wait_committed(24)
-    accepted = [it for it in documents(stage) if it["scoring"]["decision"] == "accepted"]  # type: ignore[index]
+    accepted = [it for it in documents(stage) if it["scoring"]["decision"] == "accepted"]
     assert verdict(stage, [it | {"success": True, "judge": "ci"} for it in accepted]).exit_code == 0
     stage.wait_committed(24 + len(accepted))
-    result = run_command("worker", ["doctor", "--json"], environment(**stage.env))
-    (warning,) = [
-        it for it in map(json.loads, result.stdout.splitlines()) if (it["check"], it["level"]) == ("verdicts", "warn")
-    ]
+    (warning,) = [it for it in verdict_checks(stage) if it["level"] == "warn"]
     assert "12 of the last 12 accepted traces have a verdict, and 0 of the last 12 rejected ones" in warning["message"]

@@ -1,7 +1,5 @@
 """The similarity in docs/how-a-score-comes-about.md, by the real model."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """OpenVINO and its export with the real model: the vectors of sentence-transformers, same bits every time."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -145,11 +143,8 @@ def test_same_bits_on_all_threads_and_on_a_share(exported: Path, fp32: OpenVinoE
     assert all(np.array_equal(fp32.embed(text).vector, one.vector) for text, one in zip(texts, found, strict=True))
 
 
-def test_no_more_texts_at_once_than_threads(exported: Path) -> None:
+def test_no_more_texts_at_once_than_threads_or_than_the_budget_allows_the_longest_on_a_share(exported: Path) -> None:
     assert OpenVinoEmbedder(exported, 256, 1, at_once=4).at_once == 1
-
-
-def test_one_text_at_once_where_the_longest_would_exceed_the_budget_on_a_share(exported: Path) -> None:
     assert OpenVinoEmbedder(exported, 256, 2, at_once=2, budget_seconds=1e-4).at_once == 1
     assert OpenVinoEmbedder(exported, 256, 2, at_once=2, budget_seconds=100).at_once == 2
 

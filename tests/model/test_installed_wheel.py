@@ -4,8 +4,6 @@ The packages and the weights come from the package index through uv's cache, whe
 versions of the lock. The jars of Kafka are this machine's: tests/kafka/test_embedded_kafka.py fetches them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The default model without torch: the graph from its weights, and kp-worker fetch-model. No test here loads torch."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

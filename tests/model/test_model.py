@@ -1,7 +1,5 @@
 """Real model, real Kafka: the scores of the shared traces, by file and by topic."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

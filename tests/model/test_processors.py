@@ -1,7 +1,5 @@
 """The real model on lesser processors, as oneDNN's own limit imitates them: what is equal there, and what is close."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`kp-worker report` of the shared traces."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -31,7 +31,7 @@ from tests.support import spans
 from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, topic_id, unique, wait_until
 from tests.support.monitoring import GRAFANA, RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
-from tests.support.registry import RegistryProcess
+from tests.support.registry import RegistryThread
 from tests.support.surroundings import topic_settings
 from worker import make_verdict, sign_verdict
 from worker.core.verdicts import SignedVerdict
@@ -149,7 +149,7 @@ def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
         stack.callback(prometheus.close)
         # Before the worker, so that it sees the counters' first steps.
         assert wait_until(prometheus.ready, 30), prometheus.log.read_text()
-        registry = stack.enter_context(RegistryProcess())
+        registry = stack.enter_context(RegistryThread())
         posting = {
             "KP_REGISTRY_URL": registry.url,
             "KP_REGISTRY_KEY": registry.key,

@@ -5,8 +5,6 @@ one: their transactions overlap, and some are aborted. A client that skips the w
 loses a trace.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`kp-worker assemble` as processes on topics of spans, and a judgement on the traces that come out."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import itertools
@@ -18,6 +16,7 @@ from typing import Any
 from aiokafka.errors import KafkaConnectionError
 
 from tests.support import spans
+from tests.support.chaos import Chaos, Fleet, shuffled
 from tests.support.kafka_fixtures import (
     WorkerProcess,
     consume_all,
@@ -134,36 +133,34 @@ class Trial:
 
 
 def crash_run(
-    kafka: EmbeddedKafka, folder: Path, rng: random.Random, runs: Sequence[Sequence[bytes]], trial: Trial
+    kafka: EmbeddedKafka, folder: Path, seed: int, runs: Sequence[Sequence[bytes]], trial: Trial
 ) -> dict[str, object]:
     """Write records of runs while processes are killed, join and leave, let the rest be assembled, and judge.
 
     Prints figures, and returns what no run may show; documents are named by their ids.
     """
-    workshop = Workshop(kafka.bootstrap_servers, 3, trial.grace, trial.gap)
+    workshop = Workshop(kafka.bootstrap_servers, grace=trial.grace, gap=trial.gap)
     began = time.monotonic()
-    writing = threading.Thread(target=_write, args=(workshop, rng.randrange(2**32), runs, trial))
-    fleet = [workshop.start(folder / f"assemble-{number}.log") for number in range(2)]
+    writing = threading.Thread(target=_write, args=(workshop, seed, runs, trial))
     expected = expected_documents(value for run in runs for value in run)
-    try:
-        for each in fleet:
-            each.wait_ready()
+    joins, leaves = trial.joins - trial.joins // 2, trial.joins // 2
+    plan = shuffled(seed, sigkill=trial.kills, join=joins, leave=leaves, restart_broker=trial.restarts)
+    with Fleet(workshop.env, folder, "worker", ("assemble",)) as fleet:
+        for slot in [fleet.add() for _ in range(2)]:
+            slot.process.wait_ready()
         writing.start()
-        _violence(rng, trial, kafka, workshop, folder, fleet)
-        writing.join()
-        deadline = time.monotonic() + 120 + trial.grace + trial.gap
-        while (open_runs := _open_runs(workshop)) or len(workshop.documents()) < len(expected):
-            assert all(each.returncode is None for each in fleet), [each.log()[-3000:] for each in fleet]
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.5)
-        for each in fleet:
-            each.terminate()
-        assert [each.wait() for each in fleet] == [0] * len(fleet), [each.log()[-2000:] for each in fleet]
-    finally:
-        for each in fleet:
-            each.close()
-        writing.join()
+        try:
+            pause = trial.seconds / len(plan)
+            Chaos(kafka, fleet, seed, most=2 + trial.joins).run(plan, (0.5 * pause, 1.5 * pause))
+        finally:
+            writing.join()
+        wait_until(
+            lambda: not _open_runs(workshop) and len(workshop.documents()) >= len(expected),
+            120 + trial.grace + trial.gap, 0.5,
+        )  # fmt: skip
+        open_runs = _open_runs(workshop)
+        assert set(fleet.stop_all()) == {0}, fleet.tails()
+        assert trial.restarts or not fleet.unexpected(), fleet.tails()
     print(f"{time.monotonic() - began:.0f} s", flush=True)
     return judged(workshop, expected, open_runs)
 
@@ -195,29 +192,6 @@ def _write(workshop: Workshop, seed: int, runs: Sequence[Sequence[bytes]], trial
             await asyncio.sleep(0.25)
 
     asyncio.run(write())
-
-
-def _violence(
-    rng: random.Random, trial: Trial, kafka: EmbeddedKafka, workshop: Workshop, folder: Path, fleet: list[WorkerProcess]
-) -> None:
-    events = ["kill"] * trial.kills + ["join"] * trial.joins + ["restart"] * trial.restarts
-    rng.shuffle(events)
-    for number, event in enumerate(events):
-        time.sleep(rng.uniform(0.5, 1.5) * trial.seconds / len(events))
-        log = folder / f"assemble-{100 + number}.log"
-        if event == "restart":
-            kafka.stop_node(0)
-            kafka.start_node(0)
-        elif event == "kill":
-            victim = rng.randrange(len(fleet))
-            fleet[victim].kill()
-            fleet[victim] = workshop.start(log)
-        elif len(fleet) > 1 and rng.random() < 0.5:
-            leaving = fleet.pop(rng.randrange(len(fleet)))
-            leaving.terminate()
-            assert leaving.wait() == 0, leaving.log()[-3000:]
-        else:
-            fleet.append(workshop.start(log))
 
 
 def _open_runs(workshop: Workshop) -> int:

@@ -5,8 +5,6 @@ as they decide about producer ids, epochs, sequence numbers, transactions and th
 partitions and coordinates everything. Requests and responses pass through their wire formats.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence

@@ -15,12 +15,10 @@ from worker.core.trace import CONTEXT, ReasoningTrace, parse_trace
 from worker.embed.embedder import Embedder, Embedding, Reading
 
 T0 = 1_776_153_600_000
-
-TOPIC_ID = "first-topic-0123456789"
-"""The id of the topic that verdicts are signed for, unless another one is given."""
-
-ANOTHER_ID = "another-topic-98765432"
 """2026-04-14T08:00:00Z, the time of everything that a test gives no time."""
+
+TOPIC_ID, ANOTHER_ID = "first-topic-0123456789", "another-topic-98765432"
+"""The id of the topic that verdicts are signed for, and of another one."""
 
 NEVER_ACCEPTED = ("thought",)
 WELL_ROUNDED = ("thought", "tool_call:search", "error_recovery", "tool_call:sheet", "observation")

@@ -3,12 +3,9 @@
 Only processes that were started here are ever signalled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy
-import http.client
 import json
 import logging
 import random
@@ -17,9 +14,10 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -27,24 +25,18 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from tests.support.builders import ANOTHER_ID
-from tests.support.kafka_fixtures import Record, WorkerProcess, committed, unique, wait_until
+from tests.support.kafka_fixtures import Record, WorkerProcess, committed, produce, unique, wait_until
 from tests.support.surroundings import DATA, topic_settings
 from worker import make_verdict, sign_verdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 LINES: Final = (DATA / "traces.jsonl").read_bytes().splitlines()
-SESSION_SECONDS: Final = 6
 CAPACITY: Final = 50
-TTL_SECONDS: Final = 60
 
 
 def settings(bootstrap: str, name: str | None = None, **extra: str) -> dict[str, str]:
     """Return the settings of a group of workers with topics of their own and a small, short-lived cache."""
-    small = {
-        "KP_SESSION_TIMEOUT_SECONDS": str(SESSION_SECONDS),
-        "KP_CACHE_MAX_ELEMENTS": str(CAPACITY),
-        "KP_CACHE_TTL_SECONDS": str(TTL_SECONDS),
-    }
+    small = {"KP_SESSION_TIMEOUT_SECONDS": "6", "KP_CACHE_MAX_ELEMENTS": str(CAPACITY), "KP_CACHE_TTL_SECONDS": "60"}
     return topic_settings(bootstrap, name or unique("chaos"), **small | extra)
 
 
@@ -174,6 +166,12 @@ def _broken(rng: random.Random, document: dict[str, Any]) -> bytes | None:
     return value + b"\xff" if kind == 5 else value
 
 
+def produce_some(env: Mapping[str, str], records: Iterator[Record], count: int, ends: dict[int, int]) -> None:
+    """Produce so many of the records; note in `ends` by partition the offset after the last one."""
+    for partition, offset in produce(env["KP_BOOTSTRAP_SERVERS"], env["KP_SOURCE_TOPIC"], islice(records, count)):
+        ends[partition] = max(offset + 1, ends.get(partition, 0))
+
+
 class Load(threading.Thread):
     """Produces at least `total` records at `rate` a second, whatever happens to the broker, each of them once.
 
@@ -272,11 +270,14 @@ class Slot:
 class Fleet:
     """Workers under a supervisor that restarts whatever exits, as systemd or Kubernetes would."""
 
-    def __init__(self, env: Mapping[str, str], logs: Path, module: str = "tests.support.crash_worker") -> None:
+    def __init__(
+        self, env: Mapping[str, str], logs: Path, module: str = "tests.support.crash_worker", args: Sequence[str] = ()
+    ) -> None:
         self.env = dict(env)
         self.exits: list[Exit] = []
         self.logs = logs
         self.module = module
+        self._args = args
         self._slots: dict[int, Slot] = {}
         self._count = 0
         self._lock = threading.RLock()
@@ -309,8 +310,7 @@ class Fleet:
     def remove(self, slot: Slot) -> None:
         with self._lock:
             slot.wanted = False
-            slot.expected |= {0, -15}  # -15: it was still importing
-            slot.process.terminate()
+            self.terminate(slot)
 
     def kill(self, slot: Slot) -> None:
         """Kill a worker by SIGKILL; the supervisor starts it again."""
@@ -349,7 +349,7 @@ class Fleet:
 
     def _start(self, number: int, extra: Mapping[str, str]) -> WorkerProcess:
         log = self.logs / f"worker-{number}.log"
-        return WorkerProcess({**self.env, **extra}, log_path=log, module=self.module)
+        return WorkerProcess({**self.env, **extra}, self._args, log_path=log, module=self.module)
 
     def _supervise(self) -> None:
         while not self._closing.wait(0.1):
@@ -369,9 +369,7 @@ class Fleet:
 
 
 def ready(slot: Slot) -> bool:
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        return slot.process.get("/readyz")[0] == 200
-    return False
+    return slot.process.readyz()[0] == 200
 
 
 def wait_settled(bootstrap: str, env: Mapping[str, str], ends: Mapping[int, int], timeout: float) -> bool:
@@ -392,13 +390,18 @@ def wait_settled(bootstrap: str, env: Mapping[str, str], ends: Mapping[int, int]
 class Chaos:
     """Does what a plan says, at random moments; one line for each action on standard output."""
 
-    def __init__(self, kafka: EmbeddedKafka, fleet: Fleet, seed: int, *, most: int = 3) -> None:
+    def __init__(
+        self, kafka: EmbeddedKafka, fleet: Fleet, seed: int, *, most: int = 3,
+        more: Mapping[str, Callable[[], object]] | None = None,
+    ) -> None:  # fmt: skip
+        """`most`: the most workers at a time; `more`: actions by name, beside the methods."""
         self.rng = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.zombies: list[str] = []
         self._kafka = kafka
         self._fleet = fleet
         self._most = most
+        self._more = more or {}
         self._began = time.monotonic()
 
     def run(self, plan: Sequence[str], pause: tuple[float, float] = (0.3, 3.0)) -> None:
@@ -407,7 +410,7 @@ class Chaos:
             if self.rng.random() < 0.7:  # the others may hit a worker that starts, restores or waits
                 wait_until(lambda: any(map(ready, self._fleet.running())), 40)
             time.sleep(self.rng.uniform(*pause))
-            getattr(self, action)()
+            (self._more.get(action) or getattr(self, action))()
             self.done[action] += 1
 
     def say(self, text: str) -> None:

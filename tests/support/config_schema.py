@@ -1,13 +1,9 @@
 """The config file's JSON Schema, which `make docs` writes to schemas/config.schema.json."""
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from worker.config.settings import ProfileSetting, Settings
 from worker.core.scoring import PROFILES
-
-SCHEMA_ID: Final = "urn:knowledgepulse:kp-worker:config"
 
 
 def config_schema() -> dict[str, Any]:
@@ -22,7 +18,7 @@ def config_schema() -> dict[str, Any]:
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": SCHEMA_ID,
+        "$id": "urn:knowledgepulse:kp-worker:config",
         "title": "Config file of kp-worker",
         "type": "object",
         "properties": properties,

@@ -1,29 +1,27 @@
 """Accepted records, `kp-worker contribute` as processes, and a judgement on what the registry holds in the end."""
 
-from __future__ import annotations
-
 import json
-import random
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support.builders import trace_document
+from tests.support.chaos import Chaos, Fleet, shuffled
 from tests.support.kafka_fixtures import (
-    WorkerProcess,
     committed,
     consume_all,
     create_topics,
     produce,
     unique,
     wait_committed,
+    wait_until,
 )
-from tests.support.registry import RegistryProcess
+from tests.support.registry import FaultKind, Faults, RegistryOptions, RegistryThread
 from worker.contribute.unit import Gate, Unit, unit_from
 from worker.core.trace import Limits
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def accepted_document(trace_id: str, **metadata: Any) -> dict[str, Any]:
@@ -45,9 +43,11 @@ def unit_of(document: Mapping[str, Any], gate: Gate = GATE) -> Unit:
 
 
 class Booth:
-    """The accepted topic of one test, and the settings of its `contribute`."""
+    """The accepted topic of one test, and the settings of its `contribute`. `url`: in place of the registry's."""
 
-    def __init__(self, bootstrap: str, url: str, key: str, partitions: int = 2, **settings: str) -> None:
+    def __init__(
+        self, bootstrap: str, registry: RegistryThread, partitions: int = 2, url: str = "", **settings: str
+    ) -> None:
         self.bootstrap = bootstrap
         self.name = unique("booth")
         self.accepted = f"{self.name}.accepted"
@@ -56,7 +56,7 @@ class Booth:
         self.partitions = partitions
         self.env = {
             "KP_BOOTSTRAP_SERVERS": bootstrap, "KP_GROUP_ID": self.name, "KP_ACCEPTED_TOPIC": self.accepted,
-            "KP_CREATE_TOPICS": "true", "KP_REGISTRY_URL": url, "KP_REGISTRY_KEY": key,
+            "KP_CREATE_TOPICS": "true", "KP_REGISTRY_URL": url or registry.url, "KP_REGISTRY_KEY": registry.key,
             "KP_SESSION_TIMEOUT_SECONDS": "6", **settings,
         }  # fmt: skip
         create_topics(bootstrap, {self.accepted: (partitions, {"retention.ms": "-1"})})
@@ -96,76 +96,41 @@ class Trial:
     """How long kills and restarts go on."""
 
 
-def crash_run(bootstrap: str, folder: Path, seed: int, trial: Trial) -> dict[str, object]:
+def crash_run(kafka: EmbeddedKafka, folder: Path, seed: int, trial: Trial) -> dict[str, object]:
     """Kill processes and restart the registry while traces are posted, let the rest be posted, and judge.
 
     Prints figures, and returns what no run may show. A trace posted twice is no such thing: a request may land after
     the look-up.
     """
-    rng = random.Random(seed)
-    faults = [f"--fault={kind}=0.01" for kind in ("error", "slow", "reset", "truncated", "html")]
-    idempotency = [] if trial.idempotency else ["--no-idempotency"]
-    with RegistryProcess(
-        "--data", str(folder / "registry.db"), "--limit", "60000", *idempotency, *faults,
-        "--slow-seconds", "1.5", "--seed", str(seed),
-    ) as registry:  # fmt: skip
-        booth = Booth(bootstrap, registry.url, registry.key, 4, KP_CONTRIBUTE_TIMEOUT_SECONDS="1")
+    shares: dict[FaultKind, float] = {kind: 0.01 for kind in FaultKind if kind is not FaultKind.REDIRECT}
+    faults = Faults(shares, slow_seconds=1.5, seed=seed)
+    with RegistryThread(RegistryOptions(trial.idempotency, faults=faults)) as registry:
+        booth = Booth(kafka.bootstrap_servers, registry, 4, KP_CONTRIBUTE_TIMEOUT_SECONDS="1")
         documents = [accepted_document(f"kp:trace:{number}") for number in range(trial.traces)]
         booth.put(documents)
-        fleet = [_start(booth, folder, number) for number in range(trial.processes)]
-        started = time.monotonic()
-        try:
-            _violence(rng, trial, registry, booth, folder, fleet)
-            deadline = time.monotonic() + 300
-            while booth.committed() < trial.traces:
-                assert time.monotonic() < deadline, f"{booth.committed()} committed\n{fleet[0].log()[-3000:]}"
-                assert all(each.returncode is None for each in fleet), [each.log()[-2000:] for each in fleet]
-                time.sleep(0.5)
+        with Fleet(booth.env, folder, "worker", ("contribute",)) as fleet:
+            for _ in range(trial.processes):
+                fleet.add()
+
+            def restart_registry() -> None:
+                registry.stop()
+                time.sleep(violence.rng.uniform(0, 2))
+                registry.start()
+
+            started = time.monotonic()
+            violence = Chaos(kafka, fleet, seed, more={"restart_registry": restart_registry})
+            plan = shuffled(seed, sigkill=trial.kills, restart_registry=trial.restarts)
+            violence.run(plan, (0.5 * trial.seconds / len(plan), 1.5 * trial.seconds / len(plan)))
+            assert wait_until(lambda: booth.committed() >= trial.traces, 300.0, 0.5), fleet.tails()
             seconds = time.monotonic() - started
-            for each in fleet:  # the last kill may be the last event
-                each.wait_ready()
-            late = sum(int(each.metric("kp_contribute_late_total")) for each in fleet)
-            for each in fleet:
-                each.terminate()
-            assert [each.wait() for each in fleet] == [0] * len(fleet), [each.log()[-2000:] for each in fleet]
-        finally:
-            for each in fleet:
-                each.close()
-        return _judge(registry, booth, documents, late, seconds)
-
-
-def _start(booth: Booth, folder: Path, number: int) -> WorkerProcess:
-    return WorkerProcess(booth.env, ("contribute",), log_path=folder / f"contribute-{number}.log")
-
-
-def _violence(
-    rng: random.Random, trial: Trial, registry: RegistryProcess, booth: Booth, folder: Path, fleet: list[WorkerProcess]
-) -> None:
-    events = ["kill"] * trial.kills + ["restart"] * trial.restarts
-    rng.shuffle(events)
-    for number, event in enumerate(events):
-        time.sleep(rng.uniform(0.5, 1.5) * trial.seconds / len(events))
-        if event == "restart":
-            registry.kill()
-            time.sleep(rng.uniform(0, 2))
-            registry.start()
-        else:
-            victim = rng.randrange(len(fleet))
-            fleet[victim].kill()
-            fleet[victim] = _start(booth, folder, 100 + number)
-
-
-def _judge(
-    registry: RegistryProcess, booth: Booth, documents: Sequence[Mapping[str, Any]], late: int, seconds: float
-) -> dict[str, object]:
-    state, units, receipts = registry.state(), registry.units(), booth.receipts()
-    ids = Counter(unit["id"] for unit in units)
-    expected = {document["id"]: {k: v for k, v in document.items() if k != "scoring"} for document in documents}
+            assert set(fleet.stop_all()) == {0}, fleet.tails()
+            assert not fleet.unexpected(), fleet.tails()
+        state, units, receipts = registry.store.state(), registry.store.units(), booth.receipts()
     twice = sum(number > 1 for number in state["units"].values())
-    print(f"{twice} posted twice, {late} late, {seconds:.0f} s, answers: {state['answers']}", flush=True)
+    print(f"{twice} posted twice, {seconds:.0f} s, answers: {state['answers']}", flush=True)
+    expected = {document["id"]: {k: v for k, v in document.items() if k != "scoring"} for document in documents}
     problems = {
-        "missing": sorted(expected.keys() - ids.keys()),
-        "foreign": sorted(each for each, number in ids.items() if each not in expected or number > 1),
+        "missing": sorted(expected.keys() - state["units"].keys()),
         "wrong": sorted(unit["id"] for unit in units if unit != expected.get(unit["id"])),
         "without receipt": sorted(expected.keys() - receipts.keys()), "refused": len(booth.refusals()),
         "429s": state["429s"], "revoked": state["revoked"],

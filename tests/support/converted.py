@@ -1,7 +1,5 @@
 """`kp-worker convert` on runs that a test makes, and what comes out."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

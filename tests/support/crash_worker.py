@@ -13,8 +13,6 @@ Everything between them is the product's own code. Settings are the worker's
   follows is up to whoever sends SIGCONT.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -1,10 +1,4 @@
-"""Records of a changelog that no worker has written: damaged ones, and what somebody else may write there.
-
-Belongs here: valid records field by field, and what can be wrong with each field. What a reader must make of them is in
-tests/unit/core/test_damaged_changelog.py and tests/kafka/test_damaged_changelog.py.
-"""
-
-from __future__ import annotations
+"""Records of a changelog that no worker has written: damaged ones, and what somebody else may write there."""
 
 import random
 import struct

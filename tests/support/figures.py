@@ -1,10 +1,4 @@
-"""Figures of a worker and its Kafka over a long run: memory, threads, files, open transactions, changelog bytes.
-
-Belongs here: taking one figure, taking them at intervals, and whether they grew. Does not belong here: load and faults
-(chaos.py), what is right on the topics (oracle.py).
-"""
-
-from __future__ import annotations
+"""Figures of a worker and its Kafka over a long run, and whether they grew: memory, threads, files, transactions..."""
 
 import asyncio
 import contextlib

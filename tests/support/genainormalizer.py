@@ -1,7 +1,5 @@
 """What the Collector's processor `genainormalizer` makes of spans; its renames are data."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

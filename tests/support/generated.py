@@ -3,8 +3,6 @@
 `make docs` runs this module, which writes it between the markers of the pages; tests/docs/test_pages.py compares.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,10 +1,4 @@
-"""Hostile and odd records among good ones, and what must become of each.
-
-Belongs here: the table of all that a broker accepts and a careless worker does not survive, topics that refuse some of
-it, a thread that sends such batches at random, and the reading of a source topic that holds them.
-"""
-
-from __future__ import annotations
+"""Hostile and odd records among good ones, all that a broker accepts, and what must become of each."""
 
 import asyncio
 import gzip
@@ -36,7 +30,6 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 MAX_BATCH_BYTES: Final = 4 << 20
 """KP_MAX_BATCH_BYTES of the workers under test; every batch of this module is far from it, on one side or the other."""
 
-MAX_MESSAGE_BYTES: Final = 1 << 20
 DAY_MS: Final = 86_400_000
 
 OUTPUT_CONFIG: Final = {"message.timestamp.after.max.ms": "600000"}
@@ -76,7 +69,7 @@ def reason(record: SourceRecord) -> str | None:
         return "bad_header"
     size = len(record.key or b"") + len(record.value or b"")
     size += sum(2 + len(name) + len(value or b"") for name, value in record.raw_headers)
-    return "too_large" if size > MAX_MESSAGE_BYTES else None
+    return "too_large" if size > 1 << 20 else None
 
 
 def refused(record: SourceRecord) -> bool:

@@ -1,11 +1,7 @@
 """Fixtures and helpers for tests against a real Kafka; tests/conftest.py imports the fixtures.
 
-Belongs here: the shared brokers, plain-value access to topics and groups, and the worker as a process. Does not
-belong here: knowledge of traces, scores or the worker's topics. Each helper exists as `name(...)` for sync tests
-and `name_async(...)` for async ones. One broker serves the whole session: take names from unique().
+One broker serves the whole session: take names from unique(). `name_async` is `name` for async tests.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -14,23 +10,22 @@ import http.client
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import TopicAlreadyExistsError, for_code
 from aiokafka.structs import OffsetAndMetadata
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support import warm
-from tests.support.surroundings import ROOT, environment
+from tests.support.processes import start_fork
+from tests.support.surroundings import environment
 from worker.kafka.cluster import describe
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_node import free_ports
@@ -39,8 +34,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE_S = 60.0  # one broker answer on a busy machine; it only decides when a broken test gives up
-METADATA_ATTEMPTS = 10
-ENDING_S = 2.0  # a transaction whose end is decided takes some ms to end in each partition
 
 
 @pytest.fixture(scope="session")
@@ -89,31 +82,44 @@ def wait_until(condition: Callable[[], object], timeout: float = PATIENCE_S, pau
 TopicSpec = int | tuple[int, Mapping[str, str]]
 
 
-async def create_topics_async(bootstrap: str, topics: Mapping[str, TopicSpec]) -> None:
-    """Create topics, name -> partitions or (partitions, configs); replication is the cluster's default."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
+@contextlib.asynccontextmanager
+async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
     try:
-        wanted = []
-        for name, spec in topics.items():
-            partitions, configs = (spec, {}) if isinstance(spec, int) else spec
-            # aiokafka takes -1 (the default) only beside an assignment; an empty one means none to Kafka.
-            wanted.append(NewTopic(name, partitions, -1, replica_assignments={}, topic_configs=dict(configs)))
-        answer = await admin.create_topics(wanted)
+        yield client
+    finally:
+        await client.close()
+
+
+def admin(bootstrap: str, action: Callable[[AIOKafkaAdminClient], Awaitable[T]]) -> T:
+    """Return what an action of an admin client returns."""
+
+    async def run() -> T:
+        async with _admin(bootstrap) as client:
+            return await action(client)
+
+    return asyncio.run(run())
+
+
+async def create_topics_async(bootstrap: str, topics: Mapping[str, TopicSpec]) -> None:
+    """Create topics, name -> partitions or (partitions, configs); replication is the cluster's default.
+
+    Returns when the brokers know a leader of each partition: creation is seen a little later than done.
+    """
+    wanted = []
+    for name, spec in topics.items():
+        partitions, configs = (spec, {}) if isinstance(spec, int) else spec
+        # aiokafka takes -1 (the default) only beside an assignment; an empty one means none to Kafka.
+        wanted.append(NewTopic(name, partitions, -1, replica_assignments={}, topic_configs=dict(configs)))
+    async with _admin(bootstrap) as client, asyncio.timeout(PATIENCE_S):
+        answer = await client.create_topics(wanted)
         for name, code, *rest in answer.topic_errors:
             if code:
                 raise for_code(code)(f"{name}: {rest}")
-        await _wait_leaders(admin, topics)
-    finally:
-        await admin.close()
-
-
-async def _wait_leaders(admin: AIOKafkaAdminClient, topics: Mapping[str, TopicSpec]) -> None:
-    """Return when the brokers know a leader of each partition: creation is seen a little later than done."""
-    async with asyncio.timeout(PATIENCE_S):
         while True:
-            found = await admin.describe_topics(list(topics))
-            if all(not t["error_code"] and all(p["leader"] >= 0 for p in t["partitions"]) for t in found):
+            described = await client.describe_topics(list(topics))
+            if all(not t["error_code"] and all(p["leader"] >= 0 for p in t["partitions"]) for t in described):
                 return
             await asyncio.sleep(0.05)
 
@@ -123,17 +129,10 @@ async def produce_async(bootstrap: str, topic: str, records: Iterable[Sequence[A
     async with AIOKafkaProducer(
         bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_request_size=16 << 20
     ) as producer:
-        sent = []
-        for record in (Record(*r) for r in records):
-            future = await producer.send(
-                topic,
-                key=record.key,
-                value=record.value,
-                headers=list(record.headers),
-                partition=record.partition,
-                timestamp_ms=record.timestamp_ms,
-            )
-            sent.append(future)
+        sent = [
+            await producer.send(topic, r.value, r.key, r.partition, r.timestamp_ms, list(r.headers))
+            for r in (Record(*record) for record in records)
+        ]
         done = await asyncio.gather(*sent)
     return [(metadata.partition, metadata.offset) for metadata in done]
 
@@ -151,7 +150,7 @@ async def consume_all_async(
     ) as consumer:
         partitions = [TopicPartition(topic, p) for p in sorted(await _partitions(consumer, topic))]
         ends = await consumer.end_offsets(partitions)
-        patience = time.monotonic() + ENDING_S
+        patience = time.monotonic() + 2  # a transaction whose end is decided takes some ms to end in each partition
         while ends != await _all_ends(consumer, partitions) and time.monotonic() < patience:
             await asyncio.sleep(0.02)
             ends = await consumer.end_offsets(partitions)
@@ -160,7 +159,7 @@ async def consume_all_async(
         async with asyncio.timeout(PATIENCE_S):
             while [tp for tp in partitions if await consumer.position(tp) < ends[tp]]:
                 for batch in (await consumer.getmany(timeout_ms=100)).values():
-                    records += [record for record in batch if record.offset < ends[_tp(record)]]
+                    records += [it for it in batch if it.offset < ends[TopicPartition(it.topic, it.partition)]]
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
@@ -174,17 +173,12 @@ async def _all_ends(consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartit
         fetcher._isolation_level = isolation
 
 
-def _tp(record: Any) -> TopicPartition:
-    return TopicPartition(record.topic, record.partition)
-
-
 async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
-    for _ in range(METADATA_ATTEMPTS):  # a broker that has just come back may not know its topics yet
+    for _ in range(10):  # a broker that has just come back may not know its topics yet
         await consumer._client.set_topics([topic])
         await consumer._client.force_metadata_update()
-        found = consumer.partitions_for_topic(topic)
-        if found:
-            return set(found)
+        if partitions := consumer.partitions_for_topic(topic):
+            return set(partitions)
         await asyncio.sleep(0.5)
     raise AssertionError(f"no topic {topic}")
 
@@ -202,39 +196,31 @@ async def committed_async(bootstrap: str, group: str, topic: str) -> dict[int, i
     return {p: offset for p, offset in offsets.items() if offset is not None}
 
 
-async def topic_id_async(bootstrap: str, topic: str) -> str:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        found = await describe.topic_id(admin, topic)
-    finally:
-        await admin.close()
-    assert found is not None
-    return found
-
-
 def _sync(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Return a coroutine function as an ordinary one."""
     return functools.wraps(function)(lambda *args, **kwargs: asyncio.run(function(*args, **kwargs)))
 
 
-topic_id = _sync(topic_id_async)
 create_topics = _sync(create_topics_async)
 produce = _sync(produce_async)
 consume_all = _sync(consume_all_async)
 committed = _sync(committed_async)
 
 
-def recreate_topic(bootstrap: str, topic: str, partitions: int) -> None:
-    """Delete a topic, and create it again under the same name: it gets another id."""
-    admin(bootstrap, lambda client: client.delete_topics([topic]))
+def topic_id(bootstrap: str, topic: str) -> str:
+    found = admin(bootstrap, lambda client: describe.topic_id(client, topic))
+    assert found is not None
+    return found
+
+
+def create_again(bootstrap: str, topic: str, spec: TopicSpec) -> None:
+    """Create a topic as soon as its deletion is done: it gets another id."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return create_topics(bootstrap, {topic: partitions})
-        except KafkaError:  # the deletion is not done yet
+            return create_topics(bootstrap, {topic: spec})
+        except TopicAlreadyExistsError:
             assert time.monotonic() < deadline
-            time.sleep(0.2)
 
 
 class LoggedProcess:
@@ -244,33 +230,15 @@ class LoggedProcess:
     """
 
     def __init__(
-        self,
-        module: str,
-        args: Sequence[str],
-        env: Mapping[str, str],
-        log_path: Path | None = None,
-        *,
+        self, module: str, args: Sequence[str], env: Mapping[str, str], log_path: Path | None = None, *,
         cold: bool = False,
-    ) -> None:
-        if log_path is None:
-            handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
-            os.close(handle)
-            log_path = Path(name)
-        self.log_path = log_path
+    ) -> None:  # fmt: skip
+        self.log_path = log_path or Path(tempfile.mkdtemp(prefix="kp-worker-")) / "log"
         env = {**env, "PYTHONUNBUFFERED": "1"}
-        self.process: subprocess.Popen[bytes] | warm.WarmProcess
-        with log_path.open("ab") as output:
-            if warm.enabled and not cold:
-                self.process = warm.WarmProcess(module, args, env, ROOT, stdout=output, stderr=output)
-            else:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", module, *args],
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                )
+        with self.log_path.open("ab") as output, open(os.devnull, "rb") as nothing:
+            self.process = start_fork(
+                module, args, env, stdin=nothing, stdout=output, stderr=output, cold=cold
+            )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -315,14 +283,9 @@ class WorkerProcess(LoggedProcess):
     """
 
     def __init__(
-        self,
-        env: Mapping[str, str],
-        args: Sequence[str] = ("run",),
-        *,
-        log_path: Path | None = None,
-        module: str = "worker",
-        cold: bool = False,
-    ) -> None:
+        self, env: Mapping[str, str], args: Sequence[str] = ("run",), *, log_path: Path | None = None,
+        module: str = "worker", cold: bool = False,
+    ) -> None:  # fmt: skip
         self.http_port = int(env.get("KP_HTTP_PORT") or free_ports(1)[0])
         settings = {**env, "KP_HTTP_PORT": str(self.http_port)}
         super().__init__(module, args, environment(**settings), log_path, cold=cold)
@@ -341,58 +304,59 @@ class WorkerProcess(LoggedProcess):
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
+    def readyz(self) -> tuple[int, str]:
+        """Return status and body of /readyz; 0 and "" while nothing answers."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self.get("/readyz")
+        return 0, ""
+
+    def _wait(self, condition: Callable[[], object], what: str, timeout: float = PATIENCE_S) -> None:
+        """Return when the condition is true. Raises AssertionError with the log if that is late (seconds)."""
+        assert wait_until(condition, timeout, 0.05), f"not in {timeout} s: {what}\n{self.log()}"
+
     def wait_ready(self, timeout: float = PATIENCE_S) -> Self:
         """Return when /readyz says 200. Raises AssertionError with the log if it ends or is late (seconds)."""
 
         def ready() -> bool:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                return self.get("/readyz")[0] == 200
-            return False
+            status, _ = self.readyz()  # another process may answer on its port
+            assert self.returncode is None, f"ended with {self.returncode} before it was ready:\n{self.log()}"
+            return status == 200
 
-        deadline = time.monotonic() + timeout
-        while not ready() or self.returncode is not None:  # another process may answer on its port
-            if self.returncode is not None:
-                raise AssertionError(f"the worker ended with {self.returncode} before it was ready:\n{self.log()}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"the worker was not ready in {timeout} s:\n{self.log()}")
-            time.sleep(0.05)
+        self._wait(ready, "ready", timeout)
         return self
 
-    def wait_words(self, words: str, timeout: float = PATIENCE_S) -> None:
-        """Return when /readyz says the words. Raises AssertionError with the log if it is late (seconds)."""
-        deadline = time.monotonic() + timeout
-        said = ""
-        while words not in said:
-            assert time.monotonic() < deadline, f"/readyz says {said!r}, not {words!r}:\n{self.log()}"
-            time.sleep(0.1)
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                said = self.get("/readyz")[1]
+    def wait_words(self, words: str) -> None:
+        """Return when /readyz says the words. Raises AssertionError with the log."""
+        self._wait(lambda: words in self.readyz()[1], f"{words!r} on /readyz")
+
+    def wait_log(self, words: str, timeout: float = PATIENCE_S) -> None:
+        """Return when the log has the words. Raises AssertionError with the log."""
+        self._wait(lambda: words in self.log(), f"{words!r} in the log", timeout)
+
+    def _samples(self, name: str = "") -> list[Any]:
+        lines = self.get("/metrics", PATIENCE_S)[1].splitlines()  # to read them all takes 10 ms
+        text = "\n".join(line for line in lines if line.startswith(name))
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def metrics(self) -> dict[str, float]:
         """Return /metrics as sample -> value; with labels the key is name{a="x",b="y"}, labels in order."""
         samples = {}
-        for family in text_string_to_metric_families(self.get("/metrics", PATIENCE_S)[1]):
-            for sample in family.samples:
-                labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-                samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        for sample in self._samples():
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return samples
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of all samples of that name that carry the given labels; 0 if there are none."""
-        lines = self.get("/metrics", PATIENCE_S)[1].splitlines()  # to read them all takes 10 ms
-        families = text_string_to_metric_families("\n".join(line for line in lines if line.startswith(name)))
-        samples = (sample for family in families for sample in family.samples if sample.name == name)
-        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+        samples = (sample for sample in self._samples(name) if sample.name == name)
+        return sum(float(sample.value) for sample in samples if labels.items() <= sample.labels.items())
 
     def wait_metric(self, name: str, value: float, **labels: str) -> None:
         """Return when the metric has that value: a reader sees a commit a moment before the worker counts it.
 
         Raises AssertionError with the log after PATIENCE_S.
         """
-        deadline = time.monotonic() + PATIENCE_S
-        while (found := self.metric(name, **labels)) != value:
-            assert time.monotonic() < deadline, f"{name}{labels} is {found}, not {value}:\n{self.log()}"
-            time.sleep(0.1)
+        self._wait(lambda: self.metric(name, **labels) == value, f"{name}{labels} is {value}")
 
     def kill(self) -> None:
         """Kill by SIGKILL, as a crash does, and wait."""
@@ -448,17 +412,3 @@ def wait_committed(bootstrap: str, group: str, topic: str, count: int, timeout: 
         return sum(committed(bootstrap, group, topic).values())
 
     assert wait_until(lambda: done() >= count, timeout, 0.2), f"{done()} of {count} committed"
-
-
-def admin(bootstrap: str, action: Callable[[AIOKafkaAdminClient], Awaitable[T]]) -> T:
-    """Return what an action of an admin client returns."""
-
-    async def run() -> T:
-        client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-        await client.start()
-        try:
-            return await action(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(run())

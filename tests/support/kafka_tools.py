@@ -1,7 +1,5 @@
 """Kafka's own `kafka-*.sh` for the pages' commands: Kafka's classes, started as its scripts do."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Final

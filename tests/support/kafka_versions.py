@@ -1,7 +1,5 @@
 """The other Kafka releases that the tests can run on, by `--kafka VERSION`: their jars, and a Java for them."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import subprocess

@@ -4,8 +4,6 @@ The logs are of a desk that books flights: a system prompt, a user over several 
 once, whose results come in any order), errors, contents in parts, refusals, and runs that end with a call.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

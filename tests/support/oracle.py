@@ -1,7 +1,6 @@
 """An independent judge: re-score the raw source topic by brute force, and compare with what came out."""
 
-from __future__ import annotations
-
+import base64
 import hashlib
 import hmac
 import json
@@ -125,6 +124,7 @@ class Verdict:
     reason: str | None = None  # of the dead letter, where it must be this one
     standing: Standing | None = None  # of a trace, or after a verdict
     counts: bool = True  # of a verdict
+    vector: Any = None  # where outputs have it
 
 
 @dataclass
@@ -168,13 +168,14 @@ def judge(
     topic_id: str | None = None,
     judges: Mapping[str, bytes] | None = None,
     older: Container[Place] = (),
+    vectors: bool = False,
 ) -> dict[Place, Verdict]:
     """Score the records of all partitions, each partition in offset order.
 
     `reason`: of a dead letter that a record becomes before it is parsed; `refused`: whether the output topics refuse a
     trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective. `judges`:
     the keys of verdicts, which must be signed for `topic_id` and whose records make the scores then, except for the
-    places in `older`: a release without verdicts has read them.
+    places in `older`: a release without verdicts has read them. `vectors`: KP_OUTPUT_EMBEDDING.
     """
     verdicts: dict[Place, Verdict] = {}
     entries: dict[int, list[Remembered]] = defaultdict(list)
@@ -220,7 +221,7 @@ def judge(
             standing = judged[record.partition].standing(agent_id, document["metadata"]["task_domain"])
         value = score(document, novelty, None if standing is None else standing.used)
         kind = "accepted" if value >= 0.75 else "rejected"
-        verdicts[place] = Verdict(record, kind, value, novelty, standing=standing)
+        verdicts[place] = Verdict(record, kind, value, novelty, standing=standing, vector=vector if vectors else None)
     return verdicts
 
 
@@ -263,6 +264,7 @@ def check(
         objective_apart=env.get("KP_EMBED_TEXT") == "objective",
         topic_id=topic_id(bootstrap, topic),
         judges=keys if env.get("KP_CONFIDENCE") == "record" else None,
+        vectors=env.get("KP_OUTPUT_EMBEDDING") == "true",
     )
     names = {"accepted": "KP_ACCEPTED_TOPIC", "rejected": "KP_REJECTED_TOPIC", "dead-letter": "KP_DEAD_LETTER_TOPIC"}
     if keys:
@@ -332,6 +334,10 @@ def _compare_one(report: Report, at: str, kind: str, record: Any, verdict: Verdi
         if worst > TOLERANCE:
             report.note("damaged", f"{at}: score {scoring['score']}, expected {verdict.score}, differs by {worst}")
         report.worst = max(report.worst, worst)
+        if verdict.vector is not None:
+            vector = np.frombuffer(base64.b64decode(scoring["embedding"]["data"]), "<f4")
+            if not np.abs(vector - verdict.vector).max() < TOLERANCE:
+                report.note("damaged", f"{at}: another vector")
         if verdict.standing is not None:
             found, wanted = scoring["confidence"], verdict.standing
             if found["judged"] != wanted.judged or abs(found["succeeded"] - wanted.succeeded) > TOLERANCE:

@@ -1,7 +1,5 @@
 """Scored documents with their vectors, as a consumer reads them."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

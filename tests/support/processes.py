@@ -1,7 +1,5 @@
 """Processes: commands of the worker, and the ends of what a run started and of the run."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -25,10 +23,10 @@ def start_command(
 
 def start_fork(
     module: str, args: Sequence[str], env: Mapping[str, str], cwd: Path = ROOT, *,
-    stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes],
+    stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes], cold: bool = False,
 ) -> subprocess.Popen[bytes] | warm.WarmProcess:  # fmt: skip
     """Start `python -m module` on files, terminals or pipes, in a fork where tests/support/warm.py is enabled."""
-    if warm.enabled:
+    if warm.enabled and not cold:
         return warm.WarmProcess(module, args, env, cwd, stdin=stdin, stdout=stdout, stderr=stderr)
     command = [sys.executable, "-m", module, *args]
     return subprocess.Popen(command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)

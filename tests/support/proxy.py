@@ -1,7 +1,5 @@
 """A proxy in front of one broker, which ends connections at chosen requests, as a broker that restarts does."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

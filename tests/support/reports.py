@@ -1,7 +1,5 @@
 """Scored documents, as the worker writes them or made up, their report, and `kp-worker report` in this process."""
 
-from __future__ import annotations
-
 import json
 import random
 import xml.etree.ElementTree as ET

@@ -1,7 +1,5 @@
 """docs/how-a-score-comes-about.md: its two traces, their similarity, and the core's scores of them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.support.surroundings import DOCS

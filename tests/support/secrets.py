@@ -1,7 +1,5 @@
 """Accepted documents with each kind of secret in each free string, and a search for what is left of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.contribute import accepted_document

@@ -4,8 +4,6 @@ Every way to log in leads to the same user, `kp`, who may do nothing until `allo
 the administrator's.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess
@@ -45,7 +43,8 @@ OPERATIONS = {
     "Read": 3, "Write": 4, "Create": 5, "Delete": 6, "Alter": 7, "Describe": 8, "ClusterAction": 9,
     "DescribeConfigs": 10, "AlterConfigs": 11, "IdempotentWrite": 12,
 }  # fmt: skip
-LITERAL, PREFIXED, ALLOW = 3, 4, 3
+LITERAL, PREFIXED = 3, 4
+DENY, ALLOW = 2, 3
 
 
 class Acl(NamedTuple):
@@ -130,14 +129,14 @@ class SecureKafka:
         """Return host:port of MTLS, USERS (SASL_SSL), CLEAR (SASL_PLAINTEXT), EXPIRED, or ELSEWHERE (wrong host)."""
         return self.broker.bootstrap(listener)
 
-    def allow(self, user: str, acls: Iterable[Acl]) -> None:
-        """Grant permissions, and wait until the broker knows them."""
+    def allow(self, user: str, acls: Iterable[Acl], permission: int = ALLOW) -> None:
+        """Grant permissions (or deny them), and wait until the broker knows them."""
 
         async def ask(client: AIOKafkaAdminClient) -> None:
             for acl in acls:
                 request = CreateAclsRequest(
                     RESOURCE_TYPES[acl.resource], acl.name, PREFIXED if acl.prefixed else LITERAL, f"User:{user}", "*",
-                    OPERATIONS[acl.operation], ALLOW,
+                    OPERATIONS[acl.operation], permission,
                 )  # fmt: skip
                 answer = await client._send_request(request)
                 assert all(not code for code, *_ in answer.creation_responses), answer

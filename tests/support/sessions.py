@@ -1,13 +1,14 @@
 """Session files of coding agents, made by ourselves: lines as Claude Code and Codex write them."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from datetime import UTC, datetime
 from typing import Any
 
 NAMESPACE = uuid.UUID(int=41)
+VALUES = ("--confidence", "0.8", "--domain", "code", "--visibility", "private", "--privacy", "aggregated")
+"""What `publish --from` is told of every session."""
+
 BEGAN = 1_795_000_000.0
 """When the sessions began, seconds since 1970."""
 

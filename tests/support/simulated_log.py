@@ -1,7 +1,5 @@
 """A compacted topic in memory: what Kafka holds for one partition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -57,7 +55,7 @@ class Topics:
         self.offset = 0
         self.metadata: str | None = None  # None: no offset is committed
 
-    def without_outputs(self) -> Topics:
+    def without_outputs(self) -> "Topics":
         """Return a copy on which another worker may go on."""
         copy = Topics(self.topic_id)
         copy.log, copy.offset, copy.metadata = [*self.log], self.offset, self.metadata

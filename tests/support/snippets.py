@@ -4,8 +4,6 @@ A mark is an HTML comment on the line above the block: `<!-- run: tests/... -->`
 plain `text` are output and need none.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

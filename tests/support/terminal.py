@@ -1,7 +1,5 @@
 """Records, letters and files with controls in every text, and commands on a terminal and in pipes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pty
@@ -148,7 +146,9 @@ ON_KAFKA: dict[str, list[str]] = {
     "text of tail": ["tail", "--no-follow", "--text", "--objective", "--accepted", "--rejected", "--dead-letters"],
     "redrive": ["redrive"],
     "redrive --to-source": ["redrive", "--execute"],
-    "report": ["report", "--from-kafka", "--output", "-"],
+    "explain a place": ["explain", "0:0"],
+    "explain an id": ["explain", "kp:trace:a"],
+    "report": ["report", "--from-kafka"],
     "publish": ["publish", "{traces}"],
     "publish: name": ["publish", "{named}"],
     "topics": ["topics"],

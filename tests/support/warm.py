@@ -5,8 +5,6 @@ any other, with pipes, signals and an exit code of its own; what it shares with 
 and the seed of their hashes. With `--long`, and where a test asks for it (`cold`), each process imports by itself.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc
@@ -37,28 +35,21 @@ enabled = False
 
 
 class WarmProcess:
-    """A fork of the warm process, with the methods of subprocess.Popen that tests use. `stdin`..: files, or None."""
+    """A fork of the warm process, with the methods of subprocess.Popen that tests use."""
 
     def __init__(
-        self,
-        module: str,
-        args: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path,
-        *,
-        stdin: IO[bytes] | None = None,
-        stdout: IO[bytes],
-        stderr: IO[bytes],
-    ) -> None:
+        self, module: str, args: Sequence[str], env: Mapping[str, str], cwd: Path, *,
+        stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes],
+    ) -> None:  # fmt: skip
         self.args = [module, *args]
         self.returncode: int | None = None
         self._ending = threading.Lock()  # a fleet is watched by one thread, and stopped by another
         # Messages, not a stream: of a command that ends at once, its number and its status would be read as one number.
         self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, open(os.devnull, "rb") as nothing:
+        with theirs:
             request = json.dumps({"module": module, "args": list(args), "env": dict(env), "cwd": str(cwd)}).encode()
             assert len(request) < MESSAGE_BYTES
-            files = [(stdin or nothing).fileno(), stdout.fileno(), stderr.fileno(), theirs.fileno()]
+            files = [stdin.fileno(), stdout.fileno(), stderr.fileno(), theirs.fileno()]
             socket.send_fds(_server(), [request], files)
         self.pid = int(self._status.recv(16))
 

@@ -18,7 +18,7 @@ from typing import Final
 from tests.runs.disasters.scene import MissingError, Scene, Verdict
 from tests.support import chaos
 from tests.support.assemble import Workshop, expected_documents, made_records
-from tests.support.commands import header
+from tests.support.stage import header
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_jars import default_cache
 

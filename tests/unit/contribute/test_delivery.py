@@ -17,9 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.clock import until
 from tests.support.contribute import accepted_document, unit_of
-from tests.support.gateway import served
-from tests.support.registry import FAST, LocalRegistry, local_registry
-from tests.support.registry_stand_in import FaultKind, Faults, RegistryOptions, Tier
+from tests.support.registry import FAST, FaultKind, Faults, LocalRegistry, RegistryOptions, Tier, local_registry
+from tests.support.servers import served
 from worker.config import Settings, load
 from worker.contribute import delivery
 from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, Unanswered
@@ -151,7 +150,7 @@ async def test_a_stored_refusal_is_asked_for_again_with_another_key() -> None:
         async with sender(registry.url, key) as mine:
             with pytest.raises(DeniedError, match=r"reputation of at least 0\.1"):
                 await mine.deliver(unit())
-            registry.store._sql.execute("UPDATE agents SET reputation = 1 WHERE agent = 'kp:agent:new'")
+            registry.store.reputation["kp:agent:new"] = 1.0
             assert await mine.status(unit()) == 201
         assert mine.retries("stored_answer") == 1
 
@@ -159,7 +158,7 @@ async def test_a_stored_refusal_is_asked_for_again_with_another_key() -> None:
 async def test_a_stored_success_is_checked_because_the_unit_may_be_gone() -> None:
     async with local_registry(tier=FAST) as registry, sender(registry.url, registry.key) as mine:
         await mine.deliver(unit())
-        registry.store.delete("kp:trace:1")
+        del registry.store.entries["kp:trace:1"]
         await mine.status(unit())
         assert (await registry.get("kp:trace:1")).status == 200
         assert sample(mine.metrics, "kp_contribute_late_total") == 0
@@ -344,7 +343,7 @@ async def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> No
         async with sender(registry.url, None, registry_key_file=path) as mine:  # type: ignore[arg-type]
             assert await mine.status(unit(1)) == 201
             second = registry.store.register("kp:agent:second", FAST)
-            registry.store._sql.execute("UPDATE keys SET revoked = 1 WHERE agent = 'kp:agent:test'")
+            registry.store.revoke(registry.store.keys[registry.key])
             path.unlink()
             working = asyncio.create_task(mine.deliver(unit(2)))
             await until(lambda: mine.retries("key_file"))  # the secret is being replaced

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.registry_stand_in import TokenBuckets
+from tests.support.registry import TokenBuckets
 from worker.contribute.delivery import AFTER_429_SECONDS, LONGEST_PAUSE, Pauses, RequestPace
 
 STEP = 0.5

@@ -18,9 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.clock import until
 from tests.support.contribute import GATE, accepted_document, unit_of
-from tests.support.gateway import Asked, Gateway, Reply, Rule
-from tests.support.registry import FAST, LocalRegistry, local_registry
-from tests.support.registry_stand_in import RegistryOptions
+from tests.support.registry import FAST, LocalRegistry, RegistryOptions, local_registry
+from tests.support.servers import Asked, Gateway, Reply, Rule
 from worker.config import load
 from worker.contribute import contributor, delivery
 from worker.contribute.contributor import Contributor, Partition

@@ -8,8 +8,18 @@ import aiohttp
 import pytest
 
 from tests.support.builders import trace_document
-from tests.support.registry import AGENT, Clock, LocalRegistry, local_registry
-from tests.support.registry_stand_in import FaultKind, Faults, RegistryOptions, Tier, TokenBuckets, read_unit
+from tests.support.clock import HandClock
+from tests.support.registry import (
+    AGENT,
+    FaultKind,
+    Faults,
+    LocalRegistry,
+    RegistryOptions,
+    Tier,
+    TokenBuckets,
+    local_registry,
+    read_unit,
+)
 from worker.core.trace import LEGACY_CONTEXT
 
 # -- documents
@@ -86,7 +96,7 @@ def test_a_bucket_holds_the_limit_and_is_refilled_at_a_sixtieth_of_it(limit: int
 
 
 async def test_the_third_429_within_an_hour_revokes_the_key() -> None:
-    clock = Clock()
+    clock = HandClock(1_800_000_000)
     async with local_registry(RegistryOptions(clock=clock), tier=Tier(writes=1, reads=2)) as registry:
         second = registry.store.register(AGENT, Tier(writes=1, reads=2))
         assert (await registry.post(trace_document())).status == 201
@@ -109,7 +119,7 @@ async def test_the_third_429_within_an_hour_revokes_the_key() -> None:
 
 
 async def test_a_replay_is_the_first_answer_and_costs_a_token() -> None:
-    clock = Clock()
+    clock = HandClock(1_800_000_000)
     async with local_registry(RegistryOptions(clock=clock)) as registry:
         key = {"Idempotency-Key": "one"}
         first = await registry.post(trace_document(), **key)
