@@ -14,12 +14,14 @@ from worker.commands.doctor.finding import Examination, Finding, fail, ok, warn
 from worker.commands.shared.session import read_to
 from worker.config import ConfigError, Settings
 from worker.core.terminal import number_of
+from worker.kafka.aiokafka_private import send_request
 from worker.kafka.assignment import OffsetsError, read_positions
 from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault, prepare_clients
-from worker.kafka.cluster.describe import TopicDescription, apis_of, describe_group, describe_topics, transactions_of
+from worker.kafka.cluster.describe import TopicDescription, apis_of, describe_group, describe_topics
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topics import CHANGELOG_CONFIG, MissingTopicsError, Observed, look, problems
 from worker.kafka.reading.fetches import Reading
+from worker.kafka.writing.protocol import FeaturesRequest, may_hang_at_last_epoch, transaction_protocol
 from worker.kafka.writing.publisher import TRANSACTIONS
 
 ANSWER_SECONDS: Final = 5.0
@@ -168,9 +170,10 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         return fail(check, f"transactional id {transactional_id} is denied", error_text(error))
     except KafkaError as error:
         return fail(check, error_text(error), "the worker's transactions need a coordinator")
-    version, may_hang = await transactions_of(admin)
-    state = f"{TRANSACTIONS[version]}; transactional id {transactional_id}: Describe is granted, coordinator found"
-    if not may_hang:
+    features = await send_request(admin, FeaturesRequest())
+    protocol = TRANSACTIONS[transaction_protocol(features)]
+    state = f"{protocol}; transactional id {transactional_id}: Describe is granted, coordinator found"
+    if not may_hang_at_last_epoch(features):
         return ok(check, state)
     return warn(
         check,

@@ -33,15 +33,12 @@ from worker.kafka.aiokafka_private import has_version, send_request
 from worker.kafka.cluster.connections import admin_client
 from worker.kafka.writing.protocol import (
     TEXT,
-    FeaturesRequest,
     FetchOffsets,
     Fields,
     InitProducerId,
     InOneVersion,
     ProduceV1,
     fields_array,
-    may_hang_at_last_epoch,
-    transaction_protocol,
 )
 
 NO_ID: Final = bytes(16)
@@ -256,16 +253,3 @@ async def apis_of(admin: AIOKafkaAdminClient, *, transactions: bool) -> Apis:
     names = [request.__name__.removesuffix("Request").removesuffix("V1") for request in lacking]
     # A broker does not name its release; the newest version of Fetch in Kafka 3.9 is 17.
     return Apis(names, len(needed), versions.get(FetchRequest.API_KEY, (0, -1))[1] < 17)
-
-
-class Transactions(NamedTuple):
-    """The transaction protocol of a cluster."""
-
-    version: int  # 1 or 2; the worker's producers use it
-    may_hang: bool  # whether the brokers have the bug of protocol.may_hang_at_last_epoch
-
-
-async def transactions_of(admin: AIOKafkaAdminClient) -> Transactions:
-    """Return the cluster's transaction protocol, as one of its brokers reports it."""
-    response = await send_request(admin, FeaturesRequest())
-    return Transactions(transaction_protocol(response), may_hang_at_last_epoch(response))
