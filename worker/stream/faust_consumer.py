@@ -396,20 +396,18 @@ def create_app(membership: Membership, served: Served) -> faust.App:
     return app
 
 
+@dataclass(eq=False, repr=False)
 class Membership:
     """The worker's membership in its consumer group; Faust and its consumer begin with `join`."""
 
-    def __init__(
-        self, settings: Settings, client: Mapping[str, Any], buffer: FetchBuffer, budget: Budget, failure: Failure
-    ) -> None:
-        self.settings = settings
-        self.client = client
-        self.buffer = buffer
-        self.budget = budget
-        self.failure = failure
-        self._app: faust.App | None = None
-        self._owned: frozenset[TopicPartition] = frozenset()
-        self.confirmed = -1  # the generation of the last assignment that was taken over
+    settings: Settings
+    client: Mapping[str, Any]
+    buffer: FetchBuffer
+    budget: Budget
+    failure: Failure
+    confirmed: int = field(default=-1, init=False)  # the generation of the last assignment that was taken over
+    _app: faust.App | None = field(default=None, init=False)
+    _owned: frozenset[TopicPartition] = field(default=frozenset(), init=False)
 
     async def join(self, served: Served) -> None:
         """Join the group; from now on Faust calls `served`."""
