@@ -6,26 +6,25 @@ OTLP_DATA=FOLDER:... the records in the folders' *.jsonl ({"value": base64, ...}
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from tests.support import spans
 from tests.support.assemble import Workshop, by_run, expected_documents, judged, made_records, shared_records
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, wait_until
+from tests.support.kafka_fixtures import consume_all, create_topics, wait_until
 from tests.support.surroundings import DOCS
 from worker.core.trace import Limits
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -116,66 +115,56 @@ class Collector:
         (folder / "config.yaml").write_text(config)
         (folder / "quiet.yaml").write_text(QUIET)
         self._http, self._folder = http, folder
-        self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def start(self) -> None:
+        command = [os.environ.get("COLLECTOR", "otelcol"), "--config", "config.yaml", "--config", "quiet.yaml"]
         with (self._folder / "collector.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [os.environ.get("COLLECTOR", "otelcol"), "--config", "config.yaml", "--config", "quiet.yaml"],
-                cwd=self._folder, stdout=log, stderr=log,
-            )  # fmt: skip
+            self.process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
         assert wait_until(self._listens, 60), self.log()[-3000:]
 
     def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def stop(self) -> None:
         """End it in order: it delivers what it has."""
-        assert self._process is not None
-        self._process.terminate()
-        assert self._process.wait(60) == 0, self.log()[-3000:]
+        self.process.terminate()
+        assert self.process.wait(60) == 0, self.log()[-3000:]
 
     def log(self) -> str:
         return (self._folder / "collector.log").read_text(errors="replace")
 
-    def send(self, value: bytes, patience: float = 120) -> None:
+    def send(self, value: bytes) -> None:
         """Post a record as an SDK does: again, where it was not taken."""
         kind = "json" if value.lstrip()[:1] == b"{" else "x-protobuf"
         signal = "logs" if decoded(value).logs else "traces"
-        request = urllib.request.Request(
-            f"{self.url}/v1/{signal}", value, {"Content-Type": f"application/{kind}"}, method="POST"
-        )
-        deadline = time.monotonic() + patience
-        while True:
+        headers = {"Content-Type": f"application/{kind}"}
+        request = urllib.request.Request(f"{self.url}/v1/{signal}", value, headers, method="POST")
+
+        def taken() -> bool:
             try:
                 with urllib.request.urlopen(request, timeout=30):
-                    return
+                    return True
             except urllib.error.HTTPError as error:
-                if error.code not in (429, 502, 503, 504) or time.monotonic() > deadline:
+                if error.code not in (429, 502, 503, 504):
                     raise
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.5)
+            except OSError:  # it is away
+                pass
+            return False
+
+        assert wait_until(taken, 120, 0.5), self.log()[-3000:]
 
     def _listens(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.log()[-3000:]
+        assert self.process.poll() is None, self.log()[-3000:]
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self._http)) == 0
-
-
-@contextmanager
-def collector(kafka: EmbeddedKafka, config: str) -> Iterator[Collector]:
-    with tempfile.TemporaryDirectory() as folder:
-        found = Collector(kafka.bootstrap_servers, Path(folder), config)
-        try:
-            yield found
-        finally:
-            found.kill()
 
 
 def test_each_run_comes_out_once_whatever_is_killed(seed: int, tmp_path: Path) -> None:
@@ -196,19 +185,33 @@ def test_each_run_comes_out_once_whatever_is_killed(seed: int, tmp_path: Path) -
         )  # fmt: skip
         fleet = [workshop.start(tmp_path / f"assemble-{number}.log").wait_ready() for number in range(2)]
         truth = tmp_path / "truth.jsonl"
-        with collector(kafka, CONFIG) as found, (tmp_path / "agent.log").open("wb") as log:
+        with Collector(kafka.bootstrap_servers, tmp_path, CONFIG) as found, (tmp_path / "agent.log").open("wb") as log:
             env = {
                 **os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": found.url, "OTEL_EXPORTER_OTLP_TIMEOUT": "60",
                 "OTEL_SERVICE_NAME": "desk", "PYTHONWARNINGS": "default",
             }  # fmt: skip
             command = [sys.executable, "-c", AGENT, str(seed), str(runs), str(seconds), str(truth)]
             agent = subprocess.Popen(command, env=env, stdout=log, stderr=log)
-            sending = threading.Thread(target=_send, args=(found, samples, seconds))
+
+            def send() -> None:
+                for value in samples:
+                    found.send(value)
+                    time.sleep(seconds / len(samples) / 2)
+
+            sending = threading.Thread(target=send)
             sending.start()
             try:
                 for deed in deeds:
                     time.sleep(seconds / len(deeds) * rng.uniform(0.6, 1.0))
-                    _do(deed, rng, kafka, workshop, found, fleet, tmp_path)
+                    print(f"kill {deed}", flush=True)
+                    if deed == "assemble":
+                        at = rng.randrange(len(fleet))
+                        fleet[at].close()
+                        fleet[at] = workshop.start(tmp_path / f"assemble-{at}.log").wait_ready()
+                        continue
+                    (found.kill if deed == "collector" else functools.partial(kafka.kill_node, 0))()
+                    time.sleep(rng.uniform(0, 3))
+                    (found.start if deed == "collector" else functools.partial(kafka.start_node, 0))()
                 assert agent.wait(300) == 0, (tmp_path / "agent.log").read_text()
                 sending.join()
                 written = expected_documents([*samples, *shared_records([truth])], Limits(max_bytes=MOST))
@@ -230,32 +233,7 @@ def test_each_run_comes_out_once_whatever_is_killed(seed: int, tmp_path: Path) -
     assert not problems
 
 
-def _send(found: Collector, values: Sequence[bytes], seconds: float) -> None:
-    for value in values:
-        found.send(value)
-        time.sleep(seconds / len(values) / 2)
-
-
-def _do(
-    deed: str, rng: random.Random, kafka: EmbeddedKafka, workshop: Workshop, found: Collector,
-    fleet: list[WorkerProcess], folder: Path,
-) -> None:  # fmt: skip
-    print(f"kill {deed}", flush=True)
-    if deed == "collector":
-        found.kill()
-        time.sleep(rng.uniform(0, 3))
-        found.start()
-    elif deed == "broker":
-        kafka.kill_node(0)
-        time.sleep(rng.uniform(0, 3))
-        kafka.start_node(0)
-    else:
-        at = rng.randrange(len(fleet))
-        fleet[at].close()
-        fleet[at] = workshop.start(folder / f"assemble-{at}.log").wait_ready()
-
-
-def test_a_batch_processor_joins_no_more_than_the_topic_takes(seed: int) -> None:
+def test_a_batch_processor_joins_no_more_than_the_topic_takes(seed: int, tmp_path: Path) -> None:
     """60 spans of 300 kB at once: more than a record may have, unless send_batch_max_size divides them."""
     tools = [each for each in spans.run_spans(seed % 1000, 61) if "gen_ai.tool.name" in each["attributes"]]
     for each in tools:
@@ -266,7 +244,7 @@ def test_a_batch_processor_joins_no_more_than_the_topic_takes(seed: int) -> None
     sent = {each["spanId"] for each in tools}
     with EmbeddedKafka() as kafka:
         create_topics(kafka.bootstrap_servers, {"otlp_spans": (2, {"max.message.bytes": "10485760"}), "otlp_logs": 1})
-        with collector(kafka, config) as found:
+        with Collector(kafka.bootstrap_servers, tmp_path, config) as found:
             found.send(spans.as_protobuf(tools))
 
             def arrived() -> bool:  # a Collector that stops keeps what Kafka has not taken on its disk
@@ -276,9 +254,12 @@ def test_a_batch_processor_joins_no_more_than_the_topic_takes(seed: int) -> None
             assert wait_until(arrived, 60), found.log()[-3000:]
 
 
-def test_spans_wait_on_disk_until_their_topic_is_there() -> None:
+def test_spans_wait_on_disk_until_their_topic_is_there(tmp_path: Path) -> None:
     run = spans.run_spans(1)
-    with EmbeddedKafka(config={"auto.create.topics.enable": "true"}) as kafka, collector(kafka, CONFIG) as found:
+    with (
+        EmbeddedKafka(config={"auto.create.topics.enable": "true"}) as kafka,
+        Collector(kafka.bootstrap_servers, tmp_path, CONFIG) as found,
+    ):
         found.send(spans.as_protobuf(run))
         found.kill()
         found.start()
