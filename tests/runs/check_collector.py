@@ -34,14 +34,9 @@ from worker.runs.otlp.spans import decoded
 pytestmark = pytest.mark.timeout(1200)
 
 CONFIG = (DOCS / "examples/otel-collector.yaml").read_text("utf-8")
-BATCH = "processors: {batch: {send_batch_size: 16, send_batch_max_size: 16}}"
-"""The batch processor of which the page speaks: these sizes let spans of 600 kB pass."""
 
 MOST = 1_000_000
 """KP_MAX_MESSAGE_BYTES, below what a topic takes by default: one run of the SDK is larger, and must be cut."""
-
-QUIET = "service: {telemetry: {metrics: {level: none}}}\n"
-"""Beside the page's configuration: the Collector's own metrics would take a fixed port."""
 
 AGENT = """
 import base64, os, random, sys, time
@@ -113,7 +108,8 @@ class Collector:
             assert config.count(before) == 1, f"the page's configuration has no {before}"
             config = config.replace(before, after)
         (folder / "config.yaml").write_text(config)
-        (folder / "quiet.yaml").write_text(QUIET)
+        # Beside it: the Collector's own metrics would take a fixed port.
+        (folder / "quiet.yaml").write_text("service: {telemetry: {metrics: {level: none}}}\n")
         self._http, self._folder = http, folder
         self.start()
 
@@ -240,7 +236,9 @@ def test_a_batch_processor_joins_no_more_than_the_topic_takes(seed: int, tmp_pat
         each["attributes"]["gen_ai.tool.call.result"] = "x" * 300_000
     lines = [line for line in CONFIG.splitlines() if "batch: {sizer" not in line]
     assert len(lines) == len(CONFIG.splitlines()) - 1
-    config = "\n".join(lines).replace("receivers: [otlp],", "receivers: [otlp], processors: [batch],") + f"\n{BATCH}"
+    # The batch processor of which the page speaks: these sizes let spans of 600 kB pass.
+    batch = "processors: {batch: {send_batch_size: 16, send_batch_max_size: 16}}"
+    config = "\n".join(lines).replace("receivers: [otlp],", "receivers: [otlp], processors: [batch],") + f"\n{batch}"
     sent = {each["spanId"] for each in tools}
     with EmbeddedKafka() as kafka:
         create_topics(kafka.bootstrap_servers, {"otlp_spans": (2, {"max.message.bytes": "10485760"}), "otlp_logs": 1})

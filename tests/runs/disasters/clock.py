@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Final
 
 from tests.runs.disasters.scene import MissingError, Scene, Verdict
 from tests.support import chaos
@@ -22,20 +21,11 @@ from tests.support.stage import header
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_jars import default_cache
 
-LIBRARY: Final = "libfaketimeMT.so.1"
-EACH_S: Final = 20.0
-JUMPS: Final = ("+3000", "-3000", "+18000", "-18000", "+0")
-"""Seconds from the true time: below and beyond the hour by which Kafka 4 lets a record's timestamp be ahead."""
-
-
-ASSEMBLE_JUMPS: Final = (("+365d", "+365d"), ("-1h", "-1h"), ("+0s", "+365d"), ("+0s", "-1d"), ("+365d", "-1h"))
-"""The clock of assemble at its start, and with open runs."""
-
 
 def library() -> Path:
     """Return libfaketime, fetched at first use. Raises MissingError."""
     cache = default_cache() / "faketime"
-    found = sorted(cache.glob(f"usr/lib/*/faketime/{LIBRARY}"))
+    found = sorted(cache.glob("usr/lib/*/faketime/libfaketimeMT.so.1"))
     if found:
         return found[0]
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
@@ -72,7 +62,7 @@ def jump(s: Scene, clock: Path, seconds: str) -> None:
     s.eye.most_lag_seconds = 0.0
     s.say(f"the workers' clocks are {seconds} s from the true time")
     before = len(s.fleet.exits)
-    time.sleep(EACH_S)
+    time.sleep(20)
     exits = [event.code for event in s.fleet.exits[before:]]
     s.verdict.expect(not exits, f"clock {seconds} s: exits {exits}")
     s.verdict.expect(s.eye.longest_stall < 15, f"clock {seconds} s: {s.eye.longest_stall:.1f} s without a commit")
@@ -92,7 +82,8 @@ def run(work: Path, seed: int) -> Verdict:
         name = "the workers' clocks jump by hours"
         with Scene(kafka.bootstrap_servers, work / "logs", name, seed=seed, rate=5, env=faked) as s:
             s.begin()
-            for seconds in JUMPS:
+            # Below and beyond the hour by which Kafka 4 lets a record's timestamp be ahead.
+            for seconds in ("+3000", "-3000", "+18000", "-18000", "+0"):
                 jump(s, clock, seconds)
             clock.write_text("+18000s\n")
             s.say("a worker starts with a clock that is 5 hours ahead")
@@ -110,7 +101,9 @@ def assemble(work: Path, seed: int) -> Verdict:
     verdict = Verdict("assemble's clock is wrong")
     clock = work / "clock"
     with EmbeddedKafka() as kafka:
-        for first, then in ASSEMBLE_JUMPS:
+        for first, then in (
+            ("+365d", "+365d"), ("-1h", "-1h"), ("+0s", "+365d"), ("+0s", "-1d"), ("+365d", "-1h"),
+        ):  # fmt: skip
             clock.write_text(f"{first}\n")
             runs = made_records(random.Random(seed), 60)
             workshop = Workshop(kafka.bootstrap_servers, grace=4, gap=15)
