@@ -208,8 +208,8 @@ def is_marked_error(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
     error = record.get("error")
-    marked = any(record.get(name) is True for name in ("isError", "is_error", "error"))
-    return marked or record.get("status") == "error" or (isinstance(error, str) and error != "")
+    marked = record.get("isError") is True or record.get("is_error") is True or record.get("status") == "error"
+    return marked or error is True or (isinstance(error, str) and error != "")
 
 
 def find_field(value: Any, path: FieldPath) -> tuple[FieldPath, Any] | None:

@@ -9,6 +9,7 @@ import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
@@ -129,7 +130,12 @@ def _says(value: Any) -> bool:
 
 def form_of(span: Span) -> str:
     """Return what is peculiar to the messages of a span (Dialect.form)."""
-    return next((row.form for row in dialects_of(span.scope) if row.form), "")
+    return _form_of(dialects_of(span.scope))
+
+
+@cache
+def _form_of(rows: tuple[Dialect, ...]) -> str:
+    return next((row.form for row in rows if row.form), "")
 
 
 def _said(span: Span, logs: Sequence[LogEvent], row: Dialect, known: Known | None) -> _Messages:
