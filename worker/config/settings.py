@@ -256,13 +256,16 @@ class ModelSettings(BaseModel):
         "whole", description="embed the text, or the objective and the text in equal parts (docs/tuning.md)"
     )
     max_tokens: int = Field(
-        256, ge=8, le=8192, description="most tokens of a text that are embedded; with http, how many the service reads"
+        256,
+        ge=8,
+        le=8192,
+        description="most tokens of a text that are embedded; with KP_EMBEDDER=http, how many the service reads",
     )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one per core")
     embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
         description="most texts embedded at once; auto: 2, or 1 where two would exceed KP_LATENCY_BUDGET_SECONDS; "
-        "with http, requests at once (auto: 4)",
+        "with KP_EMBEDDER=http, requests at once (auto: 4)",
     )
     embed_remembered: int = Field(
         1024, ge=0, le=1_000_000, description="recent embeddings kept for texts that the model reads alike"
@@ -322,7 +325,8 @@ class LimitSettings(BaseModel):
     stuck_seconds: float = Field(
         60.0,
         gt=0,
-        description="/healthz returns 503 when an embedding takes longer; with http, the time limit of a request",
+        description="/healthz returns 503 when an embedding takes longer; with KP_EMBEDDER=http, the time limit of a "
+        "request",
     )
     shutdown_timeout_seconds: float = Field(
         20.0, gt=0, description="longest drain on SIGTERM, before the process exits"
@@ -347,9 +351,9 @@ class HttpSettings(BaseModel):
     """The port, the status page, logs and spans."""
 
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
-    http_port: int = Field(9108, ge=0, le=65535, description="port of the same; 0: a free one")
+    http_port: int = Field(9108, ge=0, le=65535, description="HTTP port; 0: a free one")
     status_page: bool = Field(False, description="serve the status page at / (docs/security.md)")
-    status_hosts: str = Field("", description="more host names of the status page, with commas; others get 421")
+    status_hosts: str = Field("", description="more host names of the status page, separated by commas; others get 421")
     status_texts: bool = Field(
         False, description="also show objectives and dead letters' messages, which quote the record"
     )
@@ -415,8 +419,8 @@ class AssembleSettings(KafkaSettings):
     spans_keyed: bool = Field(False, description="KP_SPANS_TOPIC is one topic that keeps each trace on one partition")
     assemble_confidence: AssembleRule | None = Field(
         None,
-        description="outcome.confidence: 0 to 1, or an attribute (docs/opentelemetry.md); required, like the next "
-        "three",
+        description="outcome.confidence: 0 to 1, or an attribute (docs/opentelemetry.md); `assemble` needs "
+        "this and the next three",
     )
     assemble_domain: AssembleRule | None = Field(None, description="metadata.task_domain, or an attribute")
     assemble_visibility: AssembleRule | None = Field(
