@@ -29,7 +29,7 @@ class Site:
             self.registry,
             healthy=lambda: self.problems["healthy"],
             ready=lambda: self.problems["ready"],
-            pages={"/page": lambda query: (b"ids", {})},
+            pages={"/page": lambda query: (b"ids", {"Content-Security-Policy": "default-src 'self'"})},
             names=[" kp.example.org", " ", "Other"],
         )
         self.port = 0
@@ -126,8 +126,12 @@ async def test_a_page_has_only_our_names_and_probes_have_any(site: Site, host: s
         assert (await site.get(path, Host=host))[0] == 200
 
 
-async def test_a_page_takes_any_query_and_no_post(site: Site) -> None:
-    assert (await site.get("/page?domain=%FF%00&domain=x"))[0] == 200
+async def test_a_page_takes_any_query_and_no_post_and_its_headers_go_over_ours(site: Site) -> None:
+    url = f"http://127.0.0.1:{site.port}/page?domain=%FF%00&domain=x"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        assert (answer.status, await answer.read()) == (200, b"ids")
+        assert answer.headers["Content-Security-Policy"] == "default-src 'self'"
+        assert (answer.headers["X-Content-Type-Options"], answer.headers["Cache-Control"]) == ("nosniff", "no-store")
     assert (await site.get("/page", method="POST"))[0] == 405
 
 

@@ -349,6 +349,7 @@ def test_the_script_makes_no_html_and_no_code_out_of_data() -> None:
 
 async def test_the_policy_lets_run_what_the_page_holds_and_nothing_else() -> None:
     body, headers = Status(Settings(), Metrics(CollectorRegistry()), lambda: None).pages()["/"]({})
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
     policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
     for element in ("script", "style"):
         [content] = re.findall(rf"<{element}>(.*?)</{element}>", body.decode(), re.DOTALL)
