@@ -46,7 +46,8 @@ def scored(raw: bytes, vector: Any = None, event_time: int = T0, scorer: Partiti
 def test_the_exact_output_of_a_scored_trace() -> None:
     document = trace_document("kp:trace:é", steps=NEVER_ACCEPTED) | {"extra": {"b": 1.50, "a": [None]}}
     raw = json.dumps(document, ensure_ascii=False).replace('"b": 1.5', '"b": 1.50').encode()
-    record = make_record(raw, 1847, headers=[("trace", b"1"), ("kp-score", b"old"), ("trace", b"2")], partition=2)
+    headers = [("trace", b"1"), ("kp-score", b"old"), ("kp-decision", b"old"), ("trace", b"2")]
+    record = make_record(raw, 1847, headers=headers, partition=2)
     output = scored_record(record, scored(raw), None)
     assert output.kind == "rejected"
     assert output.key == b"agent-7"
