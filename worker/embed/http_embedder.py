@@ -63,7 +63,7 @@ REFUSALS: Final = frozenset({400, 403, 413, 422})
 """The service, or a filter in front of it, rejects the request: a text, their number, or their size."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ServiceError(Exception):
     """A request returned no vectors. The message quotes neither the texts, the answer nor the token."""
 
