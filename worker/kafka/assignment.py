@@ -124,8 +124,10 @@ class Assignment(Generic[AnySender, AnyOwned]):
         try:
             positions = await self._read_offsets(new)  # 2
             opened = await self._factory.restore(positions, senders)  # 3
-        except BaseException:
+        except BaseException as error:
             await _stop(senders.values())
+            if isinstance(error, OffsetsError) and not stands():
+                return False  # another member has the partition by now: the changelog may hold what it has committed
             raise
         if not stands():
             await _stop(senders.values())

@@ -13,10 +13,19 @@ from aiokafka.errors import GroupLoadInProgressError
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.broker_model import BrokerModel
+from worker.config import load
 from worker.core.changelog import Committed, SourceEpoch
 from worker.core.restore import Report
 from worker.kafka import assignment
-from worker.kafka.assignment import Position, _position, read_positions, report_epochs, report_skipped
+from worker.kafka.assignment import (
+    Assignment,
+    OffsetsError,
+    Position,
+    _position,
+    read_positions,
+    report_epochs,
+    report_skipped,
+)
 from worker.kafka.writing.protocol import CommitOffsetsV2, EndV2, InitProducerId, ProducerEpoch
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"
@@ -95,6 +104,20 @@ async def test_an_owner_gives_up_where_a_transaction_stays_open_and_a_reader_tak
     with pytest.raises(TimeoutError, match=r"not answered in 0.2 s: .* has sent an offset of traces/0; if it does not"):
         await read_positions({}, "group", "traces", [0], 0.2, stable=True)
     assert not (await read_positions({}, "group", "traces", [0], 60.0))[0].has_offset
+
+
+async def test_an_offset_behind_the_changelog_fails_nothing_where_another_member_has_the_partition_by_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """During a long restore the group may rebalance: the next owner's commits are then on the changelog."""
+    sender, error = AsyncMock(), OffsetsError("behind the changelog")
+    factory = AsyncMock(senders=AsyncMock(return_value={TP: sender}), restore=AsyncMock(side_effect=error))
+    mine: Assignment[Any, Any] = Assignment(load(), {}, "group", factory)
+    monkeypatch.setattr(mine, "_read_offsets", AsyncMock())
+    with pytest.raises(OffsetsError):
+        await mine.change([TP], lambda: True)
+    assert not await mine.change([TP], lambda: False)
+    assert (mine.owned, sender.stop.await_count) == ({}, 2)
 
 
 def messages(caplog: pytest.LogCaptureFixture, restored: dict[int, Report]) -> list[str]:
