@@ -213,6 +213,23 @@ def test_an_offset_behind_the_changelog_is_refused_and_nothing_is_published_twic
     assert nearest(documents(stage)) == expected(LINES[:50])
 
 
+def test_exactly_once_waits_for_the_end_of_what_a_crash_at_least_once_has_left(stage: Stage, hashing: Workers) -> None:
+    """Its outputs and entries are there without their offset: only a worker that may repeat them can go on."""
+    run(hashing, stage, 20, LINES[:20], KP_DELIVERY="at_least_once")
+    stage.produce(rows(LINES[20:40]))
+    crashed = hashing({**stage.env, "KP_DELIVERY": "at_least_once", "TEST_CRASH_AT": "after_sends:1:kill"})
+    assert crashed.wait() == -9, crashed.log()
+    refused = hashing(stage.env)
+    assert refused.wait() == 1
+    assert "has committed offset 20, but the changelog has committed entries of records up to " in refused.log()
+    assert "After a crash with KP_DELIVERY=at_least_once, let a worker with it continue first" in refused.log()
+    run(hashing, stage, 40, KP_DELIVERY="at_least_once")
+    stage.produce(rows(LINES[40:50]))
+    run(hashing, stage, 50)
+    by_offset = {document["scoring"]["source"]["offset"]: document for document in documents(stage)}
+    assert nearest([by_offset[offset] for offset in range(50)]) == expected(LINES[:50])
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("step", ["mid_sends", "after_sends"])
 def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage, hashing: Workers, step: str) -> None:

@@ -361,8 +361,9 @@ def check_offsets(group: str, topic: str, positions: Mapping[int, Position], rep
             raise OffsetsError(
                 f"{topic}/{partition}: the group {group} has committed offset {positions[partition].offset}, but the "
                 f"changelog has committed entries of records up to {each.ahead}: they would be published twice. After "
-                "a crash with KP_DELIVERY=at_least_once, let a worker with it continue first. Otherwise choose where "
-                f"to continue: kafka-consumer-groups --group {group} --topic {topic}:{partition} --reset-offsets "
+                "a crash with KP_DELIVERY=at_least_once, let a worker with it continue first. Otherwise stop all "
+                "workers, and continue after the last output (docs/operations.md, Restore offsets from the outputs), "
+                f"at least here: kafka-consumer-groups --group {group} --topic {topic}:{partition} --reset-offsets "
                 f"--to-offset {each.ahead + 1} --execute"
             )
 

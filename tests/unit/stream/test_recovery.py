@@ -216,7 +216,7 @@ class Setup(NamedTuple):
 
 
 class Life:
-    """A worker's partition, restored from the topics as stream/assignment.py does."""
+    """A worker's partition, restored from the topics as stream/partition_factory.py does."""
 
     def __init__(self, topics: Topics, setup: Setup, pool: Pool, publisher: Publisher) -> None:
         self.pool, self.publisher = pool, publisher
