@@ -87,6 +87,15 @@ def test_a_second_run_takes_over_from_a_frozen_one(desk: Desk) -> None:
     assert numbers(desk) == list(range(20))
 
 
+def test_two_at_once_send_each_letter_exactly_once(desk: Desk, workers: Workers) -> None:
+    desk.letters([(Reason.NOT_JSON, BAD) for _ in range(60)])
+    for run in [workers(desk.env, ("redrive", "--execute")) for _ in range(2)]:
+        assert run.wait() == 0 or (run.returncode == 1 and "another redrive of group" in run.log()), run.log()
+        assert "Traceback" not in run.log(), run.log()
+    assert desk.run("redrive", "--execute").returncode == 0
+    assert numbers(desk) == list(range(60))
+
+
 def test_filters_choose(desk: Desk, tmp_path: Path) -> None:
     desk.letters([([Reason.NOT_UTF8, Reason.NOT_JSON, Reason.TOO_DEEP][n % 3], BAD) for n in range(12)])
     cases: dict[str, set[int]] = {
@@ -174,18 +183,19 @@ def test_a_letter_that_was_cut_is_taken_whole_from_the_source_topic_or_refused(d
     ]
     places = produce(desk.bootstrap, desk.name, [(key, value, headers, 1, T0) for key, value, headers in sources])
     for (partition, offset), (key, value, headers) in zip(places, sources, strict=True):
-        for other in (value, ANOTHER):
-            source = SourceRecord(desk.name, partition, offset, T0, key, other, headers)
+        for where, other in ((offset, value), (offset, ANOTHER), (offset + 7, value)):  # 7: behind the end
+            source = SourceRecord(desk.name, partition, where, T0, key, other, headers)
             letter = dead_letter(source, BROKEN)
             fitted = fit_dead_letter(letter, 3000)
             assert (fitted.key != key) or (fitted.value != other) or len(fitted.headers) < len(letter.headers)
             if other == ANOTHER:
                 fitted = OutputRecord(letter.kind, None, other, last_resort(letter, 3000, None).headers, T0)
-            rows = [(fitted.key, fitted.value, fitted.headers, int(other == value), T0)]
+            rows = [(fitted.key, fitted.value, fitted.headers, int((where, other) == (offset, value)), T0)]
             produce(desk.bootstrap, desk.topics["dead-letter"], rows)
     refused = desk.run("redrive", "--execute", "--partition", "0")
     assert refused.returncode == 1
-    assert refused.stderr.count("is no longer there") == 4
+    assert refused.stderr.count("is no longer there") == 5
+    assert "3 more like these" in refused.stderr
     done = desk.run("redrive", "--execute", "--partition", "1")
     assert done.returncode == 0, done.stderr
     again = desk.read()[4:]
