@@ -215,21 +215,22 @@ def test_while_a_gateway_is_away_or_refuses_all_everything_waits_and_a_crash_cha
     denied = Reply(401, b'{"error": "Invalid API key"}', JSON)
     with GatewayThread(registry.url, lambda asked: denied if closed and asked.method == "POST" else None) as gateway:
         booth = Booth(kafka.bootstrap_servers, registry, 1, gateway.url)
-        gateway.stop()
         booth.put([accepted_document("kp:trace:0"), accepted_document("kp:trace:1")])
         contributor = workers(booth.env, ("contribute",))
-        contributor.wait_words("no answer")
-        assert contributor.get("/healthz")[0] == 200
-        gateway.start()
         contributor.wait_words("2 traces wait until the registry itself answers a POST")
         contributor.wait_metric("kp_contribute_held", 2)
         assert contributor.metric("kp_contribute_ready") == 0
         assert contributor.get("/healthz")[0] == 200
         assert booth.committed() == 0
         contributor.kill()
+        gateway.stop()
         closed = False
-        start(workers, booth)
+        contributor = workers(booth.env, ("contribute",))
+        contributor.wait_words("no answer")
+        assert contributor.get("/healthz")[0] == 200
+        gateway.start()
         booth.wait_committed(2)
+        contributor.wait_ready()
         assert registry.store.state()["units"] == {"kp:trace:0": 1, "kp:trace:1": 1}
         assert booth.refusals() == []
 

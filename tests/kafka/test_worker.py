@@ -113,6 +113,10 @@ def test_bad_input_of_every_kind_becomes_a_dead_letter_and_stops_nothing(stage: 
             assert header(record, "kp-error-message")
 
 
+def origins(stage: Stage) -> list[tuple[int, int]]:
+    return sorted(origin(record) for records in stage.outputs().values() for record in records)
+
+
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_two_workers_share_the_partitions_and_stops_lose_nothing(
     kafka: EmbeddedKafka, workers: Workers, delivery: str
@@ -126,6 +130,7 @@ def test_two_workers_share_the_partitions_and_stops_lose_nothing(
     stage.wait_committed(1000)
     shares = [worker.metrics()["kp_records_consumed_total"] for worker in (first, second)]
     assert sorted(shares) == [500, 500]
+    assert origins(stage) == [(p, o) for p in range(4) for o in range(250)]
     stage.produce([(None, line, (), i % 4) for i, line in enumerate(LINES * 4)])
     for worker in (second, first):
         began = time.monotonic()
@@ -133,8 +138,8 @@ def test_two_workers_share_the_partitions_and_stops_lose_nothing(
         assert time.monotonic() - began < 10
         workers(stage.env).wait_ready()
     stage.wait_committed(5000)
-    found = [origin(record) for records in stage.outputs().values() for record in records]
-    assert sorted(found if delivery == "exactly_once" else set(found)) == [
+    found = origins(stage)
+    assert (found if delivery == "exactly_once" else sorted(set(found))) == [
         (p, o) for p in range(4) for o in range(1250)
     ]
 
@@ -180,6 +185,7 @@ def test_what_a_worker_cannot_start_with_is_named(kafka: EmbeddedKafka, workers:
         (lacking.env, (f"{lacking.name}.dead-letter (KP_DEAD_LETTER_TOPIC)", "KP_CREATE_TOPICS")),
         (deleting.env, ("cleanup.policy=compact",)),
         (other.env | {"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1"}, ("KP_BOOTSTRAP_SERVERS=127.0.0.1:1",)),
+        (other.env | {"KP_THRESHOLD": "7"}, ("KP_THRESHOLD='7'",)),
         (other.env | model, ("/nowhere/model",)),
     ]
     for worker, texts in [(workers(env), texts) for env, texts in cases]:

@@ -77,7 +77,7 @@ def test_same_vector_and_flag_as_sentence_transformers(
     fp32: OpenVinoEmbedder, reference: SentenceTransformersEmbedder, text: str
 ) -> None:
     expected, found = reference.embed(text), fp32.embed(text)
-    assert found.vector.dtype == np.float32
+    assert found.vector.dtype == expected.vector.dtype == np.float32
     assert found.vector.shape == (384,)
     assert abs(float(np.linalg.norm(found.vector.astype(np.float64))) - 1.0) < 1e-6
     assert float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64)) > 1.0 - 1e-6

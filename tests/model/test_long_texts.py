@@ -47,7 +47,7 @@ def texts() -> list[str]:
     return [*made, *traces]
 
 
-def test_reading_the_beginning_changes_no_vector(
+def test_reading_the_beginning_changes_no_vector_and_both_runtimes_agree(
     embedders: dict[str, Embedder], seed: int, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = [
@@ -58,6 +58,9 @@ def test_reading_the_beginning_changes_no_vector(
         "x" * 9000 + " " + PROSE * 50,
     ]
     bounded = {name: [it.embed(text) for text in sample] for name, it in embedders.items()}
+    for text, one, other in zip(sample, *bounded.values(), strict=True):
+        assert float(one.vector.astype(np.float64) @ other.vector.astype(np.float64)) > 1.0 - 1e-6, text[:60]
+        assert one.truncated == other.truncated, text[:60]
     monkeypatch.setattr("worker.embed.embedder.CHARS_A_TOKEN", 1 << 20)  # everything at once
     for name, embedder in embedders.items():
         for text, found in zip(sample, bounded[name], strict=True):
