@@ -312,7 +312,10 @@ class WorkerProcess(LoggedProcess):
 
     def _wait(self, condition: Callable[[], object], what: str, timeout: float = PATIENCE_S) -> None:
         """Return when the condition is true. Raises AssertionError with the log if that is late (seconds)."""
-        assert wait_until(condition, timeout, 0.05), f"not in {timeout} s: {what}\n{self.log()}"
+        try:
+            assert wait_until(condition, timeout, 0.05), f"not in {timeout} s: {what}\n{self.log()}"
+        except OSError as error:  # it has ended
+            raise AssertionError(f"{error} before: {what}\n{self.log()}") from error
 
     def wait_ready(self, timeout: float = PATIENCE_S) -> Self:
         """Return when /readyz says 200. Raises AssertionError with the log if it ends or is late (seconds)."""

@@ -256,9 +256,10 @@ class RegistryStore:
 
     def state(self) -> dict[str, Any]:
         """Return units with their posts, agents with their contributions, 429s, revoked keys, counts of answers."""
-        posts = dict(self._posts)  # the server's thread may be adding to it
+        # The server's thread may be adding to both, to the posts first.
+        entries, posts = list(self.entries), dict(self._posts)
         return {
-            "units": {identity: posts[identity].total() for identity in list(self.entries)},
+            "units": {identity: posts[identity].total() for identity in entries},
             "overwritten": [identity for identity, agents in posts.items() if len(agents) > 1],
             "contributions": dict(sum(posts.values(), Counter())),
             "429s": {agent: len(times) for agent, times in dict(self._limited).items()},
@@ -380,7 +381,7 @@ class _Registry:
             return web.Response(status=known[0], body=known[1], content_type="application/json", headers=headers)
         await asyncio.sleep(0)
         answer = await handler(request)
-        await asyncio.sleep(0)  # a kill may come between the two
+        await asyncio.sleep(0)  # another one may come between the two
         if answer.status < 500 and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
             self._store.keep_answer(key, answer.status, answer.body)
         return answer

@@ -13,6 +13,8 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from yarl import URL
 
+from worker.lab.broker.kafka_node import free_ports
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HOP_BY_HOP = {"connection", "content-length", "date", "host", "server", "transfer-encoding"}
 
@@ -49,7 +51,8 @@ class ServerThread:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def start(self) -> None:
-        self._serving = self._make(int(self.url.rpartition(":")[2] or 0))
+        # While it is stopped, no connection may get its port, as one of those that the system chooses from.
+        self._serving = self._make(int(self.url.rpartition(":")[2] or free_ports(1)[0]))
         self.url = self._call(self._serving.__aenter__())
 
     def stop(self) -> None:

@@ -37,7 +37,7 @@ def span_id(number: int, name: str) -> str:
 def run_spans(number: int, turns: int = 2, start_ns: int = START_NS, size: int = 0) -> list[Span]:
     """Return the spans of a run in the order in which they end: the agent's, the root, is the last.
 
-    Each turn but the last calls a tool; each call of the model repeats what was past before. `size`: more characters in
+    Each turn but the last calls a tool; each call of the model repeats what was said before. `size`: more characters in
     each result.
     """
     second = 1_000_000_000
