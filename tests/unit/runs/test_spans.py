@@ -119,6 +119,11 @@ def test_what_other_writers_do() -> None:
     (found,) = decoded(spans_json(attributes=values)).spans
     assert str(found.attributes.pop("a")) == "nan"  # type: ignore[attr-defined]
     assert found.attributes == {"b": 7, "c": b"\x00\x01", "d": None, "e": None}
+    values = [{"key": "a", "value": {"arrayValue": {}}}, {"key": "b", "value": {"kvlistValue": {"values": None}}},
+              {"key": "c", "value": {"arrayValue": {"values": [{"kvlistValue": {}}, {}]}}}]  # fmt: skip
+    value = spans_json(attributes=values).replace(b'"scopeSpans": [{', b'"resource": [], "scopeSpans": [{"scope": [], ')
+    (found,) = decoded(value).spans
+    assert (found.attributes, found.resource, found.scope) == ({"a": [], "b": {}, "c": [{}, None]}, {}, "")
 
 
 PLACE = "resourceSpans.0.scopeSpans.0.spans.0"

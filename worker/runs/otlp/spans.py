@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -637,7 +637,7 @@ def _from_object(message: Any, part: Raw) -> None:
 
 
 def _fields(value: Any, depth: int = 0) -> Any:
-    """Return an object as the fields of a message; None if it is empty. `depth`: how deep it lies in values."""
+    """Return an object as the fields of a message; None if it says nothing. `depth`: how deep it lies in values."""
     if isinstance(value, list):
         return [_fields(each, depth) or {} for each in value]
     if isinstance(value, _Pair) and value.value is not None and (text := value.value.string_value):
@@ -651,7 +651,7 @@ def _fields(value: Any, depth: int = 0) -> Any:
     for name in value.__struct_fields__:
         if (inner := getattr(value, name)) is not None:
             made[name] = _fields(inner, depth) if isinstance(inner, (list, Struct)) else inner
-    return made or None
+    return made or ({} if isinstance(value, (_Values, _Pairs)) else None)  # an empty list or map is a value
 
 
 def _scalar(kind: Any, value: Any) -> Any:
@@ -713,10 +713,12 @@ _JsonLog = _object(
     attributes="list[_Pair]", body="_Any",
 )  # fmt: skip
 
+_Nothing: Any = Annotated[list[Any], msgspec.Meta(max_length=0)] | None  # PHP writes [] for an empty object
+
 _DECODERS: Final = {
     kind: msgspec.json.Decoder(fields, dec_hook=_scalar)
     for kind, fields in (
-        (Resource, _object(attributes="list[_Pair]") | None), (InstrumentationScope, _object(name="str") | None),
-        (SpanMessage, _JsonSpan), (LogRecord, _JsonLog),
+        (Resource, _object(attributes="list[_Pair]") | _Nothing),
+        (InstrumentationScope, _object(name="str") | _Nothing), (SpanMessage, _JsonSpan), (LogRecord, _JsonLog),
     )
 }  # fmt: skip
