@@ -25,7 +25,7 @@ from worker.runs.fields import (
     shown,
     text_field,
 )
-from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, Transcript, as_text
+from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, Transcript, as_text, joined
 
 TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Content parts that are text, and the field with the text."""
@@ -45,6 +45,13 @@ _CALLS: Final = frozenset({
     "function_call", "toolCall",
 })  # fmt: skip
 """Content parts that are calls."""
+
+_THOUGHTS: Final = ("thinking", "reasoning")
+
+_KNOWN: Final = frozenset({*TEXT_PARTS, *MEDIA_PARTS, *_CALLS, *_THOUGHTS})
+
+_IN_RESULTS: Final = frozenset({*TEXT_PARTS, *MEDIA_PARTS} - {"search_result"})
+"""Parts of a result that is read as its text; a search result has texts deeper inside."""
 
 _CALL_WORDS: Final = frozenset({"call", "calls", "function", "functions", "tool", "tools"})
 
@@ -77,11 +84,10 @@ def known_parts(content: Any, counts: Counts) -> Any:
     """Return a content without the parts of unknown types: newer versions have more types, or encrypt some."""
     if not isinstance(content, list):
         return content
-    known = (*TEXT_PARTS, *MEDIA_PARTS, *_CALLS, "thinking", "reasoning")
     types = [part_type_of(part) for part in content]
     kept = [
         part for part, kind in zip(content, types, strict=True)
-        if kind is None or kind in known or kind.endswith("tool_result")
+        if kind is None or kind in _KNOWN or kind.endswith("tool_result")
     ]  # fmt: skip
     counts.drop("parts of other types", len(content) - len(kept))
     return kept
@@ -121,8 +127,11 @@ def _part(part: Any, place: str, counts: Counts, kind: str) -> Part | None:
         name = TEXT_PARTS[part_type] if TEXT_PARTS[part_type] in part else "content"  # AgentDojo's name
         count_unread(part, {"type", name}, f"{kind}.", counts)
         return Text(text_field(part, name, place))
-    if part_type in ("thinking", "reasoning"):
-        said = text_of(part.get(part_type), f"{place}.{part_type}", kind, counts)  # of Mistral a list of parts
+    if part_type in _THOUGHTS:
+        said = part.get(part_type)
+        if isinstance(said, list):  # of Mistral; without thoughts inside, which may be nested without end
+            said = [each for each in said if part_type_of(each) not in _THOUGHTS]
+        said = text_of(said, f"{place}.{part_type}", kind, counts)
         summary = objects_of(part, "summary", f"{place}.summary")
         texts = [said, *(text_field(each, "text", place) for each in (part, *summary))]
         return Reasoning("\n".join(filter(None, texts)))
@@ -146,7 +155,7 @@ def _part(part: Any, place: str, counts: Counts, kind: str) -> Part | None:
 
 def _result_text(result: Any, place: str, counts: Counts, kind: str) -> str:
     """Return a result as text: the texts of its parts if it is a list of them, otherwise its JSON."""
-    if isinstance(result, list) and all(part_type_of(part) in {**TEXT_PARTS, **MEDIA_PARTS} for part in result):
+    if isinstance(result, list) and all(part_type_of(part) in _IN_RESULTS for part in result):
         return text_of(result, place, kind, counts)
     return as_text(result)
 
@@ -219,7 +228,8 @@ def _message(message: dict[str, Any], role: Role, place: str, counts: Counts, *,
         ids = message.get("tool_call_ids")  # of SWE-agent; of tau2 it is `id`
         first = ids[0] if isinstance(ids, list) and ids and isinstance(ids[0], str) else ""
         call_id = text_field(message, "tool_call_id", place) or first or text_field(message, "id", place)
-        text = text_of(content, where, "messages[].content[]", counts)
+        parts = parts_of(content, where, role, counts)  # of Anthropic's form they may be results
+        text = joined([part.text for part in parts if isinstance(part, Text | ToolResult)])
         text = text or (message["error"] if isinstance(message.get("error"), str) else "")
         name = text_field(message, "name", place)
         return Message(role, (ToolResult(text, call_id, name, is_error=is_marked_error(message)),))

@@ -11,6 +11,7 @@ import pytest
 from tests.support.otlp import log, span
 from worker.runs.fields import Counts, RunRefused
 from worker.runs.forms import READERS, form_of, messages_of
+from worker.runs.messages import Reasoning, Text
 from worker.runs.otlp.mapping import assembled
 from worker.runs.otlp.rules import parse_rules
 
@@ -68,6 +69,16 @@ def test_spans_with_any_values_give_a_trace_or_a_reason(seed: int) -> None:
             logs.append(log(number, rng.choice(["gen_ai.choice", "gen_ai.tool.message"]), any_shape(rng)))
         for each in assembled(spans, logs, RULES):
             assert (each.value is None) == (each.missing is not None)
+
+
+@pytest.mark.parametrize("form", ["chat", "anthropic", "langchain"])
+def test_thoughts_within_thoughts_are_left_out(form: str) -> None:
+    thought: Any = [{"type": "text", "text": "Hm."}]
+    for _ in range(400):
+        thought = [{"type": "text", "text": "Oh."}, {"type": "thinking", "thinking": thought}]
+    message = {"type": "ai"} if form == "langchain" else {"role": "assistant"}
+    (read,) = READERS[form]([message | {"content": thought}], Counts(), "messages")
+    assert {*read.parts} - {Text(""), Reasoning("")} == {Text("Oh."), Reasoning("Oh.")}
 
 
 @pytest.mark.parametrize("form", READERS)

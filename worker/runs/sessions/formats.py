@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal
 
 from worker.runs.fields import Counts, RunRefused, as_time, objects_of, says_error, shown
-from worker.runs.forms import parts_of
+from worker.runs.forms import known_parts, parts_of
 from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult, as_text, joined
 
 Opens = Literal["", "request", "start", "command", "local", "fork"]
@@ -102,7 +102,7 @@ def _pi_read(line: Mapping[str, Any], counts: Counts) -> Entry:
     if role not in ("user", "assistant", "toolResult"):
         counts.drop(f"{role if isinstance(role, str) else shown(role)} messages")
         return Entry()
-    parts = parts_of(message.get("content"), "message.content", "assistant", counts)
+    parts = parts_of(known_parts(message.get("content"), counts), "message.content", "assistant", counts)
     name = f"{time}/{text_at(line, 'id')}" if time and ("id" in line or role == "user") else text_at(line, "id")
     if role == "user":
         texts = tuple(part for part in parts if isinstance(part, Text) and part.text.strip())
