@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+import tracemalloc
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -277,6 +278,29 @@ def test_values_of_any_shape_are_read_or_refused_with_words(form: str, seed: int
         for request in closed + session.close():
             assert all(isinstance(fact, str) for fact in request.facts.values())
             assert request.key == str(request.key)
+
+
+def test_neither_lines_that_cannot_be_read_nor_earlier_versions_of_a_line_are_kept() -> None:
+    of, session = Claude(), AgentSession()
+    session.add(of.user("Go"), 0)
+    line = json.dumps(of.said("Done.")).replace('"message": {', '"message": {"id": "m", ').encode()
+
+    def feed(begin: int, end: int) -> None:
+        for at in range(begin, end):
+            session.feed(line, at)
+            with suppress(RunRefused):
+                session.feed(b"{", at)
+
+    feed(1, 100)
+    tracemalloc.start()
+    try:
+        feed(100, 5000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 100_000
+    (request,) = session.close()
+    assert shown(request) == ["user: Go", "assistant: Done."]
 
 
 @pytest.mark.parametrize("text", [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from worker.runs.fields import Counts, RunRefused, as_time, fault, json_documents, shown
@@ -53,8 +53,12 @@ class Request:
         return "/".join(part for part in (self.format, self.facts.get("subagent")) if part)
 
 
-_Cell = list[Part]
-"""A part of a message, which a later version replaces; empty if its line was replaced."""
+@dataclass(slots=True, eq=False)
+class _Cell:
+    """A part of a message, which a later version replaces."""
+
+    part: Part
+    key: tuple[type[Part], str]  # the kind of the part, and the id of its message, or of its call
 
 
 @dataclass(slots=True)
@@ -73,45 +77,46 @@ class _OpenRequest:
     outcome: Outcome | None = None
     counts: Counts = field(default_factory=Counts)
     is_closed: bool = False
-    _cells: dict[tuple[type[Part], str], list[_Cell]] = field(default_factory=dict)
-    """By the kind of a part and the id of its message, or of its call."""
+    _cells: dict[tuple[type[Part], str], dict[_Cell, None]] = field(default_factory=dict)  # by key, in order
 
     def add(self, entry: Entry) -> None:
         """Add the messages of a line. A later version of a part takes the place of the earlier one."""
         name, new, replaced = entry.id or f"#{len(self.entries)}", list[tuple[Role, list[_Cell]]](), 0
-        rewritten, added = entry.id in self.entries, list[tuple[list[_Cell], _Cell]]()
+        rewritten, added = entry.id in self.entries, list[_Cell]()
         self.counts.drop("lines that a later one replaces", rewritten)
         for _, cells in self.entries.get(name, ()):
             for cell in cells:
-                cell.clear()
+                self._cells.get(cell.key, {}).pop(cell, None)
         for message in entry.messages:
             cells, versions = list[_Cell](), dict[type[Part], Iterator[_Cell]]()
             for part in message.parts:
-                known = self._cells.setdefault((type(part), _id_of(part, entry)), [])
+                key = (type(part), _id_of(part, entry))
+                known = self._cells.setdefault(key, {})
                 earlier = None
                 if not rewritten and len(message.parts) > 1 and isinstance(part, Text | Reasoning):
                     # a line with the whole message so far
-                    earlier = next(versions.setdefault(type(part), filter(None, known)), None)
+                    earlier = next(versions.setdefault(type(part), iter(known)), None)
                 elif not rewritten:
-                    earlier = self._earlier(part, known[-100:])  # a message has fewer, but a file may repeat an id
+                    last = list(islice(reversed(known), 100))  # a message has fewer, but a file may repeat an id
+                    earlier = self._earlier(part, reversed(last))
                 if earlier is not None:
                     replaced += 1
-                    earlier[0] = part
+                    earlier.part = part
                     continue
-                cells.append([part])
-                if _id_of(part, entry):
-                    added.append((known, cells[-1]))
+                cells.append(_Cell(part, key))
+                if key[1]:
+                    added.append(cells[-1])
             if cells or message.parts == ():
                 new.append((message.role, cells))
         self.counts.drop("parts that a later version replaces", replaced)
         self.entries[name] = new
-        for known, cell in added:
-            known.append(cell)
+        for cell in added:
+            self._cells[cell.key][cell] = None
 
-    def _earlier(self, part: Part, cells: list[_Cell]) -> _Cell | None:
+    def _earlier(self, part: Part, cells: Iterable[_Cell]) -> _Cell | None:
         """Return the first of some cells that has an earlier version of a part."""
-        for cell in filter(None, cells):
-            known = cell[0]
+        for cell in cells:
+            known = cell.part
             if isinstance(part, ToolCall | ToolResult):
                 is_open = isinstance(part, ToolCall) and not self._cells.get((ToolResult, part.call_id))
                 if is_open or known == part:
@@ -125,7 +130,7 @@ class _OpenRequest:
     @property
     def messages(self) -> tuple[Message, ...]:
         lines = self.entries.values()
-        return tuple(Message(role, tuple(chain.from_iterable(cells))) for line in lines for role, cells in line)
+        return tuple(_message(role, cells) for line in lines for role, cells in line)
 
     def has_answer(self) -> bool:
         """Return whether the conversation ends with a text of the agent, not with a call or its result."""
@@ -176,9 +181,11 @@ class AgentSession:
     def open_since(self) -> int | None:
         """The position of the first line that is still needed; None if reading may continue after the last one."""
         firsts = [run.first for run in islice(self._open.values(), 1)]  # they are in the order of their first lines
-        if self.format is not None and self.format.revised is not None:
-            firsts += [at for _, at in self._kept[:1]]
-        return min(firsts, default=None)
+        return min([*firsts, *(at for _, at in self._kept[:1])], default=None)
+
+    @property
+    def _is_revised(self) -> bool:
+        return self.format is not None and self.format.revised is not None
 
     @property
     def open_names(self) -> set[tuple[str, str]]:
@@ -209,7 +216,8 @@ class AgentSession:
 
     def skip(self, at: int) -> None:
         """Note that a line cannot be read: it may have had the answer."""
-        self._kept.append((None, at))
+        if self._is_revised:
+            self._kept.append((None, at))
         self._skipped += 1
 
     def add(self, value: Any, at: int) -> list[Request]:
@@ -219,7 +227,7 @@ class AgentSession:
         if self.format is None:
             self.format = format_of(value)
         try:
-            if self.format is None or self.format.revised is None:
+            if self.format is None or not self._is_revised:
                 return self._add_line(value, at)
             self._read(self.format, value, Counts())
         except RunRefused:
@@ -351,7 +359,7 @@ class AgentSession:
         if spawn is not None:
             facts["subagent"] = spawn.name or facts["subagent"]
             if prompt is None:
-                found.entries[spawn.call] = [("user", [[Text(spawn.prompt)]])]
+                found.entries[spawn.call] = [("user", [_Cell(Text(spawn.prompt), (Text, ""))])]
         return closed
 
     def _spawn(self, kind: str, key: str) -> _Spawn | None:
@@ -409,10 +417,14 @@ class AgentSession:
         ]  # fmt: skip
 
 
+def _message(role: Role, cells: Iterable[_Cell]) -> Message:
+    return Message(role, tuple(cell.part for cell in cells))
+
+
 def _is_repeated(entry: Entry, request: _OpenRequest) -> bool:
     """Return whether a request repeats the words of the latest line; white space may differ."""
     (role, cells), *more = next(reversed(request.entries.values())) or [("tool", [])]
-    latest = Message(role, tuple(chain.from_iterable(cells))).texts()
+    latest = _message(role, cells).texts()
     return role == "user" and not more and "".join(latest.split()) == "".join(entry.messages[0].texts().split())
 
 
