@@ -94,9 +94,7 @@ class Assembled:
     key: str  # the agent's id
     end_ns: int  # of the run's last span, ns since 1970
     cut: int = 0  # characters that were cut from texts
-    unread: tuple[
-        tuple[str, str], ...
-    ] = ()  # scopes and attributes: MAX_UNREAD that look like content and are not read
+    unread: tuple[tuple[str, str], ...] = ()  # scope and attribute of what looks like content, MAX_UNREAD at most
 
 
 def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> list[Assembled]:
