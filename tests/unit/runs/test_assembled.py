@@ -201,7 +201,7 @@ def test_blanks_in_a_field_of_dspy_take_linear_time() -> None:
     assert time.process_time() - began < 2
 
 
-# -- large traces: how many times as long a trace takes that is some times as large
+# -- large traces: a trace that is 32 times as large takes less than 150 times as long
 
 
 def asked(*messages: dict[str, Any]) -> list[Span]:
@@ -239,33 +239,32 @@ def idle_agents(n: int) -> Span:
     return chat(n, [], ("Hi",)) if n % 2 else agent(n, f"a{n}")
 
 
-LARGE: dict[str, tuple[Callable[[int], list[Span]], int, int, int]] = {
-    # a trace by its size, a size, how many times as large the other one is, how many times as long it may take
-    "own ids": (partial(one_message, lambda n: {"id": f"c{n}"}), 1000, 8, 32),  # large heaps cost more
-    "one id": (partial(one_message, lambda _: {"id": "c"}), 1000, 8, 32),
-    "no ids": (partial(one_message, lambda _: {}), 1000, 8, 32),
-    "results in messages of their own": (results_alone, 500, 8, 32),
-    "an answer in many messages": (long_answer, 1000, 16, 40),  # a quadratic way took 90 times
-    "chain": (partial(tree, lambda n: n - 1, span), 1000, 4, 10),
-    "star": (partial(tree, lambda _: 1, span), 1000, 4, 10),
-    "circle": (lambda count: tree(lambda n: n % (count - 1) + 1, span, count, 1), 1000, 4, 10),
-    "tools": (partial(tree, lambda _: 1, lambda n: tool(n, "t")), 1000, 4, 10),
-    "idle agents": (partial(tree, lambda n: n - 1 if n % 2 else 1, idle_agents), 200, 4, 10),
+LARGE: dict[str, tuple[Callable[[int], list[Span]], int]] = {  # a trace by its size, and the smaller size
+    "own ids": (partial(one_message, lambda n: {"id": f"c{n}"}), 500),
+    "one id": (partial(one_message, lambda _: {"id": "c"}), 500),
+    "no ids": (partial(one_message, lambda _: {}), 500),
+    "results in messages of their own": (results_alone, 500),
+    "an answer in many messages": (long_answer, 1000),
+    "chain": (partial(tree, lambda n: n - 1, span), 500),
+    "star": (partial(tree, lambda _: 1, span), 500),
+    "circle": (lambda count: tree(lambda n: n % (count - 1) + 1, span, count, 1), 500),
+    "tools": (partial(tree, lambda _: 1, lambda n: tool(n, "t")), 500),
+    "idle agents": (partial(tree, lambda n: n - 1 if n % 2 else 1, idle_agents), 200),
 }
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_trace_takes_linear_time(name: str) -> None:
-    made, count, times, most = LARGE[name]
+    """A quadratic way takes 300 to 1000 times as long. The loaded machine of one try may be quiet in the next."""
+    made, count = LARGE[name]
 
     def seconds(spans: list[Span]) -> float:
         began = time.process_time()
         assembled(spans, [], RULES)
         return time.process_time() - began
 
-    few, many = made(count), made(times * count)
-    small = min(seconds(few) for _ in range(5))
-    assert min(seconds(many) for _ in range(3)) < most * small
+    few, many = made(count), made(32 * count)
+    assert any(seconds(many) < 150 * min(seconds(few) for _ in range(3)) for _ in range(5))
     if made is results_alone:
         steps = document(*few)["steps"]
         assert [step["content"] for step in steps if step["type"] == "observation"][-1] == f"{count - 1}"

@@ -316,19 +316,24 @@ def test_no_text_takes_long(text: str) -> None:
 
 
 def test_many_sub_agents_and_parts_take_linear_time() -> None:
-    """In quadratic time they took 14 and 23 s."""
-    of, began = Claude(), time.process_time()
+    """In quadratic time they took 14 and 23 s. The loaded machine of one try may be quiet in the next."""
+    of = Claude()
     lines = [of.user("Go")]
     for n in range(5000):
         lines += [
             of.said(use(f"c{n}", "Task", prompt=f"task {n}")),
             of.user(f"task {n}", isSidechain=True, agentId=f"a{n}"),
         ]
-    read(lines)
     parts = of.said(*map(str, range(10_000)))
     parts["message"]["id"] = "m"
-    read([of.user("Go"), parts, parts | {"uuid": "u"}])
-    assert time.process_time() - began < 4
+
+    def seconds() -> float:
+        began = time.process_time()
+        read(lines)
+        read([of.user("Go"), parts, parts | {"uuid": "u"}])
+        return time.process_time() - began
+
+    assert any(seconds() < 4 for _ in range(3))
 
 
 @pytest.mark.parametrize(("form", "value"), [
