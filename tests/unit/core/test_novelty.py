@@ -141,6 +141,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.displaced += len(self.live) == self.cache.max_elements
         self.live = [*self.live, self.log[-1]][-self.cache.max_elements :]
 
+    @rule(count=st.integers(2, 30), passed=st.sampled_from([1, 0, 7, -3]))
+    def add_many(self, count: int, passed: int) -> None:
+        """Single steps alone fill no cache of more than three entries."""
+        for _ in range(count):
+            self.add(passed, "new", 0, 0)
+
     @rule(passed=PASSED, kind=KINDS, which=st.integers(0, 60), exponent=st.integers(-15, 15))
     def search(self, passed: int, kind: str, which: int, exponent: int) -> None:
         """The restored cache has the same answer, to the last bit."""

@@ -19,7 +19,9 @@ it takes anyway: without AVX, with AVX, with AVX2."""
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [kind for kind, (_, flag) in KERNELS.items() if flag in cpu_flags()])
-def test_scan_and_cache_keep_their_promises_with_the_kernels_of_lesser_processors(kind: str, seed: int) -> None:
+def test_scan_and_cache_keep_their_promises_with_the_kernels_of_lesser_processors(
+    kind: str, seed: int, long: bool
+) -> None:
     core = KERNELS[kind][0]
     env = {**os.environ, "OPENBLAS_CORETYPE": kind, "OPENBLAS_VERBOSE": "2"}
     if kind != "Haswell":
@@ -30,5 +32,6 @@ def test_scan_and_cache_keep_their_promises_with_the_kernels_of_lesser_processor
     assert f"Core: {core}" in log, "OpenBLAS takes no orders: the run below would prove nothing"
     tests = [f"tests/unit/core/test_{name}.py" for name in ("scan", "novelty")]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--seed", str(seed), *tests]
+    command += ["--long"] * long
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
