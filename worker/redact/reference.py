@@ -60,21 +60,21 @@ class _Rule(NamedTuple):
     kind: str
     hint: str  # a text without it has no match
     pattern: re.Pattern[str]
-    kept: str = ""  # before the marker
-    begin: _Begin = lambda _text, _done, match: match.start()
+    marker: str  # with the text before it that is kept
+    begin: _Begin | None = None  # None: where the match begins
 
     def places(self, text: str) -> Iterator[Found]:
         """Yield what the pattern finds."""
         done = 0
         for match in self.pattern.finditer(text):
-            start = self.begin(text, done, match)
+            start = match.start() if self.begin is None else self.begin(text, done, match)
             if start is not None:
                 done = match.end()
                 yield Found(start, done, self.kind)
 
 
 def _rule(kind: str, hint: str, pattern: str, kept: str = "") -> _Rule:
-    return _Rule(kind, hint, re.compile(pattern, re.ASCII), kept)
+    return _Rule(kind, hint, re.compile(pattern, re.ASCII), f"{kept}[REDACTED:{kind}]")
 
 
 _SECRETS: Final = (
@@ -90,7 +90,8 @@ _SECRETS: Final = (
         "password",
         "",
         re.compile(rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}", re.ASCII),
-        begin=lambda _text, _done, match: match.end(1),
+        PASSWORD_MARKER,
+        lambda _text, _done, match: match.end(1),
     ),
 )
 
@@ -103,8 +104,8 @@ _COUNTRY_CODE: Final = re.compile(rf"(?:\+?1{_BREAK}?\(?|\()\Z")
 
 _ALL: Final = (
     *_SECRETS,
-    _Rule("email", "@", _ADDRESS_FROM_AT, begin=_local_part),
-    _Rule("phone", "", _TEN_DIGITS, begin=_country_code),
+    _Rule("email", "@", _ADDRESS_FROM_AT, "[REDACTED:email]", _local_part),
+    _Rule("phone", "", _TEN_DIGITS, "[REDACTED:phone]", _country_code),
     _rule("phone", "+", r"\+[1-9][0-9]{6,14}\b"),
     _rule("ip", ".", rf"\b(?=[0-9]){_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}\b"),
     _rule("filepath", "/", rf"/(?:home|Users)/{_USER_NAME}(?:/{_REST_OF_PATH})?"),
@@ -119,14 +120,18 @@ def redact_as_reference(text: str, level: str, counts: dict[str, int]) -> str:
     for rule in _SECRETS if level == "private" else _ALL:
         if rule.hint not in text:
             continue
-        pieces: list[str] = []
-        done = 0
-        for start, end, _ in rule.places(text):
-            pieces.append(text[done:start])
-            done = end
-        if pieces:
-            counts[rule.kind] = counts.get(rule.kind, 0) + len(pieces)
-            text = f"{rule.kept}[REDACTED:{rule.kind}]".join([*pieces, text[done:]])
+        if rule.begin is None:
+            text, found = rule.pattern.subn(rule.marker, text)  # in C
+        else:
+            pieces: list[str] = []
+            done = 0
+            for start, end, _ in rule.places(text):
+                pieces.append(text[done:start])
+                done = end
+            found = len(pieces)
+            text = rule.marker.join([*pieces, text[done:]]) if pieces else text
+        if found:
+            counts[rule.kind] = counts.get(rule.kind, 0) + found
     return text
 
 
