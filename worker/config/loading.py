@@ -82,7 +82,7 @@ def read(
             problems += explain(error, sources)
         problems += _hidden_problems(sources, problems)
     except RecursionError:
-        raise ConfigError("a value is nested too deeply; the settings have four levels") from None
+        raise ConfigError(TOO_DEEP) from None
     if problems or settings is None:
         raise ConfigError("\n".join(problems))
     return Loaded(settings, sources, tuple(_unknown_variables()))
@@ -230,6 +230,7 @@ def config_file(path: Path) -> Source:
             raise ConfigError(f"{path} is not a file; --config and {CONFIG_VARIABLE} name a TOML file")
         values = tomllib.loads(path.read_bytes().decode())
         str(values)  # a ValueError for a hexadecimal integer that Python reads and cannot print
+        _without_texts(values)  # a RecursionError where no message could show a value
         return Source("file", values, str(path))
     except ConfigError:
         raise
@@ -237,6 +238,8 @@ def config_file(path: Path) -> Source:
         raise ConfigError(f"{path} is not TOML: byte {error.start} is not UTF-8") from None
     except ValueError as error:  # the parser's, or Python's of an integer of thousands of digits
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: {TOO_DEEP}") from None
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}; --config and {CONFIG_VARIABLE} name a TOML file"
@@ -307,6 +310,7 @@ def dotted(path: KeyPath) -> str:
 
 # -- errors
 
+TOO_DEEP: Final = "a value is nested too deeply; the settings have four levels"
 NOT_SHOWN: Final = "(not shown)"  # in place of what is a secret, or may be one
 SHOWN: Final = 120  # characters of a wrong value that a message repeats
 

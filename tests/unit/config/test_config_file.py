@@ -165,6 +165,7 @@ def test_all_errors_are_told_also_hidden_ones(file: Path, monkeypatch: pytest.Mo
         (b"a = '\xff'", "is not TOML: byte 5 is not UTF-8"),
         (b"threshold = " + b"[" * 5000 + b"]" * 5000, "a value is nested too deeply"),
         (b".".join([b"a"] * 5000) + b" = 1", "a value is nested too deeply"),
+        (b"profiles.code." + b".".join([b"a"] * 700) + b" = 1", ""),  # whether too deeply depends on Python
         (b"\n\nthreshold = " + b"9" * 5000 + b" # 1", "is not TOML: Exceeds the limit"),
         (None, "cannot read"),
     ],
@@ -175,7 +176,7 @@ def test_a_file_that_is_none(file: Path, content: bytes | None, words: str) -> N
         file.write_bytes(content)
     (line,) = errors(file)
     assert words in line
-    assert str(file) in line or "nested" in words
+    assert str(file) in line
     assert "is not a file" in errors(file.parent)[0]
 
 
