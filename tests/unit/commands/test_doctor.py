@@ -162,6 +162,10 @@ async def test_an_embedding_service_is_asked_and_timed() -> None:
         assert (model.level, embedding.level, other.level) == ("ok", "ok", "warn")
         assert f"{SERVED} at {service.url}: 384 dimensions" in model.message
         assert "a text of 256 words takes" in embedding.message
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("worker.commands.doctor.model.long_texts", lambda *_: 1 / 0)
+            *_, broken = await findings({})
+        assert (broken.level, broken.message) == ("fail", "fails with ZeroDivisionError: division by zero")
         service.fault = lambda texts: (404, b"no such model", {})
         (finding,) = await findings({})
         assert finding.level == "fail"

@@ -65,16 +65,15 @@ def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[by
         embedder = cast("Embedder", load_configured(settings))
         load_seconds = time.perf_counter() - started
         embed_seconds = _median_seconds(embedder, settings.max_tokens)
+        yield from _findings(settings, embedder.identity, load_seconds, embed_seconds)
+        yield from other_entries(embedder.identity, models)
+        yield from long_texts(settings, embedder, documents)
     except ServiceUnavailableError as error:
         yield fail("model", str(error), "the worker waits until it answers; check KP_EMBEDDER_URL and the service")
     except ModelError as error:  # says what to do
         yield fail("model", str(error))
     except Exception as error:
         yield fail("model", f"fails with {type(error).__name__}: {error}", "fetch it again, or use another KP_MODEL")
-    else:
-        yield from _findings(settings, embedder.identity, load_seconds, embed_seconds)
-        yield from other_entries(embedder.identity, models)
-        yield from long_texts(settings, embedder, documents)
 
 
 def _missing_model(settings: Settings) -> Finding | None:
