@@ -334,10 +334,8 @@ class Delivery:
                     if replayed:  # it was deleted after the replayed answer
                         key, replayed = uuid.uuid4().hex, False
                     stop.check()
-                    if (
-                        time.monotonic() - turn.began > 5.0
-                    ):  # the process was frozen or slow: look again before the POST
-                        continue
+                    if time.monotonic() - turn.began > 5.0:
+                        continue  # the process was frozen or slow: look again before the POST
                     verdict = await turn.post(unit, key)
                     doubted |= isinstance(verdict, Doubtful) and not verdict.unsent
             cause, definite, asked_for = "stored_answer", False, 0.0
