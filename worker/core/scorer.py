@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
@@ -54,14 +54,6 @@ Clock = Callable[[], float]  # seconds
 Moments = tuple[float, float, float]  # when it was begun, compared and scored, by the caller's clock
 
 
-class Scored(NamedTuple, Generic[Built]):
-    """The result of `PartitionScorer.decide`."""
-
-    trace: ScoredTrace
-    built: Built  # what was made of it
-    moments: Moments
-
-
 class PartitionScorer:
     """The state of one source partition: its novelty cache, its stream time, and its agents' track records.
 
@@ -104,7 +96,7 @@ class PartitionScorer:
         `vector`: shape (dimensions,), any length, or None without an embedder. Raises ValueError for a wrong dimension
         or values that are not finite; the state is then unchanged.
         """
-        return self.decide(trace, vector, event_time_ms, lambda scored: None).trace
+        return self.decide(trace, vector, event_time_ms, lambda scored: None)[0]
 
     def decide(
         self,
@@ -113,8 +105,8 @@ class PartitionScorer:
         event_time_ms: int,
         build: Callable[[ScoredTrace], Built],
         clock: Clock = lambda: 0.0,
-    ) -> Scored[Built]:
-        """Do `score`, and `build` what is published of it before the vector enters the cache.
+    ) -> tuple[ScoredTrace, Built, Moments]:
+        """Do `score`, `build` what is published of it before the vector enters the cache, and return both and when.
 
         The steps are undone as one if any of them raises, so their order matters:
          1. advance stream time, and find the nearest live entry;
@@ -137,7 +129,7 @@ class PartitionScorer:
         except BaseException:
             self.cache.back_to(before)
             raise
-        return Scored(scored, built, (begun, compared, done))
+        return scored, built, (begun, compared, done)
 
     def _next_stream_time(self, event_time_ms: int) -> int:
         time, step = self.stream_time_ms, self._max_step_ms

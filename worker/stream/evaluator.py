@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from worker.core.changelog import NO_EPOCH, Entry, Housekeeping, Kind, SourceEpoch, kind_of, text_hash
@@ -79,8 +78,7 @@ def _encoded(rows: Sequence[Row | Change]) -> list[Row]:
     return [encode_row(row) for place, row in enumerate(rows) if last.get(row[0], place) == place]
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """A record that waits for its embedding, and for the records before it."""
 
     record: SourceRecord

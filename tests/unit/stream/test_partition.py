@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -550,7 +549,7 @@ async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_give
 async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> None:
     stage = TaskHarness()
     stage.take(0)
-    stage.task._taken[0] = replace(stage.task._taken[0], embedding=None)
+    stage.task._taken[0] = stage.task._taken[0]._replace(embedding=None)
     stage.task.advance()
     assert [str(failure) for failure in stage.failures] == ["this is a bug: record traces/0/0 was not embedded"]
     assert stage.publisher.begun == []
