@@ -127,8 +127,7 @@ def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: s
         now, bound = current.get(name), _bound(wanted.variable, name)
         fits = None
         if now is not None:
-            more, less = (int(now) > int(value), int(now) < int(value)) if bound else (False, False)
-            fits = now == value or (bound == ">=" and more) or (bound == "<=" and less)
+            fits = now == value or (bound != "" and (int(now) > int(value)) == (bound == ">="))
         configs.append(ConfigRow(name, now, value, fits))
     # Any number fits an output, and more than the plan's a changelog.
     partitions = wanted.partitions if topic is None else topic.partitions

@@ -223,13 +223,14 @@ def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bo
 def _few(document: dict[str, Any]) -> bool:
     """Return whether a document has at most MAX_VALUES values."""
     count, pending = 0, list[Any]([document])
-    while pending and count <= MAX_VALUES:
+    while pending:
         value = pending.pop()
         inner = value.values() if isinstance(value, dict) else value
         count += len(inner)
-        if count <= MAX_VALUES:
-            pending += [each for each in inner if isinstance(each, dict | list)]
-    return count <= MAX_VALUES
+        if count > MAX_VALUES:
+            return False
+        pending += [each for each in inner if isinstance(each, dict | list)]
+    return True
 
 
 def _same(ours: Any, theirs: Any, kind: Any) -> bool:

@@ -150,6 +150,12 @@ def test_long_texts_are_said_if_most_are_cut_and_another_view_would_help(view: s
         assert "2 of the last 3 texts are longer than KP_MAX_TOKENS=256" in found[0].message
 
 
+async def test_a_model_that_cannot_be_looked_for_is_a_failure() -> None:
+    examination = Examination(read(options={"model": "/" + "x" * 300}))
+    (finding,) = [finding async for finding in check_model(examination)]
+    assert finding.level == "fail"
+
+
 async def test_an_embedding_service_is_asked_and_timed() -> None:
     async def findings(models: dict[str, int]) -> list[Finding]:
         loaded = read(options={"embedder": "http", "embedder_url": service.url, "model": SERVED})

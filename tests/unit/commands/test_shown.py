@@ -132,6 +132,8 @@ def test_a_command_is_pasted_as_one(width: int) -> None:
     assert [line.rstrip().endswith("\\") for line in lines] == [True] * (len(lines) - 1) + [False]
     assert max(map(len, lines)) <= max(width, 34)
     assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
+    broken = shlex.join(["kp-worker", "explain", "--set", "profiles={a=1,\nb=1}", "kp:trace:1"])
+    assert shlex.split("\n".join(printed(Pasted(broken), width)).replace("\\\n", "")) == shlex.split(broken)
 
 
 def test_rows_follow_each_other_as_their_commits_did() -> None:

@@ -57,11 +57,11 @@ def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[by
     if settings.embedder == "none":
         yield warn("model", "KP_EMBEDDER=none: novelty is 0.5 for every trace", "set KP_EMBEDDER=auto to compare texts")
         return
-    if settings.embedder != "http" and (missing := _missing_model(settings)) is not None:
-        yield missing
-        return
-    started = time.perf_counter()
     try:
+        if settings.embedder != "http" and (missing := _missing_model(settings)) is not None:
+            yield missing
+            return
+        started = time.perf_counter()
         embedder = cast("Embedder", load_configured(settings))
         load_seconds = time.perf_counter() - started
         embed_seconds = _median_seconds(embedder, settings.max_tokens)

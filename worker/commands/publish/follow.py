@@ -88,7 +88,7 @@ def default_name(folder: Path) -> str:
 
 
 def run_follow(settings: Settings, followed: Followed) -> None:
-    """Follow a folder until SIGTERM or SIGINT. Raises CommandError."""
+    """Follow a folder until SIGTERM or SIGINT. Raises ConfigError, CommandError."""
     session = Session(settings)
     logs.configure(settings.log_level, settings.log_format)
     run_session(_Follower(session, followed).run())

@@ -171,7 +171,7 @@ def run_publish(
     files: Sequence[str], settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool,
     redact: Clean | None,
 ) -> int:  # fmt: skip
-    """Publish files, report the result, and return the exit code. Raises CommandError, ArgumentError.
+    """Publish files, report the result, and return the exit code. Raises ConfigError, CommandError, ArgumentError.
 
     `redact`: redacts a line; None: no redaction.
     """

@@ -169,7 +169,7 @@ def ending_in_order() -> Iterator[None]:
             sys.stderr.flush()
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
-            raise  # rich exits with 1 at a closed pipe
+            raise  # click and rich exit with 1 at a closed pipe
         discard_buffered(sys.stdout.buffer, sys.stderr.buffer)
         raise click.exceptions.Exit(PIPE_CLOSED) from None
     except OSError as error:

@@ -121,7 +121,7 @@ def _about(trace_id: str, spans: int, run: Assembled, *, ended: bool) -> Iterato
 
 
 def run_preview(settings: Settings, sample: str, records: int) -> int:
-    """Preview a file or a topic; return the exit code. Raises ConfigError, SessionError, ArgumentError."""
+    """Preview a file or a topic; return the exit code. Raises ConfigError, CommandError, ArgumentError."""
     preview = Preview(rules_from(settings))
     try:
         if sample != "-" and "/" not in sample and not Path(sample).is_file():

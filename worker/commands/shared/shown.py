@@ -144,10 +144,10 @@ class Pasted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines."""
-        whole = " ".join(word.replace(" ", "\0") for word in self._words)
+        whole, words = " ".join("\0" * len(word) for word in self._words), iter(self._words)
         width = options.max_width - 2 * (len(whole) > options.max_width)
         lines = textwrap.wrap(whole, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        yield Text(" \\\n".join(lines).replace("\0", " "), no_wrap=True, overflow="ignore")
+        yield Text(re.sub("\0+", lambda _: next(words), " \\\n".join(lines)), no_wrap=True, overflow="ignore")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """Return the width of its longest word, and of the whole command."""

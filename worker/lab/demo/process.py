@@ -51,20 +51,18 @@ class DemoError(Exception):
 
 
 class DemoProcess:
-    """`kp-worker ARGUMENTS` as a child process that serves HTTP on `port`, with its log in `directory`.
+    """`kp-worker COMMAND` as a child process that serves HTTP on `port`, with its log in `directory`.
 
     `name`: for messages, such as "the worker". `settings`: environment variables; the caller's KP_ ones are dropped.
     """
 
-    def __init__(
-        self, name: str, arguments: Sequence[str], settings: Mapping[str, str], port: int, directory: Path
-    ) -> None:
+    def __init__(self, name: str, command: str, settings: Mapping[str, str], port: int, directory: Path) -> None:
         self.name = name
         self.url = f"http://{HOST}:{port}"
         self.log = directory / f"{name.rsplit(maxsplit=1)[-1]}.log"
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(  # noqa: S603 the caller's own command
-                [sys.executable, "-P", "-m", "worker", *arguments],
+                [sys.executable, "-P", "-m", "worker", command],
                 env=_environment(settings),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -153,7 +151,7 @@ class Stage:
         port = port or free_ports(1)[0]
         own = {"BOOTSTRAP_SERVERS": self.bootstrap, "CREATE_TOPICS": "true", "HTTP_HOST": HOST, "HTTP_PORT": str(port)}
         settings = {PREFIX + key: value for key, value in {**variables, **own}.items()}
-        with DemoProcess(name, [command], settings, port, self.directory) as process:
+        with DemoProcess(name, command, settings, port, self.directory) as process:
             with step(self.console, label) as say:
                 process.wait_ready(say)
                 say(f"{says} ready, metrics at {process.url}/metrics".lstrip())
