@@ -3,10 +3,13 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.support.assemble import Trial, crash_run, made_records
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
+@pytest.mark.timeout(600)
 def test_kills_joins_and_leaves_lose_no_run_and_repeat_none(
     kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool
 ) -> None:

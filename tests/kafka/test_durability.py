@@ -25,7 +25,7 @@ from tests.support.kafka_fixtures import (
     wait_until,
 )  # fmt: skip
 from tests.support.proxy import Proxy
-from tests.support.stage import LINES, Stage, Workers, documents, origin
+from tests.support.stage import LINES, Stage, Workers, documents, origins
 from worker.core.changelog import MARKER_KEY, SLACK, decode, encode, slot_key, text_hash
 from worker.core.restore import Log
 from worker.core.trace import embedding_text, parse_trace
@@ -191,8 +191,7 @@ def test_a_60_second_outage_ends_the_worker_with_a_reason_and_loses_nothing(tmp_
         assert successor.returncode is None, "a worker waits for its broker at start"
         broker.start_node(0)
         stage.wait_committed(5000)
-        found = sorted(origin(record) for records in stage.outputs().values() for record in records)
-        assert found == [(p, o) for p in range(4) for o in range(1250)], worker.log() + successor.log()
+        assert origins(stage) == [(p, o) for p in range(4) for o in range(1250)], worker.log() + successor.log()
 
 
 async def test_a_restore_from_a_broker_that_falls_silent_ends(kafka: EmbeddedKafka) -> None:

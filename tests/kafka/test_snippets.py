@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import trace_bytes
-from tests.support.kafka_fixtures import WorkerProcess, produce, wait_until
+from tests.support.kafka_fixtures import WorkerProcess, produce
 from tests.support.snippets import Snippet, shell, snippets
 from tests.support.stage import Desk
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -29,7 +29,7 @@ def desk(kafka: EmbeddedKafka) -> Desk:
         worker.wait_ready()
         assert desk.run("publish", "samples").returncode == 0
         produce(kafka.bootstrap_servers, desk.name, [(b"key", value) for value in WRONG])
-        assert wait_until(lambda: worker.metric("kp_records_consumed_total") == 77, 60)
+        worker.wait_metric("kp_records_consumed_total", 77)
         worker.finish()
     return desk
 

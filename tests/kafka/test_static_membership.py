@@ -8,7 +8,7 @@ import pytest
 from aiokafka.admin import NewPartitions
 
 from tests.support.kafka_fixtures import WorkerProcess, admin, wait_until
-from tests.support.stage import LINES, Stage, Workers, origin
+from tests.support.stage import LINES, Stage, Workers, origins
 from worker.config import ConfigError, load
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -38,8 +38,8 @@ class Pair:
 
     def check_outputs(self) -> None:
         self.stage.wait_committed(self._produced)
-        found = [origin(record) for records in self.stage.outputs().values() for record in records]
-        assert len(found) == len(set(found)) == self._produced
+        taken = origins(self.stage)
+        assert len(taken) == len(set(taken)) == self._produced
 
 
 def generation(member: WorkerProcess) -> str:

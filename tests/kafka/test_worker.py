@@ -9,7 +9,7 @@ from tests.support.builders import trace_bytes
 from tests.support.crash_worker import DIMENSIONS
 from tests.support.kafka_fixtures import create_topics
 from tests.support.output_embedding import decode
-from tests.support.stage import LINES, Stage, Workers, documents, header, origin
+from tests.support.stage import LINES, Stage, Workers, documents, header, origin, origins
 from tests.support.surroundings import DATA
 from worker.core.documents import embedding_bytes
 from worker.core.trace import InvalidTrace, Limits, parse_trace
@@ -111,10 +111,6 @@ def test_bad_input_of_every_kind_becomes_a_dead_letter_and_stops_nothing(stage: 
             assert record.value == value, "the bytes of a dead letter are the source's"
             assert header(record, "kp-error-reason") == problem.reason
             assert header(record, "kp-error-message")
-
-
-def origins(stage: Stage) -> list[tuple[int, int]]:
-    return sorted(origin(record) for records in stage.outputs().values() for record in records)
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])

@@ -184,26 +184,25 @@ async def join_and_leave(bootstrap: str, env: dict[str, str]) -> None:
 
 
 def steady(run: Run) -> list[str]:
-    """Load one worker until the time is over, with some rebalances after the start; return what is wrong."""
+    """Load one worker until the time is over, with 50 rebalances after the start; return what is wrong."""
     rng = random.Random(run.given.seed)
     run.start()
     slot = run.watched = run.fleet.add()
-    wanted = run.given.rebalances
-    time.sleep(max(45.0, run.given.minutes * 30) if wanted else 0)  # all caches full
+    time.sleep(max(45.0, run.given.minutes * 30))  # all caches full
     wrong = []
     before = run.watch.take()
-    for _ in range(wanted):
+    for _ in range(REBALANCES):
         asyncio.run(join_and_leave(run.bootstrap, run.env))
         wait_until(lambda: chaos.ready(slot) and slot.process.metric("kp_assigned_partitions") == PARTITIONS, 60)
         run.chaos.done["rebalance"] += 1
         time.sleep(rng.uniform(0, 0.5))
     time.sleep(max(15.0, run.left()))
     after = run.watch.take()
-    if wanted and slot.process.metric("kp_rebalances_total") < 2 * wanted:
+    if slot.process.metric("kp_rebalances_total") < 2 * REBALANCES:
         wrong.append(f"only {slot.process.metric('kp_rebalances_total'):.0f} assignments")
     if run.fleet.exits or (before is not None and after is not None and before.pid != after.pid):
         wrong.append("the worker did not live through it")
-    elif before is not None and after is not None and wanted:
+    elif before is not None and after is not None:
         grew = after.rss - before.rss > GROWTH_MIB, after.threads > before.threads + 2, after.files > before.files + 4
         if any(grew):
             wrong.append(f"the worker grew: {before} -> {after}")
@@ -273,8 +272,7 @@ def main() -> int:
     parser.add_argument("--model", action="store_true", help="the real model, at 4 traces a second")
     parser.add_argument("--rate", type=float, help="traces a second [60; --steady: 150; --model: 4]")
     parser.add_argument("--hostile", action="store_true", help="hostile and odd records among the good ones")
-    parser.add_argument("--steady", action="store_true", help="one worker, constant load, some rebalances")
-    parser.add_argument("--rebalances", type=int, default=REBALANCES, help="of --steady [%(default)s]")
+    parser.add_argument("--steady", action="store_true", help="one worker, constant load, 50 rebalances")
     given = parser.parse_args()
     if given.traces is None:
         given.traces = 0 if given.model or given.steady else TRACES

@@ -85,12 +85,11 @@ class Booth:
 
 @dataclass
 class Trial:
-    """What a crash run does: how many traces, SIGKILLs of `contribute`, restarts of the registry, processes."""
+    """What a crash run does: how many traces, SIGKILLs of `contribute`, restarts of the registry."""
 
     traces: int
     kills: int
     restarts: int
-    processes: int
     idempotency: bool
     seconds: float
     """How long kills and restarts go on."""
@@ -109,7 +108,7 @@ def crash_run(kafka: EmbeddedKafka, folder: Path, seed: int, trial: Trial) -> di
         documents = [accepted_document(f"kp:trace:{number}") for number in range(trial.traces)]
         booth.put(documents)
         with Fleet(booth.env, folder, "worker", ("contribute",)) as fleet:
-            for _ in range(trial.processes):
+            for _ in range(2):
                 fleet.add()
 
             def restart_registry() -> None:

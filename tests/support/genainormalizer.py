@@ -10,39 +10,35 @@ from worker.runs.otlp.spans import Span
 _RENAMES = json.loads((DATA / "genainormalizer/renames.json").read_text("utf-8"))
 
 
-def normalized(span: Span, *, messages: bool, remove: bool = False) -> Span:
-    """Return a span after the processor. `remove`: its `remove_originals`. `messages`: flattened ones become JSON."""
-    found: dict[str, Any] = dict(span.attributes)
+def normalized(span: Span, *, messages: bool) -> Span:
+    """Return a span after the processor. `messages`: flattened ones become JSON."""
+    attributes: dict[str, Any] = dict(span.attributes)
     for source in sorted(_RENAMES["attributes"]):
         for name, target in _RENAMES["attributes"][source].items():
-            if name not in found or target in found:
+            if name not in attributes or target in attributes:
                 continue
-            value = found[name]
+            value = attributes[name]
             if target == "gen_ai.operation.name":
                 value = _RENAMES["operations"].get(str(value).lower(), value)
-            found[target] = [value] if target.endswith("finish_reasons") else value
-            if remove:
-                del found[name]
+            attributes[target] = [value] if target.endswith("finish_reasons") else value
         if messages and source == "openinference":
-            _aggregate(found, remove=remove)
-    return replace(span, attributes=found)
+            _aggregate(attributes)
+    return replace(span, attributes=attributes)
 
 
-def _aggregate(found: dict[str, Any], *, remove: bool) -> None:
+def _aggregate(attributes: dict[str, Any]) -> None:
     for prefix, target in (
         ("llm.input_messages.", "gen_ai.input.messages"),
         ("llm.output_messages.", "gen_ai.output.messages"),
     ):
-        keys = [key for key in found if key.startswith(prefix) and ".message." in key]
-        if not keys or target in found:
+        keys = [key for key in attributes if key.startswith(prefix) and ".message." in key]
+        if not keys or target in attributes:
             continue
         rows: dict[int, dict[str, Any]] = {}
         for key in keys:
             number, _, path = key.removeprefix(prefix).partition(".message.")
-            rows.setdefault(int(number), {})[path] = found[key]
-        found[target] = json.dumps([_message(rows[number]) for number in sorted(rows)])
-        for key in keys if remove else ():
-            del found[key]
+            rows.setdefault(int(number), {})[path] = attributes[key]
+        attributes[target] = json.dumps([_message(rows[number]) for number in sorted(rows)])
 
 
 def _message(row: dict[str, Any]) -> dict[str, Any]:

@@ -109,14 +109,13 @@ def new_partition(
     buffer: FetchBuffer | None = None,
     metrics: Metrics | None = None,
     evaluation: EvaluationConfig | None = None,
-    judges: Judges | None = None,
     latency_budget_seconds: float = 0.1,
     tracing: Tracing = NO_TRACING,
     **more: Any,
 ) -> Partition:
     """Return a partition, by default of a worker in which no record waits; failures go to the list."""
     metrics = metrics or Metrics(CollectorRegistry())
-    evaluation = evaluation or EvaluationConfig(DEFAULT_LIMITS, judges=judges or {})
+    evaluation = evaluation or EvaluationConfig(DEFAULT_LIMITS)
     evaluator = Evaluator(state, pool, evaluation, latency_budget_seconds, metrics, tracing)
     buffer = FetchBuffer(Share(1 << 20)) if buffer is None else buffer
     return Partition(number, state, publisher, evaluator, buffer, metrics, fail=failures.append, **more)

@@ -90,12 +90,11 @@ def batch_of(payload: bytes, count: int, codec: str, first_ms: int, last_ms: int
     return struct.pack(">qiibI", 0, len(after_crc) + 9, -1, 2, crc) + after_crc
 
 
-def blank_bomb(size: int, *, document: bytes | None = None, moment_ms: int | None = None) -> bytes:
-    """Return a gzip batch of one record whose value has `size` bytes: a document (or "{}") and blanks."""
+def blank_bomb(size: int, *, moment_ms: int | None = None) -> bytes:
+    """Return a gzip batch of one record whose value has `size` bytes: "{}" and blanks."""
     now = int(time.time() * 1000) if moment_ms is None else moment_ms
-    start = b"{}" if document is None else document
-    blanks = size - len(start)
-    before = b"\0" + varint(0) + varint(0) + _nullable(None) + varint(size) + start
+    blanks = size - 2
+    before = b"\0" + varint(0) + varint(0) + _nullable(None) + varint(size) + b"{}"
     head = varint(len(before) + blanks + 1) + before
     times, rest = divmod(blanks, 1 << 20)
     payload = gzip_of_repeated(head, b" " * (1 << 20), times, b" " * rest + varint(0))

@@ -42,7 +42,7 @@ from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, pars
 class FaultKind(enum.StrEnum):
     """What a client sees."""
 
-    ERROR = "error"  # 500, 502 or 503
+    ERROR = "error"  # 503
     SLOW = "slow"  # the right answer, after slow_seconds
     RESET = "reset"  # the connection is reset
     HTML = "html"  # 200 with a page, like a captive portal or a proxy
@@ -512,9 +512,6 @@ class LocalRegistry:
 
     async def get(self, identity: str, key: str | None = None) -> Answer:
         return await self.request("GET", f"/v1/knowledge/{identity}", key=key)
-
-    async def state(self) -> dict[str, Any]:
-        return self.store.state()
 
 
 @contextlib.asynccontextmanager

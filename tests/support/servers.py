@@ -123,7 +123,6 @@ class Gateway:
         self.upstream = upstream
         self.rule = rule
         self.refused = {"GET": 0, "POST": 0}
-        self.passed: list[Asked] = []
 
     @asynccontextmanager
     async def serve(self, port: int = 0) -> AsyncIterator[str]:
@@ -145,7 +144,6 @@ class Gateway:
         reply = self.rule(asked)
         if reply is not None:
             return await self._refuse(request, reply)
-        self.passed.append(asked)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         url = URL(self.upstream + request.raw_path, encoded=True)
         async with session.request(

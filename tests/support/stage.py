@@ -122,6 +122,11 @@ def origin(record: Any) -> tuple[int, int]:
     return source["partition"], source["offset"]
 
 
+def origins(stage: Stage) -> list[tuple[int, int]]:
+    """Source partition and offset of everything that came out, sorted."""
+    return sorted(origin(record) for records in stage.outputs().values() for record in records)
+
+
 def documents(stage: Stage) -> list[dict[str, Any]]:
     outputs = stage.outputs()
     found = [record for kind in ("accepted", "rejected") for record in outputs[kind]]

@@ -49,7 +49,7 @@ class Loaded:
     def given(self) -> dict[str, str]:
         """Return the settings that some source gives, and which one: {"group_id": "KP_GROUP_ID"}."""
         names = {name for source in self.sources for name in source.values}
-        return {name: self.origin((name,)) for name in Settings.model_fields if name in names}
+        return {name: self.origin((name,)) for name in FIELDS if name in names}
 
 
 def load(file: Path | None = None, options: Mapping[str, Any] | None = None, **fields: Any) -> Settings:

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -186,7 +186,7 @@ class _Record:
     dropped: bytes = b""
     first_dropped: int | None = None
     verdicts: bytes = b""
-    _tally: Tally | None = None
+    _tally: Tally | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, stored: Stored, below: int) -> _Record | None:

@@ -23,7 +23,7 @@ import uuid
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -68,18 +68,16 @@ class ServiceError(Exception):
     """A request returned no vectors. The message quotes neither the texts, the answer nor the token."""
 
     message: str
+    _: KW_ONLY
     refused: bool = False  # the service rejects the request
     unrelated: bool = False  # the failure says nothing about the texts
     configured: bool = False  # the settings are probably to blame
     pause_seconds: float = 0.0  # the pause that the service asks for (Retry-After)
     answer: str = ""  # the beginning of the answer, which may quote the texts
 
-    def __str__(self) -> str:
-        return self.message
-
     def with_answer(self) -> str:
         """Return the message with the answer, for requests whose texts are not secret."""
-        return f"{self}: {self.answer}" if self.answer else self.message
+        return f"{self.message}: {self.answer}" if self.answer else self.message
 
 
 class _Item(msgspec.Struct):

@@ -90,9 +90,8 @@ def _merged(found: list[Found]) -> list[Found]:
     for place in sorted(found):
         if merged and place.start < merged[-1].end:
             start, end, kind = merged[-1]
-            merged[-1] = Found(
-                start, max(end, place.end), place.kind if kind == "password" else kind
-            )  # the specific one
+            kind = place.kind if kind == "password" else kind  # the more specific one
+            merged[-1] = Found(start, max(end, place.end), kind)
         else:
             merged.append(place)
     return merged

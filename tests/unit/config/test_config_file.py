@@ -11,13 +11,10 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from tests.support.config_schema import config_schema
-from tests.support.surroundings import SCHEMAS
 from worker.cli import cli
 from worker.config import ConfigError, Settings, describe, load, read
 from worker.config.loading import parse_assignments
 from worker.core.scoring import PROFILES, Weights
-
-SCHEMA = SCHEMAS / "config.schema.json"
 
 EVEN = {"complexity": 0.25, "novelty": 0.25, "tool_diversity": 0.25, "outcome_confidence": 0.25}
 

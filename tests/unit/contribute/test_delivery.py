@@ -88,7 +88,7 @@ async def test_a_unit_is_posted_once_and_found_the_second_time() -> None:
         first = await mine.deliver(unit())
         assert (first.status, first.time != "") == (201, True)
         assert await mine.deliver(unit()) == Delivered(200, first.time)
-        state = await registry.state()
+        state = registry.store.state()
     assert state["units"] == {"kp:trace:1": 1}
     assert state["answers"] == {"GET 404": 1, "POST 201": 1, "GET 200": 1}
 
@@ -99,7 +99,7 @@ async def test_an_id_with_other_content_is_refused_and_not_replaced() -> None:
         assert (await registry.post(json.loads(unit().body), other)).status == 201
         refused = await mine.deliver(unit(outcome={"result_summary": "Other", "confidence": 1}))
         assert (refused.reason, refused.status) == ("conflict", 200)
-        state = await registry.state()
+        state = registry.store.state()
     assert state["overwritten"] == []
     assert state["units"] == {"kp:trace:1": 1}
 
@@ -135,7 +135,7 @@ async def test_faults_lose_nothing_and_post_nothing_twice(
         for number in range(count):
             await mine.status(unit(number))
         await asyncio.sleep(0.4 if kind is FaultKind.SLOW else 0)
-        state = await registry.state()
+        state = registry.store.state()
     assert state["units"].keys() == {f"kp:trace:{number}" for number in range(count)}
     if kind is not FaultKind.SLOW:  # a slow request may land after the look-up; all others have failed or finished
         assert set(state["units"].values()) == {1}
@@ -168,7 +168,7 @@ async def test_a_revoked_key_is_denied() -> None:
     async with local_registry(tier=FAST) as registry, sender(registry.url, "kp_ffffffffffffffff") as mine:
         with pytest.raises(DeniedError, match=r"revoked"):
             await mine.deliver(unit())
-        assert (await registry.state())["429s"] == {"unknown": 1}
+        assert registry.store.state()["429s"] == {"unknown": 1}
 
 
 @pytest.mark.slow
@@ -179,13 +179,13 @@ async def test_after_a_429_nothing_is_sent_for_half_an_hour() -> None:
         working = asyncio.create_task(mine.deliver(unit()))
         await until(lambda: mine.noted)
         assert 1800 < mine.gateway.blocked_seconds() < 2400
-        before = (await registry.state())["answers"]
+        before = registry.store.state()["answers"]
         await asyncio.sleep(1.0)
-        assert (await registry.state())["answers"] == before
+        assert registry.store.state()["answers"] == before
         mine.stop.set()
         with pytest.raises(StoppedError):
             await working
-        assert (await registry.state())["429s"] == {"kp:agent:test": 1}
+        assert registry.store.state()["429s"] == {"kp:agent:test": 1}
         assert mine.retries("rate_limit") == 1
 
 
@@ -263,7 +263,7 @@ async def test_a_request_that_lands_after_the_look_up_is_counted_and_leaves_one_
         await mine.status(unit())
         await until(lambda: sample(mine.metrics, "kp_contribute_late_total"))
         await held[0]
-        state = await registry.state()
+        state = registry.store.state()
     assert state["units"] == {"kp:trace:1": 2}
     assert mine.retries("timeout") == 1
 
@@ -290,7 +290,7 @@ async def test_a_store_turns_a_late_request_into_one_effect_and_it_is_counted() 
         sender(url, registry.key, timeout_seconds=0.3) as mine,
     ):
         await mine.status(unit())
-        assert (await registry.state())["units"] == {"kp:trace:1": 1}
+        assert registry.store.state()["units"] == {"kp:trace:1": 1}
     assert sample(mine.metrics, "kp_contribute_late_total") == 1
     assert posts[0] == posts[1]
 
@@ -349,7 +349,7 @@ async def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> No
             await until(lambda: mine.retries("key_file"))  # the secret is being replaced
             path.write_text(second)
             assert isinstance(await working, Delivered)
-        state = await registry.state()
+        state = registry.store.state()
     assert state["contributions"] == {"kp:agent:test": 1, "kp:agent:second": 1}
 
 

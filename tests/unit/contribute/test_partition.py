@@ -152,7 +152,7 @@ class Scene:
 
     async def posts(self) -> dict[str, int]:
         """Return how often each unit was stored, in the order of their first time."""
-        state = await self.registry.state()
+        state = self.registry.store.state()
         stored: dict[str, int] = state["units"]
         order = [each["id"] for each in self.registry.store.units()]
         return {name: stored[name] for name in order}

@@ -40,7 +40,7 @@ async def test_an_invalid_document_is_answered_with_its_issues(change: dict[str,
         assert answer.status == 400
         assert [issue["path"] for issue in answer.json()["issues"]] == [path]
         assert (await registry.post(b"no JSON")).status == 500
-        assert not (await registry.state())["units"]
+        assert not registry.store.state()["units"]
 
 
 def test_what_is_stored_is_the_schema_s_fields_with_the_numbers_of_javascript() -> None:
@@ -72,7 +72,7 @@ async def test_a_repeat_replaces_the_unit_and_counts_again() -> None:
         other = registry.store.register("kp:agent:other")
         await registry.post(trace_document(objective="third"), other)
         assert (await registry.get("kp:trace:1")).json()["data"]["unit"]["task"]["objective"] == "third"
-        state = await registry.state()
+        state = registry.store.state()
         assert state["units"] == {"kp:trace:1": 3}
         assert state["overwritten"] == ["kp:trace:1"]
         assert state["contributions"] == {AGENT: 2, "kp:agent:other": 1}
@@ -104,9 +104,9 @@ async def test_the_third_429_within_an_hour_revokes_the_key() -> None:
         assert [(await registry.get("kp:trace:1")).status for _ in range(3)] == [200, 200, 429]
         clock.now += 3601  # the first two no longer count
         assert [(await registry.post(trace_document(), second)).status for _ in range(3)] == [201, 429, 429]
-        assert (await registry.state())["revoked"] == []
+        assert registry.store.state()["revoked"] == []
         assert [(await registry.get("kp:trace:1")).status for _ in range(3)] == [200, 200, 429]
-        state = await registry.state()
+        state = registry.store.state()
         assert state["revoked"] == [registry.key[:11]]  # the one that was used
         assert state["429s"] == {AGENT: 5}
         clock.now += 7200
@@ -128,7 +128,7 @@ async def test_a_replay_is_the_first_answer_and_costs_a_token() -> None:
         assert "Idempotency-Replayed" not in first.headers
         assert again.headers["Idempotency-Replayed"] == "true"
         assert int(again.headers["X-RateLimit-Remaining"]) == int(first.headers["X-RateLimit-Remaining"]) - 1
-        assert (await registry.state())["units"] == {"kp:trace:1": 1}
+        assert registry.store.state()["units"] == {"kp:trace:1": 1}
         clock.now += 24 * 3600 + 1
         assert (await registry.post(trace_document(), **key)).json()["data"]["created_at"] != first.json()["data"][
             "created_at"
@@ -150,7 +150,7 @@ async def test_two_requests_at_a_time_both_reach_the_store() -> None:
     async with local_registry(RegistryOptions(latency_seconds=0.05)) as registry:
         posts = [registry.post(trace_document(), **{"Idempotency-Key": "one"}) for _ in range(2)]
         assert [answer.status for answer in await asyncio.gather(*posts)] == [201, 201]
-        assert (await registry.state())["units"] == {"kp:trace:1": 2}
+        assert registry.store.state()["units"] == {"kp:trace:1": 2}
 
 
 # -- faults
@@ -182,6 +182,6 @@ async def attempt(registry: LocalRegistry) -> str:
 async def test_a_fault_comes_before_or_after_the_effect(kind: FaultKind, seen: set[str], after: bool) -> None:
     async with local_registry(RegistryOptions(faults=Faults({kind: 1.0}, after=float(after)))) as registry:
         assert await attempt(registry) in seen
-        state = await registry.state()
+        state = registry.store.state()
         assert state["units"] == ({"kp:trace:1": 1} if after else {})
         assert state["answers"][f"fault {kind}"] == 1

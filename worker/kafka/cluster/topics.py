@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from aiokafka import codec
@@ -494,7 +493,7 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
         topics = plan(settings, observed, extra_bytes)
         return topics if settings.source_topic in observed.topics else topics[:1]  # the others depend on the source
 
-    topics = (await create_planned(admin, settings, partial(settled, accessible), due)).topics
+    topics = (await create_planned(admin, settings, accessible, due)).topics
     wanted = topics[settings.source_topic].partitions
     if topics[settings.changelog].partitions < wanted:  # the source topic has gained partitions
         await _grow(admin, settings, wanted)
@@ -541,10 +540,10 @@ async def create_planned(
     Raises ConfigError.
     """
     for _ in range(SETTLE_ATTEMPTS):
-        found = await look()
-        lacking = [wanted for wanted in plan(found) if wanted.name not in {*found.topics, *found.denied}]
+        observed = await settled(look)
+        lacking = [wanted for wanted in plan(observed) if wanted.name not in {*observed.topics, *observed.denied}]
         if not lacking:
-            return found
+            return observed
         for wanted in lacking:
             await create(admin, settings, wanted)
         await asyncio.sleep(0.2)
@@ -555,13 +554,11 @@ async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPl
     """Create a topic, unless another process was faster. Raises ConfigError with the broker's message."""
     topic = NewTopic(wanted.name, wanted.partitions, 1, topic_configs=dict(wanted.configs))
     topic.replication_factor = settings.topic_replication  # aiokafka's constructor refuses -1, the broker's default
-    try:
-        response = await admin.create_topics([topic])
-    except TopicAlreadyExistsError:
-        return  # another worker was faster
-    for error in response.topic_errors:
+    for error in (await admin.create_topics([topic])).topic_errors:
         code, message = error[1], error[2] or "" if len(error) > 2 else ""
-        if code and for_code(code) is not TopicAlreadyExistsError:
+        if for_code(code) is TopicAlreadyExistsError:
+            return  # another process was faster, or the broker does not show it yet
+        if code:
             advice = " (grant the ACL Create on it)" if for_code(code) is TopicAuthorizationFailedError else ""
             raise ConfigError(f"topic {wanted.name} could not be created: {for_code(code).__name__}: {message}{advice}")
     log.info("created topic %s with %s", wanted.name, number_of(wanted.partitions, "partition"))

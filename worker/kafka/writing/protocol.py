@@ -38,7 +38,7 @@ UNSTABLE_OFFSET_COMMIT: Final = 88
 
 
 class UnstableOffsetError(KafkaError):  # type: ignore[misc]  # aiokafka is untyped
-    """A transaction is about to commit the offset that was asked for."""
+    """A transaction that has not ended has sent an offset that was asked for."""
 
     retriable = True
 
@@ -351,7 +351,7 @@ class CommitOffsetsV2(InOneVersion[TxnOffsetCommitRequest_v5]):
 class FetchOffsets(InOneVersion[OffsetFetchRequest_v7]):
     """Ask for a group's committed offsets.
 
-    `stable`: the broker answers UNSTABLE_OFFSET_COMMIT for an offset that a transaction is about to commit.
+    `stable`: the broker answers UNSTABLE_OFFSET_COMMIT for an offset that a transaction which has not ended has sent.
     """
 
     API_KEY = 9
@@ -365,7 +365,9 @@ class FetchOffsets(InOneVersion[OffsetFetchRequest_v7]):
 def fetched_offsets(response: Any) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return the offsets in the response to FetchOffsets; partitions without one are left out. Raises KafkaError."""
     rows = [(topic, row) for topic, rows in response.topics for row in rows]
-    for topic, (number, *_, code) in [("", (-1, response.error_code)), *rows]:
+    if response.error_code:
+        raise for_code(response.error_code)
+    for topic, (number, *_, code) in rows:
         if code == UNSTABLE_OFFSET_COMMIT:
             raise UnstableOffsetError(
                 f"a transaction that has not ended has sent an offset of {topic}/{number}; if it does not end, "

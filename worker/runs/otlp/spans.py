@@ -631,7 +631,7 @@ def _refusal(error: msgspec.ValidationError) -> InvalidSpans:
 
 def _from_object(message: Any, part: Raw) -> None:
     """Fill a message from its JSON."""
-    message.MergeFrom(type(message)(**_fields(_DECODERS[type(message)].decode(part)) or {}))
+    message.CopyFrom(type(message)(**_fields(_DECODERS[type(message)].decode(part)) or {}))
     if isinstance(message, SpanMessage) and not _has_span_ids(message):
         raise InvalidSpans("invalid_value", "", SPAN_IDS)
 
