@@ -1,7 +1,5 @@
 """The command line: every command's name, where it is defined and what it does; a command is imported when it runs."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

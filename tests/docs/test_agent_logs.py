@@ -1,7 +1,5 @@
 """docs/agent-logs.md: the logs of the page convert as it says, and its Python logs a run without a loss."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

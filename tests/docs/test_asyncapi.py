@@ -1,7 +1,5 @@
 """schemas/asyncapi.yaml: topics, headers and examples are the code's. AsyncAPI's own parser runs in deploy-check."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

@@ -1,7 +1,5 @@
 """docs/commands.md and docs/settings.md: commands, exit codes, completion, config files and outputs are the code's."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Every figure of docs/how-a-score-comes-about.md, computed again by the core and by the real model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

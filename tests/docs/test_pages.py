@@ -1,7 +1,5 @@
 """README.md and docs/: links lead somewhere, pictures have two sets of colours, and what the code knows is there."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter

@@ -1,7 +1,5 @@
 """The Python interface: docs/python.md runs as it stands, the public list is this one, importing loads little."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io

@@ -1,7 +1,5 @@
 """Every code block of README.md and docs/ is run by a test, or says why not. Here: those that need no Kafka."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

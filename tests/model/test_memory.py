@@ -3,8 +3,6 @@
 Each run draws one of the attacks, and looks for 12 s. `make test-long` runs all of them for 30 s.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ It takes files of records as JSON Lines ({"value": base64, ...}), for example wh
 them, made-up runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import random

@@ -4,8 +4,6 @@ Not part of `make test`, which needs nothing but Python: `make collector-check` 
 OTLP_DATA=FOLDER:... the records in the folders' *.jsonl ({"value": base64, ...}) are sent, too.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -5,8 +5,6 @@ where they are missing; the packages are fetched once into .cache/snippet-checks
 where that is not allowed, npm builds it, with a C++ compiler and the headers of OpenSSL and zlib.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -6,8 +6,6 @@ stand-in for the base image, made by debootstrap; what that engine has built sta
 Exit code 1 when anything is wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

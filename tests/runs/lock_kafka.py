@@ -1,7 +1,5 @@
 """Write the lock of one Kafka's jars: `python -m tests.runs.lock_kafka 3.9.2 > tests/data/kafka/3.9.2.lock`."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import tempfile

@@ -15,8 +15,6 @@ difference: their own intervals may overlap although one is better in nearly eve
     python -m tests.runs.novelty_grid FILE --label x_task --grid embed_text=whole,objective --grid max_tokens=128,256
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -7,8 +7,6 @@ bear. Memory, threads, files, open transactions and the changelog's size are rep
 end. Exit code 1 when anything is wrong, 130 when interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -1,7 +1,5 @@
 """The table of commands against the commands, and what is said where an extra is missing."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 import json

@@ -3,8 +3,6 @@
 On each partition: poll, process, publish, repeat; a batch is one transaction, with its next offset.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

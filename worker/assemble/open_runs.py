@@ -13,8 +13,6 @@ a mark has no key. On the state topic (compacted) the keys are `open:ID:NUMBER` 
 for a closed run, and `times`.
 """
 
-from __future__ import annotations
-
 import heapq
 import re
 import zlib

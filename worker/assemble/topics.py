@@ -1,7 +1,5 @@
 """The topics of `assemble`: the span topics, its own two, and the worker's source topic, to which it writes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

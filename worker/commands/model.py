@@ -5,8 +5,6 @@ needs, or a compiled engine for one platform. So `fetch-model` installs it witho
 directory. Whatever the source, the weights must have the published sha256.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

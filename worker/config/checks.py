@@ -1,7 +1,5 @@
 """Checks of single settings, and of those that need each other. Each raises ValueError with what is wrong."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable, Set

@@ -1,7 +1,5 @@
 """Keys and tokens from files: those of the judges, which sign verdicts, and bearer tokens of services."""
 
-from __future__ import annotations
-
 import logging
 import re
 import stat

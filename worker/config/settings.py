@@ -3,8 +3,6 @@
 The sections are joined by inheritance, not nested: so variables, TOML keys and --set names are flat.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

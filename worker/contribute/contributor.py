@@ -16,8 +16,6 @@ Receipts, refused records and offsets are committed in the order of the records.
 committed before it: after a crash the look-up finds the posted ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

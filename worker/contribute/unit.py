@@ -1,7 +1,5 @@
 """The outputs for an accepted record: the knowledge unit, redacted, or a refused record; and the receipt."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

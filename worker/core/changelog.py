@@ -6,8 +6,6 @@ slots. Within an epoch and a capacity, a slot is overwritten only when no restar
 entry is deleted by a tombstone once it is not among the newest `slots`. So at most `slots` entries are live.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import math

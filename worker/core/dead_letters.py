@@ -1,7 +1,5 @@
 """Dead letters: why a record is refused, the record written for it, cut to its topic's limit, and reading it back."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A command decodes the smallest struct that has what it needs. schemas/scored-tra
 wall clock and no random ids: the same input and state give the same bytes.
 """
 
-from __future__ import annotations
-
 import functools
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta

@@ -4,8 +4,6 @@ Memory is a ring: sequence number s is in row s % max_elements. So the shape of 
 sequence number alone, and a restored cache computes the same bits as one that was never interrupted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """Records as read and as published: their sizes, and the names of what is found in them; an embedder's identity."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Final, NamedTuple
 

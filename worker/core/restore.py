@@ -3,8 +3,6 @@
 `Log` has the live records of one partition. `restore` decides from them and from the committed offset alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter, defaultdict

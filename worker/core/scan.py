@@ -6,8 +6,6 @@ the greatest lower bound, are computed in float32, with the bits of the full pro
 or with many candidates, the full product is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec

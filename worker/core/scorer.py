@@ -4,8 +4,6 @@
 `decide`, once for each valid trace, in offset order, and never for a dead letter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

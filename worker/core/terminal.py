@@ -3,8 +3,6 @@ r"""Escape the characters that control a terminal, or hide or reverse text.
 All text from a record, a broker, a file or a file name passes through here before it is printed or logged.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -7,8 +7,6 @@ Control records share the source topic with the traces because a replay loses th
 signed because many clients may write there. Verdicts are the only kind.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import hmac

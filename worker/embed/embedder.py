@@ -4,8 +4,6 @@ Each text is embedded alone and unpadded: on CPU that is as fast as in batches, 
 worker computes the same bits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from abc import abstractmethod

@@ -8,8 +8,6 @@ A text that fails alone while the check passes is refused, and becomes a dead le
 refused, something else is to blame: after the first few, the others are held until the service embeds a caller's text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import base64

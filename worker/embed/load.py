@@ -1,7 +1,5 @@
 """The embedder that the settings select, and its scorer."""
 
-from __future__ import annotations
-
 import logging
 import math
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The embedding pool: the model's threads, and admission to them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Fixed texts, and what sentence-transformers gives for them: an exported model and a service must reproduce it."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.resources import files
 from itertools import accumulate

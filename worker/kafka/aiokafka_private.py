@@ -5,8 +5,6 @@ public API does not suffice. No other module touches them. tests/unit/kafka/test
 docs/contributing.md lists what belongs upstream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

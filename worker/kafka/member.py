@@ -3,8 +3,6 @@
 Steps 1 to 4 (assignment.py) run in a task, because heartbeats must go out meanwhile. Step 6 waits for them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Terminal output shared by `kp-worker demo` and `broker`: steps with progress, lines to copy, Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -4,8 +4,6 @@ Anyone who reaches the port may use it. So each connection gets one answer and l
 too many closes the oldest: a probe or a scrape takes milliseconds, so the oldest one hangs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -3,8 +3,6 @@
 An event names its record in fields (FIELDS), passed as `extra=`. Trace content is logged only at debug level.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

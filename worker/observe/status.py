@@ -3,8 +3,6 @@
 Numbers that /metrics also has come from Metrics. Without KP_STATUS_PAGE none of this is created.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

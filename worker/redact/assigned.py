@@ -4,8 +4,6 @@
 judges the value by both. The patterns are written with re.VERBOSE, one alternative per line, with an example.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Redaction: secrets and personal data in a text or a trace document become markers such as [REDACTED:email]."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ Keys of many services are known by their beginning; headers, cookies and URLs ha
 options and arguments. Cards, IBANs and national numbers are confirmed by a checksum if they have one.
 """
 
-from __future__ import annotations
-
 import binascii
 import re
 import string

@@ -5,8 +5,6 @@ rule costs nothing in a text without its hint. Time is linear in the length of t
 bounded or never backtracks, lookahead after a match is bounded, and so is the number of secrets of one rule.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator

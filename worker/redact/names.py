@@ -1,7 +1,5 @@
 """What the strict rules share: their data, which names belong to secrets, and which values look like secrets."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

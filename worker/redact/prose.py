@@ -5,8 +5,6 @@ a few more words. So no grammar is needed: the secret is the first of the next w
 after a sign or a verb, one that may be.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final

@@ -8,8 +8,6 @@ that it reads from no other place: an address is found from its @, and unbounded
 the beginning of a pattern only save time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple

@@ -6,8 +6,6 @@ writing and no emoji needs them. They use no model and do not read what a text s
 Time is linear in the length of the document: a run is read only from its beginning, and no unbounded repeat backtracks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Set
 from functools import cache

@@ -14,8 +14,6 @@ A text goes through these passes (called by `documents.py`):
 In a document, members whose whole values are secrets are found too (documents.py).
 """
 
-from __future__ import annotations
-
 import re
 import string
 import unicodedata

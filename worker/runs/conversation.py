@@ -4,8 +4,6 @@ Every model call repeats the whole history. So a turn of the agent is taken from
 input of a call adds only what is new: results of tools, later texts of the user, and messages that no earlier call had.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections import Counter

@@ -5,8 +5,6 @@ a trajectory in ATIF. A reader counts what it leaves out, also what it does not 
 place, at something unknown that may be a call or a result: a trace without it would be wrong.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

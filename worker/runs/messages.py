@@ -1,7 +1,5 @@
 """Messages between a user, a model and its tools, into which all logs are read, and the steps that they become."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The number, kinds and tools of the steps are kept, and the beginning of each tex
 embedder reads, so a shortened trace has the score of the whole one, unless very many steps share the room.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

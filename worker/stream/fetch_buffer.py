@@ -6,8 +6,6 @@ together; a record counts there from its fetch until its commit.
 With a backlog a partition keeps its turn for a while, so that its next transaction carries many records.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

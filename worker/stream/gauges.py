@@ -1,7 +1,5 @@
 """The gauges of a worker's partitions: lag, cache, stream time; and counters that follow totals kept elsewhere."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Collection, Mapping

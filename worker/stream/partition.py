@@ -9,8 +9,6 @@
 Steps 1 and 2 of later records go on during a commit; one batch is committed at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

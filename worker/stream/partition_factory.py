@@ -1,7 +1,5 @@
 """The partitions of a worker: by whom each publishes, and from what state it starts."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import logging

@@ -1,7 +1,5 @@
 """The worker: a member of the consumer group, made of its parts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

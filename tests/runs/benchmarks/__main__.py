@@ -4,8 +4,6 @@ Starts its own broker on loopback, measures, prints tables, writes results.json,
 Exit code 1 when a run did not do its work; a missed goal is no error, it is printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

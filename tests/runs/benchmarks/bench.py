@@ -1,7 +1,5 @@
 """What every part of the measurement works with: the broker, the results, how long to measure, processes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -5,8 +5,6 @@ embedding pool, whose thread hop is made for embeddings of milliseconds), `inlin
 answers at once).
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """b) The same job without a model against other Kafka clients, c) the same with the model: throughput, CPU, latency."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterator, Sequence

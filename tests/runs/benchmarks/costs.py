@@ -1,7 +1,5 @@
 """d) One scan of the novelty cache, f) several worker processes, g) memory and start."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

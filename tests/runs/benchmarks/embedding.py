@@ -1,7 +1,5 @@
 """a) The embedder alone against the worker through Kafka: throughput, and latency at 20, 50, 80 % and full load."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ All rows run without a model, under a steady load of 200 records/s over all part
 longest wait of its records: from its sending until a reader of committed records has its output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

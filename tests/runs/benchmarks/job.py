@@ -5,8 +5,6 @@ The cache entry goes to the changelog topic as an ordinary record: the same byte
 peers, who have no restore that would use it.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """A producer that keeps a rate and a consumer beside it: how long each record takes until its output is there."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -4,8 +4,6 @@ The goals of the parts that were measured are replaced, and the tables of those 
 all sentences stay.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """e) Restore of full caches, j) many partitions on one worker: throughput, wait for a turn, cost."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

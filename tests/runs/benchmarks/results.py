@@ -1,7 +1,5 @@
 """Numbers of one run: kept by part, row and round; shown as tables; held against goals; written as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -5,8 +5,6 @@ its first output's stamp for everybody. It ends, exactly once, when the last off
 POLL_SECONDS), and at least once at the last output's stamp.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -5,8 +5,6 @@ offsets with the same timestamps, so the outputs of all runs must have the same 
 error.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

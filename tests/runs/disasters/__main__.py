@@ -1,7 +1,5 @@
 """Run disasters: `python -m tests.runs.disasters [NAME ...]`, all without a name. Exit code 1: something is wrong."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -3,8 +3,6 @@
 The package is downloaded by apt and unpacked into the user's cache; nothing is installed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

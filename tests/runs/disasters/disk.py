@@ -3,8 +3,6 @@
 `disk`: the only broker. `disk-of-three`: one of three, with three replicas and min.insync.replicas=2.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

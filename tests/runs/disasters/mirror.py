@@ -4,8 +4,6 @@ Workers score on the first cluster, under kills; MirrorMaker copies source, outp
 killed at once, and a worker starts on the second one with an empty changelog.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Belongs here: the scene, the eye on the workers, the verdict. Does not belong he
 disaster), what is right on the topics (tests/support/oracle.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import re

@@ -1,7 +1,5 @@
 """Both steps without Kafka: what a record leads to, and that order, repetitions and restarts change no trace."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The embedded broker's settings as values."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`kp-worker assemble --try`: what it says about a file of records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

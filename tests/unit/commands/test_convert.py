@@ -1,7 +1,5 @@
 """`kp-worker convert`: what is not input and output. Those are in unit/runs/test_cases.py."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

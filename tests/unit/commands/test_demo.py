@@ -1,7 +1,5 @@
 """The demo: its sample data, what it shows for given documents, and a whole run of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

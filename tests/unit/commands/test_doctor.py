@@ -1,7 +1,5 @@
 """What `kp-worker doctor` reads from the changelog, against the scorer that wrote it, and what it says of embedders."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

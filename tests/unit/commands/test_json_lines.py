@@ -1,7 +1,5 @@
 """The lines of a file, as all commands read them: split as they should be, bounded in memory, never from a device."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

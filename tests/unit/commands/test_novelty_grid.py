@@ -1,7 +1,5 @@
 """The figures of tests/runs/novelty_grid.py, against a brute-force oracle."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

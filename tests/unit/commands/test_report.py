@@ -1,7 +1,5 @@
 """The numbers of `kp-worker report`, against brute force and against scoring anew."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

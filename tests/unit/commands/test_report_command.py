@@ -1,7 +1,5 @@
 """`kp-worker report` as a user gets it: its text, JSON and page, and what it says is wrong."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """`report --outcome`: its figures against brute force, and the recorded outcome never enters a score."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

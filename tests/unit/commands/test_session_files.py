@@ -1,7 +1,5 @@
 """Session files as they are followed: whatever happens to files and process, each request comes out whole."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """How a score is shown beside its threshold: never on the other side of it."""
 
-from __future__ import annotations
-
 import io
 import math
 import random

@@ -1,7 +1,5 @@
 """The threshold for a share of scores, its interval, and settings as a config file, against brute force."""
 
-from __future__ import annotations
-
 import math
 import random
 import tomllib

@@ -1,7 +1,5 @@
 """Verdicts in the commands that compute scores: a file and a call agree, and a score is computed again with `used`."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """What each answer of the registry means, and of whatever else may answer in its place."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Delivery to the registry's stand-in: each unit once, whatever the registry does; no 429, no secret."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The pace against the registry's own bucket, in simulated time: no 429, and nearly the whole rate."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A partition against the stand-in with a gateway in front of it: what is refused, what waits, in which order."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The registry's key and address: what is refused, without quoting it. A key file that changes: test_delivery.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is posted for an accepted record, what is kept back, when two units are the same, and what is written."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Damaged records on the changelog are skipped and counted and change no score; whatever is there, nothing fails."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Dead letters that fit: what they lose, in which order, what they say, and that they always fit."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The exact scan and the cache with the BLAS kernels of lesser processors: what holds here must hold there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

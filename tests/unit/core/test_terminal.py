@@ -1,7 +1,5 @@
 """Nothing that a record, a broker, a file or a setting says steers a terminal or hides in a log."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """The checks around a model; the model itself is tested in tests/model."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

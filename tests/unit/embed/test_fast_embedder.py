@@ -1,7 +1,5 @@
 """Safetensors files, exported models and the OpenVINO embedder without the real model: clear errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,7 +1,5 @@
 """KP_EMBEDDER=http against a stand-in on a socket: batches, faults of texts, outages, other models, its answers."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import random

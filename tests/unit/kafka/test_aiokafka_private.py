@@ -4,8 +4,6 @@ The names are in worker/kafka/aiokafka_private.py; tests/unit/test_layering.py h
  Read aiokafka's source anew before the pin of its version is moved.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """The memory budget: bytes are counted, who finds no room waits in turn, and one alone is always let through."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """Topics: their description, what their settings say, what a watch concludes; tests/kafka has real ones."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Bounded decompression: what each codec makes, cut, lying and hostile input, and that the bound holds."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import random

@@ -1,7 +1,5 @@
 """What all clients share, brokers that cannot be reached, work that needs the sender task, and words for errors."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """The reader of record batches: as aiokafka's own where that can read, past what cannot be read, bounded in memory."""
 
-from __future__ import annotations
-
 import random
 import struct
 import tracemalloc

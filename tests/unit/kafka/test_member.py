@@ -1,7 +1,5 @@
 """The life of an assignment, without a broker: of no partitions, so only the job's steps are taken."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager

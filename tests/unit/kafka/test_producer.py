@@ -1,7 +1,5 @@
 """The producer against a model of the broker, over a network that delays, loses and reorders requests."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

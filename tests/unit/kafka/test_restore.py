@@ -1,7 +1,5 @@
 """Where a partition continues, and what a restore says about new epochs; tests/kafka has offsets of real groups."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from typing import Any

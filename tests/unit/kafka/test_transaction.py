@@ -1,7 +1,5 @@
 """The transaction that the worker, `redrive` and `contribute` share: contents that change, and what it raises."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Spans: what they hold, and whose children they are."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

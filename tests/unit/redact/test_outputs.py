@@ -1,7 +1,5 @@
 """KP_REDACT, KP_SCREEN and KP_OUTPUT_EMBEDDING: what of an output changes, and that nothing else does."""
 
-from __future__ import annotations
-
 import io
 import json
 from typing import Any

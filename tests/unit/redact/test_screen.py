@@ -1,7 +1,5 @@
 """The screen: hidden text, texts of many scripts, every string of a document, speed."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

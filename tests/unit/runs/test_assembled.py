@@ -1,7 +1,5 @@
 """What holds for the traces of any spans, and what hostile spans cannot do. Input and output are in test_cases.py."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

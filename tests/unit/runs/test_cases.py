@@ -4,8 +4,6 @@ A file there has the cases of one subject: a line with the name of a case, its o
 lines of its input. `python -m tests.unit.runs.test_cases` writes what comes out into the files: read the difference.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Runs as libraries write them become the same traces; and what one bad attribute costs."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Values of any shape, where a log should have messages: each is read, or refused with words."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """What holds for all sessions: restarts, hostile lines, how long reading takes. Input and output: test_cases.py."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

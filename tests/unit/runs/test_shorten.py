@@ -1,7 +1,5 @@
 """Traces that are too large: what is cut, and that everything else stays."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

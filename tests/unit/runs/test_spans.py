@@ -1,7 +1,5 @@
 """Records of OTLP in both encodings, whole, split by trace, and damaged."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

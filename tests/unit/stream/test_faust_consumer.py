@@ -3,8 +3,6 @@
 That of aiokafka: tests/unit/kafka/test_aiokafka_private.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from typing import Any

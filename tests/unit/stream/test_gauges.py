@@ -1,7 +1,5 @@
 """The gauge of how far back full caches reach, and its warning."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`kp-worker doctor`: problems that would keep a worker from running well, with remedies. Changes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """The checks of `kp-worker doctor`, in order; this module checks this machine, and `contribute` and `assemble`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """The findings of `kp-worker doctor`: their output, and what its checks share."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import textwrap

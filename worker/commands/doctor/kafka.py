@@ -1,7 +1,5 @@
 """The doctor's checks of the broker: connection, APIs, topics, permissions, group and lag. Changes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar

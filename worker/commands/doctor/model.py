@@ -1,7 +1,5 @@
 """The doctor's checks of the model: whether it loads, and how fast it embeds. Changes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import statistics

@@ -1,7 +1,5 @@
 """The doctor's checks of settings against what was scored: the caches, domains, thresholds and verdicts."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter, defaultdict

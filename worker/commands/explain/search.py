@@ -4,8 +4,6 @@ The search reads the accepted, rejected and dead-letter topics from the newest r
 records, joins no group and commits nothing.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections import Counter

@@ -15,8 +15,6 @@ afterwards, traces and marks both exist. Any failure of Kafka (a broker is away,
 leads back to step 1, and nothing is kept except the marks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """Publishing the traces of a JSON Lines file to a topic, each validated before it is sent."""
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 import time

@@ -1,7 +1,5 @@
 """`kp-worker redrive`: its options and messages; steps.py does the work."""
 
-from __future__ import annotations
-
 import sys
 from datetime import datetime
 

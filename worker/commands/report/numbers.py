@@ -3,8 +3,6 @@
 Nothing is embedded: a document has its novelty, and no decision changes the novelty of a later trace.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction

@@ -4,8 +4,6 @@ Each run is scored by its agent's claim, never by the recorded outcome. A fracti
 success. Intervals are 95 % bootstrap intervals over the tasks: they say nothing about other agents.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

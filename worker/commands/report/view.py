@@ -4,8 +4,6 @@ The page is a single file that loads nothing, and depends only on the numbers. I
 libraries are imported only for a page. Colours are names of CSS variables, with values for light, dark and print.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`kp-worker score`: its arguments and options."""
 
-from __future__ import annotations
-
 from typing import BinaryIO
 
 import click

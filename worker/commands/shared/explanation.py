@@ -1,7 +1,5 @@
 """The score of one trace, step by step: as values, and as tables for a terminal. For `explain` and the demo."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """JSON Lines, for every command that reads them: line by line, with limits."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import os

@@ -9,8 +9,6 @@ offsets a filter skipped, and Kafka forgets them after a week without a member.
 where the requests of its file are published.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple

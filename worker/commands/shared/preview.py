@@ -1,7 +1,5 @@
 """`kp-worker assemble --try`: the traces that some runs would yield, and what they lack. Writes nothing."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path

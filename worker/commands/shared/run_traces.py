@@ -3,8 +3,6 @@
 The values that logs lack come from options of `kp-worker convert`, as constants or as fields of each run.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping

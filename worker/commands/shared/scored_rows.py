@@ -1,7 +1,5 @@
 """The records of `kp-worker tail`: scored documents and dead letters, as rows of a table or as JSON Lines."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Reading joins no group and commits nothing. It needs the ACLs Read and Describe on the topics.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence

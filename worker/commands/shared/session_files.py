@@ -6,8 +6,6 @@ out. If the position does not fit the file (truncated, replaced, unknown), publi
 with the key that it had.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

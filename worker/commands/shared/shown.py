@@ -1,7 +1,5 @@
 """How commands show values to people: contents of documents, shares, time spans, tables. No output."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

@@ -1,7 +1,5 @@
 """The threshold for a share of some scores; thresholds and profiles as a config file (TOML) to paste."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A process's clients: their common arguments, with TLS and SASL, opening them, and why no broker can be reached."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

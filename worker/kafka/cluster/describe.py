@@ -1,7 +1,5 @@
 """Ask a broker about topics and groups, this login's permissions on them, and the requests that it supports."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence

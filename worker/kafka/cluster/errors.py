@@ -1,7 +1,5 @@
 """Explain Kafka's errors: what happened, on which resource, and what to do."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final

@@ -4,8 +4,6 @@ A consumer waits for brokers, and for a producer's open transaction, without end
 producer waits for a missing topic until its timeout, and continues with a new one of the same name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

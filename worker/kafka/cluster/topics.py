@@ -1,7 +1,5 @@
 """The topics as they are and as they should be: their problems, with remedies, and creating them (KP_CREATE_TOPICS)."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

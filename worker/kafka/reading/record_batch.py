@@ -3,8 +3,6 @@
 aiokafka reads only valid batches, and here no input may use more memory than the caller allows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import struct

@@ -14,8 +14,6 @@ Within its own transaction a late request does no harm: batches have sequence nu
 committing an offset or ending twice is the same as once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

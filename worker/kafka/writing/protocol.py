@@ -5,8 +5,6 @@ Produce v8 (which records are refused, KIP-467), and for transactions V2 (KIP-89
 EndTxn v5. The fields are those of Kafka's clients/src/main/resources/common/message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final, NamedTuple, TypeVar, cast

@@ -7,8 +7,6 @@ A scored trace whose output its topic refuses, or that does not fit, is replaced
 in the commit, because later traces were compared with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

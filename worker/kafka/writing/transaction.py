@@ -3,8 +3,6 @@
 `send_then_commit` is for clusters without transactions.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping

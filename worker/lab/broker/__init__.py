@@ -1,7 +1,5 @@
 """`kp-worker broker`: the embedded Kafka broker alone, to try things out."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

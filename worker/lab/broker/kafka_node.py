@@ -6,8 +6,6 @@ PR_SET_PDEATHSIG would be Linux only, and would fire even if only the starting *
 session, so Ctrl-C in the terminal reaches only the worker, which can drain first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """`kp-worker demo`: its options."""
 
-from __future__ import annotations
-
 import sys
 
 import click

@@ -1,7 +1,5 @@
 """The demo's processes, commands of kp-worker run as in production, and what it publishes to them and reads back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

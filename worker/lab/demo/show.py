@@ -1,7 +1,5 @@
 """The output of `kp-worker demo`, step by step: the whole product on one machine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -3,8 +3,6 @@
 Each library has its own form of a message. `messages_in` reads all of them, and skips the parts that it does not know.
 """
 
-from __future__ import annotations
-
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ A dialect is a row: which spans speak it, and where they say what. Each library 
 So all rows that fit a span's scope are looked through in the table's order, and the first that says something counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Domain, confidence and success may also be on the models' spans. A tool may run 
 only make visibility and privacy stricter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal

@@ -7,8 +7,6 @@ A bad span does not affect the other spans of its record (`Refused`): a record o
 applications sent. In JSON, and where protobuf cannot read the whole record, each span is read alone.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Values of attributes: JSON, Python literals, and objects that are flattened into many attributes."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json

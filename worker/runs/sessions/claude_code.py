@@ -1,7 +1,5 @@
 """Sessions of Claude Code: the files under projects/, `{"loglines": []}`, and `--output-format stream-json`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Sessions of Codex: the rollout files under sessions/, and the output of `codex exec --json`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, Final

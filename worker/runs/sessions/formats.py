@@ -3,8 +3,6 @@
 Those of Claude Code and Codex have more to them, and a module each.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A session, read line by line: which requests of the user are closed, and where an open one begins."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import deque

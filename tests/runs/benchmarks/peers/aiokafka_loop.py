@@ -4,8 +4,6 @@ Settings as the worker's publisher has them (idempotent, 256 KiB batches, 20 ms 
 one commit for each round of getmany, which takes what is there (at most 2000 records).
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

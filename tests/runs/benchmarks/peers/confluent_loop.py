@@ -4,8 +4,6 @@ One commit for each round of `consume`, which takes what is there (at most 2000 
 default. Consumer and producer work on their own C threads beside the loop.
 """
 
-from __future__ import annotations
-
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from tests.runs.benchmarks.job import Job

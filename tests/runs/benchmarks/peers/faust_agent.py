@@ -4,8 +4,6 @@ Defaults, but for the log level, the web server (off) and the settings that a pr
 topic declaration, a session timeout below the default.
 """
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command line that all peers share."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 

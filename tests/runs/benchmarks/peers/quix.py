@@ -6,8 +6,6 @@ interval of 5 s would make the last commit of a short run a wait for the timer. 
 second row asks for --commit-interval 0.1).
 """
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 
