@@ -13,10 +13,10 @@ from aiokafka.errors import ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.kafka_fixtures import create_topics, unique
-from worker.kafka.writing.producer import TRANSACTION, Producer, PublishError
-from worker.kafka.writing.protocol import InitProducerId
-from worker.kafka.writing.rows import OutputTopic, PartitionRows
-from worker.kafka.writing.transaction import run_transaction, unknown_limit
+from worker.kafka.producer import TRANSACTION, Producer, PublishError
+from worker.kafka.protocol import InitProducerId
+from worker.kafka.rows import OutputTopic, PartitionRows
+from worker.kafka.transaction import run_transaction, unknown_limit
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(3600)  # 40,000 transactions on three brokers take a quarter of an hour

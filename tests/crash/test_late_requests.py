@@ -34,8 +34,8 @@ from tests.support.late_requests import ABORTS_V1, ABORTS_V2, V1, V2, LateReques
 from tests.support.registry import RegistryThread
 from tests.support.stage import Desk, header, origin
 from worker.core.trace import Reason
-from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.rows import OutputTopic, PartitionRows
+from worker.kafka.producer import Producer
+from worker.kafka.rows import OutputTopic, PartitionRows
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(600)

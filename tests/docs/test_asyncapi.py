@@ -37,7 +37,7 @@ from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 from worker.core.track_record import Stored, TrackRecord, encode_row
 from worker.core.verdicts import Ruling, judged_record, make_verdict, sign_verdict
-from worker.kafka.cluster.topics import CHANGELOG_CONFIG
+from worker.kafka.topics import CHANGELOG_CONFIG
 from worker.observe.metrics import REFUSAL_REASONS
 from worker.redact.screen import screen_json
 from worker.version import __version__

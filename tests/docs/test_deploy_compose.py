@@ -11,7 +11,7 @@ from tests.support.config_schema import config_schema
 from tests.support.surroundings import ROOT
 from worker.assemble.steps import rules_from
 from worker.config import Settings, describe, load
-from worker.kafka.cluster.topics import (
+from worker.kafka.topics import (
     AFTER,
     CHANGELOG_CONFIG,
     DEAD_LETTER_OVERHEAD,

@@ -30,7 +30,7 @@ from worker.core.changelog import MARKER_KEY, SLACK, decode, encode, slot_key, t
 from worker.core.restore import Log
 from worker.core.trace import embedding_text, parse_trace
 from worker.kafka.assignment import AT_ONCE, read_logs
-from worker.kafka.cluster.topics import CHANGELOG_CONFIG
+from worker.kafka.topics import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()

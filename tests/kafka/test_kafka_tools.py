@@ -12,8 +12,8 @@ from tests.support.snippets import Snippet, shell, snippets
 from tests.support.stage import LINES, Stage, Workers, origins
 from tests.support.surroundings import DOCS
 from worker.contribute.contributor import contribute_plan
-from worker.kafka.cluster.connections import client_arguments, connected_admin
-from worker.kafka.cluster.topics import TopicPlan, look_at, plan
+from worker.kafka.connections import client_arguments, connected_admin
+from worker.kafka.topics import TopicPlan, look_at, plan
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 BLOCKS = snippets("tests/kafka/test_kafka_tools.py")

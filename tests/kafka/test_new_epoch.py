@@ -23,7 +23,7 @@ from tests.support.stage import LINES, Stage, Workers, documents
 from worker.core.changelog import MARKER_KEY, SLACK, decode
 from worker.core.scorer import PartitionScorer, cached_id
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
-from worker.kafka.cluster.topics import CHANGELOG_CONFIG
+from worker.kafka.topics import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 

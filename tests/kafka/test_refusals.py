@@ -11,13 +11,13 @@ from aiokafka import TopicPartition
 
 from tests.support.kafka_fixtures import consume_all_async, create_topics_async, unique
 from worker.core.records import OutputRecord, SourceRecord
+from worker.kafka import producer as producers
 from worker.kafka.aiokafka_private import Brokers, UnansweredError
-from worker.kafka.cluster.describe import current_limit
-from worker.kafka.writing import producer as producers
-from worker.kafka.writing.producer import DoubtfulRefusalError, Producer
-from worker.kafka.writing.protocol import ProduceV1, ProduceV2
-from worker.kafka.writing.publisher import Commit, Publisher
-from worker.kafka.writing.rows import OutputTopic
+from worker.kafka.describe import current_limit
+from worker.kafka.producer import DoubtfulRefusalError, Producer
+from worker.kafka.protocol import ProduceV1, ProduceV2
+from worker.kafka.publisher import Commit, Publisher
+from worker.kafka.rows import OutputTopic
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(300)

@@ -26,7 +26,7 @@ from tests.support.secure_kafka import (
 from tests.support.stage import LINES, OUTPUTS, Workers, origin
 from tests.support.surroundings import ROOT, topic_settings
 from worker.config import load
-from worker.kafka.cluster.connections import client_arguments
+from worker.kafka.connections import client_arguments
 from worker.stream.faust_consumer import Membership
 
 

@@ -11,7 +11,7 @@ from tests.support.contribute import Booth
 from tests.support.kafka_fixtures import WorkerProcess, admin, committed, create_again, produce
 from tests.support.registry import RegistryThread
 from tests.support.stage import LINES, Stage, Workers
-from worker.kafka.cluster.topics import CHANGELOG_CONFIG
+from worker.kafka.topics import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 SECONDS = 10.0
@@ -114,7 +114,7 @@ def test_an_output_that_is_deleted_under_load_is_named_until_it_is_there_again(
         since = delete(stage, name)
         assert f"deleted: topic {name} (KP_" in not_ready(worker, since, name)
         assert worker.get("/healthz")[0] == 200
-        assert f"ERROR worker.kafka.cluster.topic_watch: deleted: topic {name} (KP_" in worker.log()
+        assert f"ERROR worker.kafka.topic_watch: deleted: topic {name} (KP_" in worker.log()
         create(stage, name)
         worker.wait_ready()
         stage.wait_committed(progress(stage) + 100)

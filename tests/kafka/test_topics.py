@@ -23,10 +23,10 @@ from worker.cli import cli
 from worker.config import ConfigError, load
 from worker.core.records import BATCH_OVERHEAD, encoded_size
 from worker.core.track_record import TrackRecord, encode_row
-from worker.kafka.cluster import connections
-from worker.kafka.cluster.connections import client_arguments, connected_admin
-from worker.kafka.cluster.describe import TopicDescription
-from worker.kafka.cluster.topics import (
+from worker.kafka import connections
+from worker.kafka.connections import client_arguments, connected_admin
+from worker.kafka.describe import TopicDescription
+from worker.kafka.topics import (
     AFTER,
     BEFORE,
     CHANGELOG_CONFIG,

@@ -13,7 +13,7 @@ from tests.support.stage import LINES, Stage, Workers, documents, header, origin
 from tests.support.surroundings import DATA
 from worker.core.documents import embedding_bytes
 from worker.core.trace import InvalidTrace, Limits, parse_trace
-from worker.kafka.cluster.topics import OUTPUT_OVERHEAD
+from worker.kafka.topics import OUTPUT_OVERHEAD
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 

@@ -25,8 +25,8 @@ from worker.core.records import SourceRecord
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import parse_trace
 from worker.core.verdicts import Ruling, judged_record, make_verdict
-from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.rows import OutputTopic, PartitionRows
+from worker.kafka.producer import Producer
+from worker.kafka.rows import OutputTopic, PartitionRows
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PARTITIONS: Final = 2

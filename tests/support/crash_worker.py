@@ -28,8 +28,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 import msgspec
 import numpy as np
 
-import worker.kafka.cluster.connections
-import worker.kafka.writing.transaction
+import worker.kafka.connections
+import worker.kafka.transaction
 import worker.stream.partition_factory
 from worker import config
 from worker.commands.run import run_service
@@ -37,9 +37,9 @@ from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding, Reading
 from worker.embed.load import load_configured
-from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.protocol import Offsets
-from worker.kafka.writing.rows import PartitionRows, RefusedBatch
+from worker.kafka.producer import Producer
+from worker.kafka.protocol import Offsets
+from worker.kafka.rows import PartitionRows, RefusedBatch
 from worker.stream.evaluator import Decided, Evaluator, Taken
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.worker import WorkerProcess
@@ -197,12 +197,12 @@ class SteppedProducer(Producer):
 def install() -> None:
     """Put the doubles at their seams."""
     factory: Any = worker.stream.partition_factory
-    transaction: Any = worker.kafka.writing.transaction
+    transaction: Any = worker.kafka.transaction
     factory.Producer = SteppedProducer
     factory.read_logs = _slowly(factory.read_logs)
     transaction.find_refused_rows = _stepped(transaction.find_refused_rows)
     if metadata_ms := os.environ.get("TEST_METADATA_MS"):
-        client: Any = worker.kafka.cluster.connections
+        client: Any = worker.kafka.connections
         client.METADATA_MS = int(metadata_ms)
     if os.environ.get("TEST_DECISIONS"):
         Evaluator.decide = _noted(Evaluator.decide)  # type: ignore[method-assign, assignment]

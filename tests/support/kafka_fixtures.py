@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.processes import start_fork
 from tests.support.surroundings import environment
-from worker.kafka.cluster import describe
+from worker.kafka import describe
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_node import free_ports
 

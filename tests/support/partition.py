@@ -16,8 +16,8 @@ from worker.core.scorer import Decision, EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.core.verdicts import Judges
 from worker.embed.embedder import Embedding
-from worker.kafka.reading.budget import Share
-from worker.kafka.writing.publisher import Commit
+from worker.kafka.budget import Share
+from worker.kafka.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, Tracing
 from worker.stream.evaluator import Evaluator, PartitionState

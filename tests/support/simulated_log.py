@@ -7,7 +7,7 @@ from tests.support.builders import TOPIC_ID, TextEmbedder
 from worker.core.changelog import Kind, committed_from, kind_of
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.restore import Log, ModelCache, Restored, SourcePosition, restore
-from worker.kafka.writing.publisher import Commit
+from worker.kafka.publisher import Commit
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity

@@ -56,7 +56,7 @@ HOMES = (
         "aiokafka": {"assemble", "kafka", "stream", "commands", "contribute", "lab"},
         "faust": {"stream.faust_consumer"},
         "mode": {"stream.faust_consumer"},
-        "cramjam": {"kafka.reading.record_batch"},
+        "cramjam": {"kafka.record_batch"},
         "simsimd": {"core.scan"},
         "re2": {"redact.markers", "redact.strict"},
         "aiohttp": {
@@ -89,11 +89,11 @@ AIOKAFKA_MODULES = {module.name for module in pkgutil.walk_packages(aiokafka.__p
 
 AIOKAFKA_INTERNAL = {
     # a module that aiokafka does not document: the modules that may import names without an underscore from it
-    "aiokafka.codec": {"kafka.cluster.topics"},  # which codecs it can read
+    "aiokafka.codec": {"kafka.topics"},  # which codecs it can read
     "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
-    "aiokafka.partitioner": {"kafka.writing.rows"},  # the partition of a key, as all clients choose it
+    "aiokafka.partitioner": {"kafka.rows"},  # the partition of a key, as all clients choose it
     "aiokafka.protocol": {  # requests that no method of its clients sends
-        "kafka.cluster.connections", "kafka.cluster.describe", "kafka.writing.protocol",
+        "kafka.connections", "kafka.describe", "kafka.protocol",
     },
 }  # fmt: skip
 

@@ -34,11 +34,11 @@ from worker.core.restore import Log
 from worker.core.terminal import clean, number_of
 from worker.kafka.aiokafka_private import count_partitions
 from worker.kafka.assignment import Position, read_logs
-from worker.kafka.cluster.connections import prepare_clients
-from worker.kafka.cluster.describe import current_limit
-from worker.kafka.cluster.topic_watch import TopicWatch
+from worker.kafka.connections import prepare_clients
+from worker.kafka.describe import current_limit
 from worker.kafka.member import Claim, Member
-from worker.kafka.writing.publisher import Commit, Publisher
+from worker.kafka.publisher import Commit, Publisher
+from worker.kafka.topic_watch import TopicWatch
 from worker.observe.http_server import Page
 from worker.observe.metrics import AssembleMetrics, process_registry, set_or_drop
 from worker.runs.otlp.dialects import CONVENTIONS

@@ -33,7 +33,7 @@ from worker.config import ConfigError, Settings
 from worker.core.dead_letters import dead_letter
 from worker.core.records import ASSEMBLED, BATCH_OVERHEAD, SPANS, OutputRecord, SourceRecord, encoded_size
 from worker.core.trace import InvalidTrace, Reason
-from worker.kafka.writing.rows import key_partition
+from worker.kafka.rows import key_partition
 from worker.runs.otlp.mapping import MAX_UNREAD, Assembled, assembled
 from worker.runs.otlp.rules import Rules, parse_rules
 from worker.runs.otlp.spans import (

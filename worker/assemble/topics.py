@@ -10,8 +10,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from worker.config import ConfigError, Settings
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS
-from worker.kafka.cluster.connections import prepare_patiently
-from worker.kafka.cluster.topics import (
+from worker.kafka.connections import prepare_patiently
+from worker.kafka.rows import OutputTopic
+from worker.kafka.topics import (
     BEFORE,
     CHANGELOG_CONFIG,
     DEAD_LETTER_OVERHEAD,
@@ -23,7 +24,6 @@ from worker.kafka.cluster.topics import (
     look_at,
     settled,
 )
-from worker.kafka.writing.rows import OutputTopic
 
 SPANS_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",

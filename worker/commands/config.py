@@ -72,7 +72,7 @@ def _check_files(settings: Settings) -> list[str]:
     from worker.config import PREFIX, ConfigError
     from worker.config.keys import Token, TokenError, judge_keys
     from worker.config.redaction_rules import redaction_rules
-    from worker.kafka.cluster.connections import client_arguments
+    from worker.kafka.connections import client_arguments
 
     files = {it: path for it in type(settings).model_fields if isinstance(path := getattr(settings, it), Path)}
     missing = [it for it, path in files.items() if not path.exists()]

@@ -206,7 +206,7 @@ async def _serve(settings: Settings, service: _Service) -> int:
 
 
 async def _run_member(member: _Member, service: _Service, stop: asyncio.Task[bool], timeout_seconds: float) -> int:
-    from worker.kafka.cluster.errors import error_text
+    from worker.kafka.errors import error_text
 
     running = asyncio.create_task(member.run())  # 3
     failing = asyncio.create_task(member.failed.wait())

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from worker.config import Settings
-    from worker.kafka.cluster.describe import TopicDescription
-    from worker.kafka.cluster.topics import Observed, Problem, TopicPlan
+    from worker.kafka.describe import TopicDescription
+    from worker.kafka.topics import Observed, Problem, TopicPlan
 
 
 class ConfigRow(Struct, frozen=True):
@@ -83,9 +83,9 @@ async def topics_report(settings: Settings, create: bool) -> tuple[list[TopicRow
     from worker.commands.shared.session import Session
     from worker.config import ConfigError
     from worker.contribute.contributor import contribute_plan, create_contributed, look_at_contributed
-    from worker.kafka.cluster.connections import connected_admin, prepare_clients
-    from worker.kafka.cluster.errors import error_text
-    from worker.kafka.cluster.topics import Problem, create_missing, look, look_at, plan, problems
+    from worker.kafka.connections import connected_admin, prepare_clients
+    from worker.kafka.errors import error_text
+    from worker.kafka.topics import Problem, create_missing, look, look_at, plan, problems
 
     marks, denied = marks_topic(settings), []
     client = {**prepare_clients(settings), "request_timeout_ms": 10_000}
@@ -144,7 +144,7 @@ def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: s
 
 def _bound(variable: str, name: str) -> str:
     """Return the comparison for a setting of the topic that `variable` names: ">=", "<=", or "" for equality."""
-    from worker.kafka.cluster.topics import AFTER
+    from worker.kafka.topics import AFTER
 
     if name == AFTER and variable == "KP_SOURCE_TOPIC":
         return "<="

@@ -79,8 +79,8 @@ def verdict(file: str) -> None:
 async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadLines, written: Counter[str]) -> None:
     """Write a verdict for each valid line as it arrives; count what is written. Raises ConfigError, SessionError."""
     from worker.core.verdicts import make_verdict, sign_verdict
-    from worker.kafka.cluster.connections import idempotent_producer, while_sending
-    from worker.kafka.cluster.describe import topic_id
+    from worker.kafka.connections import idempotent_producer, while_sending
+    from worker.kafka.describe import topic_id
 
     settings = session.settings
     (topic,) = await session.existing(settings.source_topic)

@@ -57,10 +57,13 @@ from worker.core.records import DEAD_LETTER, OutputRecord, SourceRecord
 from worker.core.terminal import number_of
 from worker.core.trace import Limits
 from worker.kafka.assignment import Position
-from worker.kafka.cluster.connections import prepare_clients, prepare_patiently
-from worker.kafka.cluster.describe import current_limit
-from worker.kafka.cluster.topic_watch import TopicWatch
-from worker.kafka.cluster.topics import (
+from worker.kafka.connections import prepare_clients, prepare_patiently
+from worker.kafka.describe import current_limit
+from worker.kafka.member import Claim, Member, StoppedError
+from worker.kafka.publisher import Commit, Publisher
+from worker.kafka.rows import OutputTopic
+from worker.kafka.topic_watch import TopicWatch
+from worker.kafka.topics import (
     DEAD_LETTER_OVERHEAD,
     MissingTopicsError,
     Observed,
@@ -69,9 +72,6 @@ from worker.kafka.cluster.topics import (
     deleted_early,
     look_at,
 )
-from worker.kafka.member import Claim, Member, StoppedError
-from worker.kafka.writing.publisher import Commit, Publisher
-from worker.kafka.writing.rows import OutputTopic
 from worker.observe.http_server import Page
 from worker.observe.metrics import ContributeMetrics, process_registry, set_or_drop
 from worker.version import __version__

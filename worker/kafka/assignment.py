@@ -36,10 +36,10 @@ from worker.core.restore import Log, Report, SourcePosition
 from worker.core.terminal import number_of
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import send_request
-from worker.kafka.cluster.connections import admin_client, committed_reader, running
-from worker.kafka.cluster.describe import topic_id
-from worker.kafka.reading.fetches import Reading
-from worker.kafka.writing.protocol import FetchOffsets, fetched_offsets
+from worker.kafka.connections import admin_client, committed_reader, running
+from worker.kafka.describe import topic_id
+from worker.kafka.fetches import Reading
+from worker.kafka.protocol import FetchOffsets, fetched_offsets
 
 log = logging.getLogger(__name__)
 

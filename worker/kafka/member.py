@@ -17,11 +17,11 @@ from worker.config import Settings
 from worker.core.records import SourceRecord
 from worker.core.terminal import number_of
 from worker.kafka.assignment import Assignment, Position
-from worker.kafka.cluster.connections import connected
-from worker.kafka.cluster.topic_watch import Failure, TopicLostError, TopicWatch
-from worker.kafka.reading.fetches import Consumer, Reading
-from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.publisher import fence
+from worker.kafka.connections import connected
+from worker.kafka.fetches import Consumer, Reading
+from worker.kafka.producer import Producer
+from worker.kafka.publisher import fence
+from worker.kafka.topic_watch import Failure, TopicLostError, TopicWatch
 
 log = logging.getLogger(__name__)
 

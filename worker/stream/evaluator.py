@@ -19,7 +19,7 @@ from worker.core.track_record import Change, encode_row
 from worker.core.verdicts import Verdict
 from worker.embed.embedder import Embedding, ModelError
 from worker.embed.pool import EmbeddingPool
-from worker.kafka.writing.publisher import Commit
+from worker.kafka.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import Tracing
 

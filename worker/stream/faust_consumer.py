@@ -40,9 +40,9 @@ from mode import CrashingSupervisor, Service
 from worker.config import Settings
 from worker.core.records import SourceRecord
 from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
-from worker.kafka.cluster.topic_watch import Failure
-from worker.kafka.reading.budget import Budget, Lease, NoRoom
-from worker.kafka.reading.fetches import Consumer, End, Reading
+from worker.kafka.budget import Budget, Lease, NoRoom
+from worker.kafka.fetches import Consumer, End, Reading
+from worker.kafka.topic_watch import Failure
 from worker.stream.fetch_buffer import FetchBuffer
 
 faust_log = logging.getLogger("faust")

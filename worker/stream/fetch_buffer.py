@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from worker.core.records import SourceRecord
-from worker.kafka.reading.budget import Share
+from worker.kafka.budget import Share
 
 LOW_WATER_RECORDS: Final = 256
 """Fetch again when fewer records wait: enough for the duration of one fetch (a few ms) at the rate without a model."""

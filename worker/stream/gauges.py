@@ -13,7 +13,7 @@ from worker.core.novelty import VectorCache, advice, is_short
 from worker.core.terminal import number_of
 from worker.embed.embedder import ServedEmbedder
 from worker.embed.pool import EmbeddingPool
-from worker.kafka.cluster.topic_watch import TopicWatch
+from worker.kafka.topic_watch import TopicWatch
 from worker.observe.metrics import Metrics, lag_seconds, set_or_drop
 from worker.stream.faust_consumer import Membership
 from worker.stream.fetch_buffer import FetchBuffer

@@ -3,7 +3,7 @@
 1. take: the fetched record is parsed, and its text goes to the embedder (evaluator.py);
 2. evaluate: in offset order, it is compared, scored, and becomes an output and a changelog entry;
 3. batch: decided records linger as long as others can join them;
-4. commit: outputs, entries and the source offset, in one transaction (kafka/writing/publisher.py);
+4. commit: outputs, entries and the source offset, in one transaction (kafka/publisher.py);
 5. settle: the committed records are counted, and their bytes given back.
 
 Steps 1 and 2 of later records go on during a commit; one batch is committed at a time.
@@ -21,8 +21,8 @@ from worker.core.changelog import SLACK
 from worker.core.records import SourceRecord
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace
-from worker.kafka.cluster.errors import error_text
-from worker.kafka.writing.publisher import Publisher
+from worker.kafka.errors import error_text
+from worker.kafka.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
 from worker.stream.evaluator import Decided, Evaluator, PartitionState, Taken

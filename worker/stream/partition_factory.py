@@ -22,11 +22,11 @@ from worker.embed.embedder import ServedEmbedder
 from worker.embed.load import new_scorer
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.assignment import Position, check_offsets, read_logs, report_epochs, report_skipped
-from worker.kafka.cluster.describe import current_limit
-from worker.kafka.cluster.topic_watch import Failure
-from worker.kafka.cluster.topics import Layout, prepare_topics
-from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.publisher import TRANSACTIONS, Publisher
+from worker.kafka.describe import current_limit
+from worker.kafka.producer import Producer
+from worker.kafka.publisher import TRANSACTIONS, Publisher
+from worker.kafka.topic_watch import Failure
+from worker.kafka.topics import Layout, prepare_topics
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
 from worker.observe.tracing import Tracing

@@ -19,10 +19,10 @@ from worker.embed.embedder import Embedder, ModelError, ServedEmbedder, ServiceU
 from worker.embed.load import load_for_worker, slow_runtime
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.assignment import Assignment
-from worker.kafka.cluster.connections import prepare_clients
-from worker.kafka.cluster.topic_watch import Failure, TopicWatch
-from worker.kafka.cluster.topics import Layout
-from worker.kafka.reading.budget import Budget
+from worker.kafka.budget import Budget
+from worker.kafka.connections import prepare_clients
+from worker.kafka.topic_watch import Failure, TopicWatch
+from worker.kafka.topics import Layout
 from worker.observe.http_server import Page
 from worker.observe.metrics import Metrics, process_registry
 from worker.observe.status import Status

@@ -22,7 +22,7 @@ from tests.runs.benchmarks.watch import BenchmarkError, Outputs
 from tests.support.kafka_fixtures import create_topics_async
 from tests.support.surroundings import DATA
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, SourceRecord
-from worker.kafka.cluster.topics import CHANGELOG_CONFIG
+from worker.kafka.topics import CHANGELOG_CONFIG
 
 BROKEN_EVERY: Final = 100
 """One record in so many is not a valid trace."""

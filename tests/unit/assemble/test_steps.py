@@ -47,7 +47,7 @@ from worker.assemble.steps import (
 )
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS, Fault, OutputRecord, SourceRecord
 from worker.core.trace import Reason, parse_trace
-from worker.kafka.writing.rows import key_partition
+from worker.kafka.rows import key_partition
 from worker.observe.metrics import AssembleMetrics
 from worker.runs.otlp.mapping import MAX_UNREAD
 from worker.runs.otlp.spans import InvalidSpans, decoded, is_complete

@@ -28,7 +28,7 @@ from worker.core.records import DEAD_LETTER, OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.kafka.assignment import Position
 from worker.kafka.member import Claim, StoppedError
-from worker.kafka.writing.publisher import Commit
+from worker.kafka.publisher import Commit
 from worker.observe.metrics import ContributeMetrics
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,7 @@ from worker.commands.redrive.steps import examples_table
 from worker.commands.shared.scored_rows import TailRecord, rows
 from worker.commands.topics import TopicRow, print_report
 from worker.core.terminal import clean, clean_json, clean_json_bytes
-from worker.kafka.cluster.topics import Problem
+from worker.kafka.topics import Problem
 from worker.observe.logs import BareFormatter, JsonFormatter, TextFormatter
 
 VISIBLE = r"\x1b[2J"

@@ -39,8 +39,8 @@ from aiokafka.protocol.transaction import (
 from aiokafka.structs import BrokerMetadata
 
 from worker.kafka import aiokafka_private as private
-from worker.kafka.cluster.connections import LOST_SECONDS, patch_aiokafka
-from worker.kafka.reading.fetches import Consumer, PartitionFetch, PartitionReader, Reading
+from worker.kafka.connections import LOST_SECONDS, patch_aiokafka
+from worker.kafka.fetches import Consumer, PartitionFetch, PartitionReader, Reading
 
 THEIR_RECORDS: Any = private.PartitionRecords.__base__
 THEIR_RESULT: Any = private.FetchResult.__base__
@@ -157,7 +157,7 @@ def test_request_classes() -> None:
     assert "reversed(self._CLASSES)" in inspect.getsource(Request.prepare)
     assert max(version.API_VERSION for version in ProduceRequest._CLASSES) == 7, "ProduceV1 could be aiokafka's"
     assert max(version.API_VERSION for version in MetadataRequest._CLASSES) == 5, (
-        "the requests in cluster/describe.py could go"
+        "the requests in kafka/describe.py could go"
     )
     assert private.has_version(ProduceRequest, 7, 9)
     assert not private.has_version(ProduceRequest, 8, 12)
@@ -335,7 +335,7 @@ def test_a_request_that_left_and_one_that_did_not() -> None:
 
 
 def test_a_producer_s_old_requests_end_where_ours_begin() -> None:
-    """When aiokafka knows more, writing/protocol.py could use it."""
+    """When aiokafka knows more, kafka/protocol.py could use it."""
     newest = {request: max(each.API_VERSION for each in request._CLASSES) for request in (
         InitProducerIdRequest, AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, TxnOffsetCommitRequest, EndTxnRequest,
     )}  # fmt: skip

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from worker.kafka.reading.budget import Budget, Lease, NoRoom, Share
+from worker.kafka.budget import Budget, Lease, NoRoom, Share
 
 
 def test_room_is_what_is_left_and_one_alone_may_take_anything() -> None:

@@ -17,8 +17,8 @@ from aiokafka.errors import (
 )
 
 from worker.config import Settings, load
-from worker.kafka.cluster import topic_watch
-from worker.kafka.cluster.describe import (
+from worker.kafka import topic_watch
+from worker.kafka.describe import (
     NO_ID,
     DescribeTopicsRequest,
     MetadataResponse_v10,
@@ -27,8 +27,8 @@ from worker.kafka.cluster.describe import (
     describe_topics,
     topic_id,
 )
-from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
-from worker.kafka.cluster.topics import AFTER, NO_LIMIT, Observed, _small_outputs
+from worker.kafka.topic_watch import TopicLostError, TopicWatch
+from worker.kafka.topics import AFTER, NO_LIMIT, Observed, _small_outputs
 
 SOURCE, OUTPUT, CACHE = "traces", "traces.accepted", "cache"
 GONE = UnknownTopicOrPartitionError

@@ -9,7 +9,7 @@ import cramjam
 import pytest
 
 from tests.support.raw_batches import CODECS, compress
-from worker.kafka.reading.record_batch import CorruptError, TooLargeError, decompress
+from worker.kafka.record_batch import CorruptError, TooLargeError, decompress
 
 CODEC_NAMES = [name for name in CODECS if name != "none"]
 LIMIT = 4 << 20

@@ -18,7 +18,7 @@ from aiokafka.conn import AIOKafkaConnection
 from tests.support.secure_kafka import KEY_PASSWORD, PASSWORD, Files
 from tests.support.surroundings import ROOT
 from worker.config import ConfigError, Settings, load
-from worker.kafka.cluster.connections import (
+from worker.kafka.connections import (
     BrokerFault,
     UnreachableError,
     client_arguments,
@@ -26,9 +26,9 @@ from worker.kafka.cluster.connections import (
     patch_aiokafka,
     while_sending,
 )
-from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
-from worker.kafka.writing.producer import PublishError
-from worker.kafka.writing.rows import TopicRefusedError
+from worker.kafka.errors import HungUpError, error_text, is_final, remedy
+from worker.kafka.producer import PublishError
+from worker.kafka.rows import TopicRefusedError
 
 # -- the arguments: files that cannot be used are named, but never what is in them; who patches aiokafka
 

@@ -19,9 +19,9 @@ from tests.support.raw_batches import CODECS, RawRecord, batch_of, blank_bomb, e
 from worker.core.records import SourceRecord, memory_size
 from worker.core.trace import Reason
 from worker.kafka import aiokafka_private
-from worker.kafka.reading.budget import Budget, NoRoom
-from worker.kafka.reading.fetches import Batches, PartitionFetch, PartitionReader, Reading, UnreadableError
-from worker.kafka.reading.record_batch import HEADER, Head, parse
+from worker.kafka.budget import Budget, NoRoom
+from worker.kafka.fetches import Batches, PartitionFetch, PartitionReader, Reading, UnreadableError
+from worker.kafka.record_batch import HEADER, Head, parse
 
 TP = TopicPartition("traces", 0)
 T0 = 1_776_153_600_000

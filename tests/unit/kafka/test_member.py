@@ -10,8 +10,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from tests.support.clock import until
 from worker.config import load
 from worker.kafka.assignment import Position
-from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member, StoppedError, Work
+from worker.kafka.topic_watch import TopicWatch
 
 
 @dataclass

@@ -12,10 +12,10 @@ from aiokafka.protocol.types import Int16, TaggedFields, UnsignedVarInt32
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
-from worker.kafka.writing import producer as producer_module
-from worker.kafka.writing import protocol as requests
-from worker.kafka.writing.producer import AbortableError, Producer, PublishError
-from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row
+from worker.kafka import producer as producer_module
+from worker.kafka import protocol as requests
+from worker.kafka.producer import AbortableError, Producer, PublishError
+from worker.kafka.rows import OutputTopic, PartitionRows, Row
 
 GROUP = "group"
 SOURCE = TopicPartition("source", 0)

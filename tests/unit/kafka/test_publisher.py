@@ -13,13 +13,13 @@ from tests.support.broker_model import REFUSED, FailingCluster
 from tests.support.partition import settle
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
+from worker.kafka import producer as producer_module
+from worker.kafka import publisher as publisher_module
+from worker.kafka import transaction as transaction_module
 from worker.kafka.aiokafka_private import UnansweredError
-from worker.kafka.writing import producer as producer_module
-from worker.kafka.writing import publisher as publisher_module
-from worker.kafka.writing import transaction as transaction_module
-from worker.kafka.writing.producer import INVALID_TXN_STATE, Producer, PublishError
-from worker.kafka.writing.publisher import Commit, Publisher
-from worker.kafka.writing.rows import OutputTopic
+from worker.kafka.producer import INVALID_TXN_STATE, Producer, PublishError
+from worker.kafka.publisher import Commit, Publisher
+from worker.kafka.rows import OutputTopic
 
 SOURCE = TopicPartition("traces", 5)
 TOPICS = {

@@ -24,7 +24,7 @@ from worker.kafka.assignment import (
     report_epochs,
     report_skipped,
 )
-from worker.kafka.writing.protocol import CommitOffsetsV2, EndV2, InitProducerId, ProducerEpoch
+from worker.kafka.protocol import CommitOffsetsV2, EndV2, InitProducerId, ProducerEpoch
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"
 METADATA = SourceEpoch(OURS, 2, 10).metadata(99)

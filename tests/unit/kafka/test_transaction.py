@@ -8,9 +8,9 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.broker_model import ABORTABLE, REFUSED, FailingCluster
-from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.rows import OutputTopic, PartitionRows, TopicRefusedError
-from worker.kafka.writing.transaction import MAX_ROUNDS, run_transaction, unknown_limit
+from worker.kafka.producer import Producer, PublishError
+from worker.kafka.rows import OutputTopic, PartitionRows, TopicRefusedError
+from worker.kafka.transaction import MAX_ROUNDS, run_transaction, unknown_limit
 
 SOURCE = TopicPartition("source", 0)
 OFFSETS = ("group", {SOURCE: OffsetAndMetadata(42, "")})

@@ -8,7 +8,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from tests.support.partition import TaskHarness, record, settle
 from worker.core.trace import Reason
-from worker.kafka.reading.budget import Share
+from worker.kafka.budget import Share
 from worker.observe.metrics import ContributeMetrics, Histogram, Metrics, lag_seconds
 from worker.stream.fetch_buffer import FetchBuffer
 

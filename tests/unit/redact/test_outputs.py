@@ -22,7 +22,7 @@ from worker.commands.score.lines import score_lines
 from worker.core.documents import embedding_bytes, scored_record
 from worker.core.records import LEVELS, SCREEN_RULES, TYPES, Clean, OutputRecord
 from worker.core.trace import InvalidTrace, Reason
-from worker.kafka.writing.publisher import OWN_HEADERS
+from worker.kafka.publisher import OWN_HEADERS
 from worker.redact.documents import redact_json, redact_text
 from worker.redact.screen import screen_json
 

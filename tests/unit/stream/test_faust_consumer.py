@@ -18,7 +18,7 @@ from mode import Service
 
 from tests.support.builders import make_record
 from worker.config import Settings
-from worker.kafka.reading.budget import Budget
+from worker.kafka.budget import Budget
 from worker.stream.faust_consumer import KpConsumer, Membership, _App, _ConsumerThread, _Tables, create_app
 from worker.stream.fetch_buffer import FetchBuffer
 

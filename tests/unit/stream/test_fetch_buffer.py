@@ -9,7 +9,7 @@ import pytest
 from tests.support.builders import make_record
 from tests.support.clock import HandClock
 from worker.core.records import SourceRecord
-from worker.kafka.reading.budget import Share
+from worker.kafka.budget import Share
 from worker.stream.fetch_buffer import (
     LONGEST_TURN_SECONDS,
     LOW_WATER_BYTES,

@@ -39,7 +39,7 @@ from worker.core.restore import Restored
 from worker.core.scorer import EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.embed.embedder import Embedding
-from worker.kafka.writing.publisher import Commit
+from worker.kafka.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.stream import partition
 from worker.stream.evaluator import PartitionState

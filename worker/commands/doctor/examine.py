@@ -35,9 +35,9 @@ from worker.contribute.registry import (
 )
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
 from worker.embed.openvino_embedder import default_directory
-from worker.kafka.cluster.connections import connected_admin, prepare_clients
-from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topics import CODECS, codec_problems, deleted_early
+from worker.kafka.connections import connected_admin, prepare_clients
+from worker.kafka.errors import error_text
+from worker.kafka.topics import CODECS, codec_problems, deleted_early
 from worker.observe.metrics import ContributeMetrics
 from worker.observe.tracing import start_tracing
 from worker.stream.worker import START_CHECKS

@@ -19,8 +19,8 @@ from worker.commands.shared.session import SessionError
 from worker.config import ConfigError, Loaded, Settings
 from worker.core.documents import ScoringDecision
 from worker.core.terminal import clean, number_of
-from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topics import MissingTopicsError
+from worker.kafka.errors import error_text
+from worker.kafka.topics import MissingTopicsError
 
 
 class Finding(Struct, frozen=True):

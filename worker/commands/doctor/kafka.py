@@ -14,13 +14,13 @@ from worker.config import ConfigError, Settings
 from worker.core.terminal import number_of
 from worker.kafka.aiokafka_private import send_request
 from worker.kafka.assignment import OffsetsError, read_positions
-from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault, prepare_clients
-from worker.kafka.cluster.describe import TopicDescription, apis_of, describe_group, describe_topics
-from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topics import CHANGELOG_CONFIG, MissingTopicsError, Observed, look, problems
-from worker.kafka.reading.fetches import Reading
-from worker.kafka.writing.protocol import FeaturesRequest, may_hang_at_last_epoch, transaction_protocol
-from worker.kafka.writing.publisher import TRANSACTIONS
+from worker.kafka.connections import committed_reader, connected, connected_admin, find_fault, prepare_clients
+from worker.kafka.describe import TopicDescription, apis_of, describe_group, describe_topics
+from worker.kafka.errors import error_text
+from worker.kafka.fetches import Reading
+from worker.kafka.protocol import FeaturesRequest, may_hang_at_last_epoch, transaction_protocol
+from worker.kafka.publisher import TRANSACTIONS
+from worker.kafka.topics import CHANGELOG_CONFIG, MissingTopicsError, Observed, look, problems
 
 ANSWER_SECONDS: Final = 5.0
 """Time limit for one answer."""

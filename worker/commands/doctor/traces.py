@@ -24,8 +24,8 @@ from worker.core.scoring import accepts_too_few, unused_profiles, weights_by_ver
 from worker.core.terminal import number_of
 from worker.core.track_record import Standing
 from worker.kafka.assignment import OffsetsError, Position, read_logs, read_positions
-from worker.kafka.cluster.describe import describe_topics
-from worker.kafka.cluster.topics import MissingTopicsError
+from worker.kafka.describe import describe_topics
+from worker.kafka.topics import MissingTopicsError
 
 NAMED: Final = 5
 """Domains that are named; the others are counted."""

@@ -48,13 +48,13 @@ from worker.config import Settings
 from worker.core.records import Clean, exact_size
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, parse_trace
-from worker.kafka.cluster.connections import UnreachableError
-from worker.kafka.cluster.describe import current_limit
-from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topic_watch import watched
-from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.rows import OutputTopic, Row, TopicRefusedError, key_partition
-from worker.kafka.writing.transaction import run_transaction
+from worker.kafka.connections import UnreachableError
+from worker.kafka.describe import current_limit
+from worker.kafka.errors import error_text
+from worker.kafka.producer import Producer, PublishError
+from worker.kafka.rows import OutputTopic, Row, TopicRefusedError, key_partition
+from worker.kafka.topic_watch import watched
+from worker.kafka.transaction import run_transaction
 from worker.observe import logs
 from worker.runs.fields import RunRefused, fault
 from worker.runs.sessions.formats import Format

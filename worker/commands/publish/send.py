@@ -30,7 +30,7 @@ from worker.config import Settings
 from worker.core.records import Clean, exact_size
 from worker.core.terminal import clean, number_of
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
-from worker.kafka.cluster.connections import idempotent_producer, while_sending
+from worker.kafka.connections import idempotent_producer, while_sending
 
 IN_FLIGHT: Final = 1000
 """Traces in flight to the broker at once: limits memory, and still fills batches."""

@@ -53,10 +53,10 @@ from worker.core.dead_letters import NO_VALUE, REDRIVEN_FROM, DeadLetter, as_jso
 from worker.core.records import REDRIVE_COUNT, exact_size
 from worker.core.terminal import clean, number_of
 from worker.core.trace import Reason
-from worker.kafka.cluster.describe import current_limit
-from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.rows import OutputTopic
-from worker.kafka.writing.transaction import run_transaction
+from worker.kafka.describe import current_limit
+from worker.kafka.producer import Producer
+from worker.kafka.rows import OutputTopic
+from worker.kafka.transaction import run_transaction
 
 OF_CLOSED_RUNS: Final = frozenset({Reason.LATE_SPAN, Reason.ASSEMBLY_FAILED})
 """Reasons of `assemble` for spans of a closed run: they would be late again, or become a second trace of it."""

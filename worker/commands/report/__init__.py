@@ -155,7 +155,7 @@ def _read_topics(settings: Settings, traces: Traces, since: datetime | None, las
 def _standings(settings: Settings) -> Standings:
     """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises ConfigError."""
     from worker.commands.shared.placed_verdicts import Standings, read_judged
-    from worker.kafka.cluster.topics import MissingTopicsError
+    from worker.kafka.topics import MissingTopicsError
 
     try:
         standings = asyncio.run(read_judged(settings))

@@ -19,9 +19,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from worker.commands.shared.session import Session, Topic, read_to
 from worker.config import ConfigError, Settings
 from worker.core.records import SourceRecord
-from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, TopicPlan, create
-from worker.kafka.writing.producer import PublishError
-from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row, TopicRefusedError, by_partition
+from worker.kafka.producer import PublishError
+from worker.kafka.rows import OutputTopic, PartitionRows, Row, TopicRefusedError, by_partition
+from worker.kafka.topics import SETTLE_ATTEMPTS, TopicPlan, create
 
 
 def marks_topic(settings: Settings) -> str:

@@ -17,7 +17,7 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from worker.commands.shared.console import CommandError, SettingsError, file_problem
 from worker.config import ConfigError, Settings
 from worker.core.records import SourceRecord
-from worker.kafka.cluster.connections import (
+from worker.kafka.connections import (
     Client,
     committed_reader,
     connected,
@@ -26,11 +26,11 @@ from worker.kafka.cluster.connections import (
     running,
     unreachable,
 )
-from worker.kafka.cluster.describe import describe_topics, topic_configs
-from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topics import DEFAULT_MAX_BYTES, MissingTopicsError
-from worker.kafka.reading.fetches import Consumer, Reading
-from worker.kafka.writing.producer import PublishError
+from worker.kafka.describe import describe_topics, topic_configs
+from worker.kafka.errors import error_text
+from worker.kafka.fetches import Consumer, Reading
+from worker.kafka.producer import PublishError
+from worker.kafka.topics import DEFAULT_MAX_BYTES, MissingTopicsError
 
 Result = TypeVar("Result")
 

@@ -27,8 +27,8 @@ from worker.commands.shared.scored_rows import TailFilter, TailRecord
 from worker.config import PREFIX, Settings
 from worker.core.records import SourceRecord
 from worker.core.trace import CONTEXT
-from worker.kafka.cluster.connections import committed_reader
-from worker.kafka.reading.fetches import Reading
+from worker.kafka.connections import committed_reader
+from worker.kafka.fetches import Reading
 from worker.lab.broker.kafka_node import HOST, free_ports
 from worker.lab.console import step
 from worker.observe.metrics import quantile

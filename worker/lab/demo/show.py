@@ -31,8 +31,8 @@ from worker.core.scoring import PROFILES, weights_by_verdicts
 from worker.core.terminal import clean
 from worker.core.trace import CONTEXT
 from worker.core.verdicts import make_verdict, sign_verdict
-from worker.kafka.cluster.connections import admin_client
-from worker.kafka.cluster.describe import topic_id
+from worker.kafka.connections import admin_client
+from worker.kafka.describe import topic_id
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
 from worker.lab.console import interruptible, print_error, print_lines, running_kafka, step, wide_console
 from worker.lab.demo.process import (

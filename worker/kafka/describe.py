@@ -28,8 +28,8 @@ from aiokafka.protocol.transaction import (
 from aiokafka.protocol.types import Array, Boolean, CompactArray, Int16, Int32, Schema, String
 
 from worker.kafka.aiokafka_private import has_version, send_request
-from worker.kafka.cluster.connections import admin_client
-from worker.kafka.writing.protocol import (
+from worker.kafka.connections import admin_client
+from worker.kafka.protocol import (
     TEXT,
     FetchOffsets,
     Fields,

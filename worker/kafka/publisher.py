@@ -33,8 +33,8 @@ from worker.core.records import (
 )
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason
-from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.rows import (
+from worker.kafka.producer import Producer
+from worker.kafka.rows import (
     INVALID_TIMESTAMP,
     TOO_LARGE,
     OutputTopic,
@@ -43,7 +43,7 @@ from worker.kafka.writing.rows import (
     TopicRefusedError,
     by_partition,
 )
-from worker.kafka.writing.transaction import LimitOf, look_again, run_transaction, send_then_commit, unknown_limit
+from worker.kafka.transaction import LimitOf, look_again, run_transaction, send_then_commit, unknown_limit
 
 log = logging.getLogger(__name__)
 

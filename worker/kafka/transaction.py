@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
-from worker.kafka.writing.producer import AbortableError, Producer, PublishError
-from worker.kafka.writing.protocol import Offsets
-from worker.kafka.writing.rows import TOO_LARGE, OutputTopic, PartitionRows, RefusedBatch, TopicRefusedError
+from worker.kafka.producer import AbortableError, Producer, PublishError
+from worker.kafka.protocol import Offsets
+from worker.kafka.rows import TOO_LARGE, OutputTopic, PartitionRows, RefusedBatch, TopicRefusedError
 
 log = logging.getLogger(__name__)
 

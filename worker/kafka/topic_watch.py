@@ -19,10 +19,10 @@ from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from worker.config import Settings
 from worker.core.terminal import number_of
-from worker.kafka.cluster.connections import CONNECT_SECONDS, connected_admin
-from worker.kafka.cluster.describe import TopicDescription, describe_topics
-from worker.kafka.cluster.errors import chain, error_text
-from worker.kafka.reading.fetches import End
+from worker.kafka.connections import CONNECT_SECONDS, connected_admin
+from worker.kafka.describe import TopicDescription, describe_topics
+from worker.kafka.errors import chain, error_text
+from worker.kafka.fetches import End
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from worker.kafka.aiokafka_private import (
     sender_task,
     split_servers,
 )
-from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
-from worker.kafka.reading.fetches import Consumer, Reading
-from worker.kafka.writing.producer import Producer, PublishError
+from worker.kafka.errors import HungUpError, error_text, is_final, remedy
+from worker.kafka.fetches import Consumer, Reading
+from worker.kafka.producer import Producer, PublishError
 
 log = logging.getLogger(__name__)
 

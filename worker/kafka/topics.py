@@ -20,9 +20,9 @@ from aiokafka.errors import (
 from worker.config import ConfigError, Settings
 from worker.core.records import ACCEPTED, DEAD_LETTER, JUDGED, REJECTED
 from worker.core.terminal import number_of
-from worker.kafka.cluster.connections import prepare_patiently
-from worker.kafka.cluster.describe import TopicDescription, describe_topics, topic_configs
-from worker.kafka.writing.rows import OutputTopic
+from worker.kafka.connections import prepare_patiently
+from worker.kafka.describe import TopicDescription, describe_topics, topic_configs
+from worker.kafka.rows import OutputTopic
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from worker.core.records import SourceRecord, memory_size
 from worker.core.trace import Reason
 from worker.kafka import aiokafka_private as private
 from worker.kafka.aiokafka_private import FetchResult, PartitionRecords, RecordBatch
-from worker.kafka.reading.budget import Budget, NoRoom
-from worker.kafka.reading.record_batch import (
+from worker.kafka.budget import Budget, NoRoom
+from worker.kafka.record_batch import (
     HEADER,
     MAX_HEADERS,
     NAMES,

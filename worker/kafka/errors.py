@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from aiokafka import errors as kafka
 
-from worker.kafka.writing.rows import TopicRefusedError
+from worker.kafka.rows import TopicRefusedError
 
 BAD_CERTIFICATE: Final = {
     10: "it has expired: renew it on the broker",

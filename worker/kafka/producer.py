@@ -27,10 +27,10 @@ from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced, for_code
 
 from worker.core.records import encoded_size
+from worker.kafka import protocol as requests
 from worker.kafka.aiokafka_private import BatchBuilder, Brokers, UnansweredError, UnsentError
-from worker.kafka.writing import protocol as requests
-from worker.kafka.writing.protocol import NO_PRODUCER, Offsets, ProducerEpoch
-from worker.kafka.writing.rows import REFUSALS, PartitionRows, RefusedBatch, Row, TopicRefusedError
+from worker.kafka.protocol import NO_PRODUCER, Offsets, ProducerEpoch
+from worker.kafka.rows import REFUSALS, PartitionRows, RefusedBatch, Row, TopicRefusedError
 
 log = logging.getLogger(__name__)
 

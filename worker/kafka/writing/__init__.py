@@ -1,1 +1,0 @@
-"""Writing: a producer and its protocol, transactions, and what the worker publishes for a batch."""
