@@ -74,14 +74,6 @@ def _length(wide: npt.NDArray[np.float64]) -> float:
     return math.sqrt(math.fsum((wide * wide).tolist()))
 
 
-class CacheMark(NamedTuple):
-    """A cache's time, and which entries were live then (`VectorCache.mark`)."""
-
-    now_ms: int | None
-    oldest: int
-    expired: int
-
-
 class VectorCache:
     """At most `max_elements` vectors. The oldest is evicted first; an entry lives while now - its time < `ttl_ms`.
 
@@ -130,24 +122,23 @@ class VectorCache:
             return None
         return self._now - self._times[self._oldest % self.max_elements]
 
-    def mark(self) -> CacheMark:
-        """Return a mark with which `back_to` undoes every `advance` from now on."""
-        return CacheMark(self._now, self._oldest, self.expired)
-
-    def back_to(self, mark: CacheMark) -> None:
-        """Go back in time to the mark. Nothing may have been added or restored since."""
-        self._now, self._oldest, self.expired = mark.now_ms, mark.oldest, mark.expired
-
     def advance(self, now_ms: int) -> int:
         """Advance time, expire entries, return the current time (ms)."""
         if self._now is None or now_ms > self._now:
             self._now = now_ms
-            if self.ttl_ms is not None:
-                dead_before = now_ms - self.ttl_ms
-                while self._oldest < self._next and self._times[self._oldest % self.max_elements] <= dead_before:
-                    self._oldest += 1
-                    self.expired += 1
+            oldest = self._oldest_at(now_ms)
+            self.expired += oldest - self._oldest
+            self._oldest = oldest
         return self._now
+
+    def _oldest_at(self, now_ms: int) -> int:
+        """Return the sequence number of the first entry that lives at a time from the current one on."""
+        oldest = self._oldest
+        if self.ttl_ms is not None:
+            dead_before = now_ms - self.ttl_ms
+            while oldest < self._next and self._times[oldest % self.max_elements] <= dead_before:
+                oldest += 1
+        return oldest
 
     def add(self, vector: npt.ArrayLike, now_ms: int = 0, trace_id: str = "") -> int:
         """Add a vector of any length; return its sequence number. Raises ValueError (`unit`), changing nothing."""
@@ -161,14 +152,14 @@ class VectorCache:
     def nearest(self, vector: npt.ArrayLike, now_ms: int = 0) -> Neighbour | None:
         """Return the most similar live entry, the oldest in a tie; None if there is none."""
         query = unit(vector, self.dimensions)
-        self.advance(now_ms)
-        return self.nearest_unit(query)
+        return self.nearest_unit(query, self.advance(now_ms))
 
-    def nearest_unit(self, query: Vector) -> Neighbour | None:
-        """Do `nearest` at the current time, for a vector that `unit` returned."""
-        if not len(self):
+    def nearest_unit(self, query: Vector, now_ms: int) -> Neighbour | None:
+        """Do `nearest` for a vector that `unit` returned and a time from the current one on; nothing changes."""
+        oldest = self._oldest_at(now_ms)
+        if oldest == self._next:
             return None
-        first, end = self._oldest % self.max_elements, self._next % self.max_elements
+        first, end = oldest % self.max_elements, self._next % self.max_elements
         if first < end:
             live: Ranges = ((first, end),)
         elif end == 0:

@@ -1,20 +1,20 @@
 """Scoring, the same everywhere: a trace by `PartitionScorer`, a source record by `Evaluation`.
 
-`PartitionScorer` has the state of one partition. The stream, `kp-worker score` and the Python API all call its
-`decide`, once for each valid trace, in offset order, and never for a dead letter.
+`PartitionScorer` has the state of one partition. The stream, `kp-worker score` and the Python API all call its `weigh`
+and `keep`, once for each valid trace, in offset order, and never for a dead letter.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy.typing as npt
 
 from worker.core.changelog import SourceEpoch, encode, slot_key
 from worker.core.dead_letters import dead_letter, evaluation_failed
 from worker.core.documents import scored_record
-from worker.core.novelty import CACHED_ID_LENGTH, Neighbour, Vector, VectorCache, unit
+from worker.core.novelty import CACHED_ID_LENGTH, Vector, VectorCache, unit
 from worker.core.records import (
     RECORD_OVERHEAD,
     Clean,
@@ -47,7 +47,6 @@ from worker.core.verdicts import (
     unsigned_verdict,
 )
 
-Built = TypeVar("Built")
 Clock = Callable[[], float]  # seconds
 Moments = tuple[float, float, float]  # when it was begun, compared and scored, by the caller's clock
 
@@ -94,55 +93,26 @@ class PartitionScorer:
         `vector`: shape (dimensions,), any length, or None without an embedder. Raises ValueError for a wrong dimension
         or values that are not finite; the state is then unchanged.
         """
-        return self.decide(trace, vector, event_time_ms, lambda scored: None)[0]
+        scored, _ = self.weigh(trace, vector, event_time_ms)
+        self.keep(scored)
+        return scored
 
-    def decide(
-        self,
-        trace: ReasoningTrace,
-        vector: npt.ArrayLike | None,
-        event_time_ms: int,
-        build: Callable[[ScoredTrace], Built],
-        clock: Clock = lambda: 0.0,
-    ) -> tuple[ScoredTrace, Built, Moments]:
-        """Do `score`, `build` what is published of it before the vector enters the cache, and return both and when.
-
-        The steps are undone as one if any of them raises, so their order matters:
-         1. advance stream time, and find the nearest live entry;
-         2. score and decide;
-         3. build;
-         4. add the vector to the cache: nothing can fail after it.
-        """
+    def weigh(
+        self, trace: ReasoningTrace, vector: npt.ArrayLike | None, event_time_ms: int, clock: Clock = lambda: 0.0
+    ) -> tuple[ScoredTrace, Moments]:
+        """Score as `score` does, and say when; nothing changes before `keep`."""
         query = None if vector is None else unit(vector, self.cache.dimensions)
-        before = self.cache.mark()
         begun = clock()
-        try:
-            now = self.cache.advance(self._next_stream_time(event_time_ms))
-            nearest = None if query is None else self.cache.nearest_unit(query)  # 1
-            compared = clock()
-            scored = self._weigh(trace, query, nearest, now)  # 2
-            done = clock()
-            built = build(scored)  # 3
-            if query is not None:
-                self.cache.add_unit(query, now, cached_id(trace))  # 4
-        except BaseException:
-            self.cache.back_to(before)
-            raise
-        return scored, built, (begun, compared, done)
-
-    def _next_stream_time(self, event_time_ms: int) -> int:
-        time, step = self.stream_time_ms, self._max_step_ms
-        if time is None or step is None:  # the first trace: no earlier time to limit the step from
-            return event_time_ms
-        return min(event_time_ms, time + step)
-
-    def _weigh(self, trace: ReasoningTrace, query: Vector | None, nearest: Neighbour | None, now: int) -> ScoredTrace:
+        now = self._next_stream_time(event_time_ms)
+        nearest = None if query is None else self.cache.nearest_unit(query, now)
+        compared = clock()
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
         confidence = self._confidence(trace) if self._by_record else None
         result = score_trace(trace, novelty, self._profiles, None if confidence is None else confidence.used)
         threshold = self._profiles[result.profile].threshold
         if threshold is None:
             threshold = self._threshold
-        return ScoredTrace(
+        scored = ScoredTrace(
             result.score,
             result.components,
             result.profile,
@@ -158,6 +128,20 @@ class PartitionScorer:
             vector=query,
             confidence=confidence,
         )
+        return scored, (begun, compared, clock())
+
+    def keep(self, scored: ScoredTrace) -> None:
+        """Advance stream time, and add the vector of the trace weighed last. Nothing here may fail."""
+        if scored.vector is None:
+            self.cache.advance(scored.stream_time_ms)
+        else:
+            self.cache.add_unit(scored.vector, scored.stream_time_ms, scored.trace_id[:CACHED_ID_LENGTH])
+
+    def _next_stream_time(self, event_time_ms: int) -> int:
+        time, step = self.stream_time_ms, self._max_step_ms
+        if time is None:  # the first trace: no earlier time to limit the step from
+            return event_time_ms
+        return max(time, event_time_ms if step is None else min(event_time_ms, time + step))
 
     def judge(
         self, trace_id: str, agent_id: str, task_domain: str, success: bool | float, *,
@@ -302,9 +286,9 @@ class Evaluation:
             if isinstance(parsed, Verdict):
                 return self._judge(record, parsed)
             event_time = event_time_ms(parsed, record.timestamp_ms, self._config.event_time)
-            scored, (output, rows), moments = self._scorer.decide(
-                parsed, vector, event_time, lambda scored: self._published(record, parsed, scored, text_hash), clock
-            )
+            scored, moments = self._scorer.weigh(parsed, vector, event_time, clock)
+            output, rows = self._published(record, parsed, scored, text_hash)
+            self._scorer.keep(scored)  # last: nothing can fail after it
         except Exception as error:
             raise evaluation_failed(error) from error
         return Decision(record, scored, output, rows, moments)
@@ -314,7 +298,7 @@ class Evaluation:
         weighed = track.weigh(verdict, issued_ms(verdict, record.timestamp_ms), record.offset)
         ruling = Ruling(verdict, weighed.record is not None, weighed.standing.used)
         output = judged_record(record, ruling)
-        track.keep(weighed)  # last: nothing can fail after it
+        track.keep(weighed)  # last, as above
         return Decision(record, ruling, output, weighed.changes)
 
     def _published(

@@ -49,8 +49,9 @@ def test_same_stream_as_the_reference(case: dict[str, Any]) -> None:
     scorer = PartitionScorer(case["max_elements"], case["ttl_ms"], case["dimensions"])
     for item in case["items"]:
         trace = parse_trace(json.dumps(item["trace"]))
-        scored, before, _ = scorer.decide(trace, dense(case, item), item["t"], lambda _: len(scorer.cache))
-        assert before == item["cache_before"]
+        scorer.cache.advance(item["t"])
+        assert len(scorer.cache) == item["cache_before"]
+        scored = scorer.score(trace, dense(case, item), item["t"])
         assert scored.components.novelty == pytest.approx(item["novelty"], abs=CLOSE)
         assert scored.score == pytest.approx(min(1.0, max(0.0, item["score"])), abs=CLOSE)
         assert (scored.nearest is None) == (item["cache_before"] == 0)

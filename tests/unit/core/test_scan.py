@@ -262,8 +262,7 @@ def replay(rng: np.random.Generator, cache: VectorCache, rows: Rows) -> list[tup
     log: list[tuple[int, int, str, Vector]] = []
     for number, row in enumerate(rows):
         now = number * 10
-        cache.advance(now)
-        found.append((len(cache), cache.nearest_unit(row)))
+        found.append((len(cache), cache.nearest_unit(row, now)))
         log.append((cache.add_unit(row, now, str(number)), now, str(number), row))
         if rng.random() < 0.01:
             cache.restore(log[-cache.max_elements :], now)

@@ -301,25 +301,21 @@ def test_a_threshold_out_of_range_is_refused(threshold: float) -> None:
         PartitionScorer(threshold=threshold)
 
 
-def test_a_decision_whose_output_cannot_be_built_leaves_no_trace() -> None:
-    """Each trace is tried with a `build` that fails first: time, expired entries and sequence numbers go back."""
+def test_weighing_a_trace_changes_nothing() -> None:
+    """Each trace is weighed at a later time first, at which earlier entries have expired."""
     one, two = PartitionScorer(3, 1000, 4), PartitionScorer(3, 1000, 4)
     for number in range(10):
         trace, vector = make_trace(f"kp:trace:{number}"), text_vector(str(number % 4), 4)
         time_ms = T0 + 300 * number
-        stand = two.stream_time_ms, len(two.cache), two.cache.expired, two.cache.next_sequence
-        with pytest.raises(ZeroDivisionError):
-            two.decide(trace, vector, time_ms + 700, lambda _: 1 / 0)
-        assert (two.stream_time_ms, len(two.cache), two.cache.expired, two.cache.next_sequence) == stand
-        scored = one.score(trace, vector, time_ms)
-        again, built, (begun, compared, done) = two.decide(
-            trace, vector, time_ms, lambda scored: scored.sequence, iter(range(3)).__next__
-        )
-        assert (begun, compared, done) == (0, 1, 2)
-        assert again.score == scored.score
-        assert again.nearest == scored.nearest
-        assert again.sequence == scored.sequence == built == number
-        assert np.array_equal(again.vector, scored.vector)  # type: ignore[arg-type]
+        before = two.stream_time_ms, len(two.cache), two.cache.expired, two.cache.next_sequence
+        two.weigh(trace, vector, time_ms + 700)
+        assert (two.stream_time_ms, len(two.cache), two.cache.expired, two.cache.next_sequence) == before
+        scored, moments = two.weigh(trace, vector, time_ms, iter(range(3)).__next__)
+        two.keep(scored)
+        assert moments == (0, 1, 2)
+        expected = one.score(trace, vector, time_ms)
+        assert (scored.score, scored.nearest, scored.sequence) == (expected.score, expected.nearest, number)
+        assert np.array_equal(scored.vector, expected.vector)  # type: ignore[arg-type]
 
 
 def test_the_cache_keeps_the_beginning_of_a_long_id() -> None:
