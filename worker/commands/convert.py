@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from io import BufferedReader, RawIOBase
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
@@ -29,9 +28,17 @@ from worker.commands.shared.console import (
     require_extra,
     say,
 )
-from worker.commands.shared.json_lines import begins_list, line_limit, read_lines, too_long
+from worker.commands.shared.json_lines import Line, begins_list, line_limit, read_lines, too_long
 from worker.commands.shared.options import read_settings, settings_options
-from worker.commands.shared.run_traces import Group, Options, group_name, parse_options, trace_of_request, traces_of
+from worker.commands.shared.run_traces import (
+    Group,
+    Options,
+    group_name,
+    option_name,
+    parse_options,
+    trace_of_request,
+    traces_of,
+)
 from worker.commands.shared.session_files import session_files_below
 from worker.core.terminal import number_of
 from worker.runs.fields import Counts, RunRefused, fault, parse_json
@@ -44,9 +51,6 @@ if TYPE_CHECKING:
     from worker.runs.otlp.spans import LogEvent, Span
 
 FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp", *SESSIONS)
-
-_Line = tuple[int | None, bytes, str | None]
-"""A run's or record's number from 1 (None: the file is one run), its bytes, and why they cannot be read, if so."""
 
 
 class _Convert(Command):
@@ -125,15 +129,15 @@ def convert(
     if form != "auto" and (lacking := _lacking(form, values)):
         raise click.UsageError(f"Missing: {', '.join(lacking)}.")
     if form in ("atif", *SESSIONS) and any(fields.values()):
-        first = next(name.replace("_", "-") for name, path in fields.items() if path is not None)
-        raise click.UsageError(f"--{first} requires --from chat, or another form of messages")
+        first = next(option_name(name) for name, path in fields.items() if path is not None)
+        raise click.UsageError(f"{first} requires --from chat, or another form of messages")
     if form == "otlp":
         others = fields | {"keep": keep, "error_prefix": error_prefixes, "max_content": max_content}
         names = ("created_at", "agent_id", "framework", "objective", "result_summary", *others)  # the spans have these
-        if given := [f"--{name.replace('_', '-')}" for name in names if (values | others)[name]]:
+        if given := [option_name(name) for name in names if (values | others)[name]]:
             raise click.UsageError(f"{', '.join(given)}: spans have no place for it; leave it out with --from otlp")
     try:
-        options = parse_options(values, keep, fields, form, error_prefixes, max_content, settings.limits)
+        options = parse_options(values, keep, form, max_content, settings.limits, error_prefixes, fields)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     output, reports = sys.stdout.buffer, []
@@ -148,7 +152,7 @@ def convert(
                 except click.UsageError as error:
                     if len(paths) == 1:
                         raise
-                    of_file.refuse(None, RunRefused("missing_option", error.message))
+                    of_file.lose(of_file.refused, 0, RunRefused("missing_option", error.message))
             of_file.bad.say_rest(f"--report FILE.json lists the first {MAX_EXAMPLES}")
             say("\n".join(of_file.lines()))
         output.flush()
@@ -197,41 +201,41 @@ class _Conversion:
         if options.form == "otlp" or (options.form == "auto" and _begins_as_otlp(source)):
             self._convert_spans(source)
             return
-        runs = _runs(source, report.file, options.limits.max_bytes)
-        is_trace = False
+        lines, first = _lines(source, report.file, options.limits.max_bytes), None
+        form = SESSIONS.get(options.form)
         if options.form == "auto" and not (options.messages or options.append or options.group_by):
-            begin, form, is_trace = _begin(runs)
-            runs = chain(begin, runs)
-        else:
-            form = SESSIONS.get(options.form)
+            begin, first = _begin(lines)
+            lines, form = chain(begin, lines), format_of(first)
         if form is not None:
-            self._convert_session(runs, form)
+            for request in self._requests(lines, form):
+                if request.key in self.seen:
+                    report.drop(Counter(["requests that were read before"]))
+                    continue
+                self.seen.add(request.key)
+                with self._reporting(request.first):
+                    self._write(*trace_of_request(request, options))
             return
-        if "success" not in options.fields and not is_trace:
+        if "success" not in options.fields and not _is_trace(first):
             lacking = ", ".join(_lacking("auto", options.fields))
             raise click.UsageError(f"Missing: {lacking}. {report.file} is neither OTLP nor a session.")
         groups: dict[str, Group] = {}
-        for line, raw, problem in runs:
-            try:
-                if problem is not None:
-                    raise RunRefused("too_large", problem)
-                run = _parsed(raw)
+        for line in lines:
+            with self._reporting(line.number):
+                run = _parsed(line)
                 if options.group_by is None:
-                    for trace, counts in self._traces(run):
+                    for trace, counts in traces_of(run, options):
                         self._write(trace, counts)
-                    continue
-                name = group_name(run, options.group_by)
-                group = groups.get(name) or Group(options)
-                with _faults():
-                    group.add(run, line)
-                groups[name] = group
-            except RunRefused as error:
-                report.refuse(line, error)
-                if line == 1 and begins_list(raw):
-                    say("each line must hold one run: jq -c '.[]' writes an array of runs as one run on each line")
-                    return
+                else:
+                    name = group_name(run, options.group_by)
+                    group = groups.get(name) or Group(options)
+                    group.add(run, line.number)
+                    groups[name] = group
+            if line.number == 1 and report.refused and begins_list(line.data):
+                say("each line must hold one run: jq -c '.[]' writes an array of runs as one run on each line")
+                return
         for group in groups.values():
-            self._write_run(group.trace, group.line)
+            with self._reporting(group.line):
+                self._write(*group.trace())
 
     def _convert_spans(self, source: BufferedReader) -> None:
         """Convert a file of the Collector's file exporter. It is read first: a run's spans may be anywhere in it."""
@@ -243,25 +247,19 @@ class _Conversion:
         report, limits = self.report, self.options.limits
         spans: dict[str, list[Span]] = defaultdict(list)
         logs: dict[str, list[LogEvent]] = defaultdict(list)
-        for line, value, problem in _records(source, limits.max_bytes):
-            try:
-                if problem is not None:
-                    raise RunRefused("too_large", problem)
-                read = decoded(value)
-            except (RunRefused, InvalidSpans) as error:
-                report.refuse(line, RunRefused(error.reason, str(error)))
-                continue
-            except Exception as error:
-                report.refuse(line, fault(error))
-                continue
-            if (bad := read.refused) is not None:
-                report.refused[bad.error.reason] += 1
-                left_out = f"{bad.error}; {number_of(bad.count, 'span is', 'spans are')} left out"
-                report.add_example(line, bad.error.reason, left_out)
-            for span in read.spans:
-                spans[span.trace_id].append(span)
-            for log in read.logs:
-                logs[log.trace_id].append(log)
+        for line in _otlp_records(source, limits.max_bytes):
+            with self._reporting(line.number):
+                try:
+                    record = decoded(_readable(line))
+                except InvalidSpans as error:
+                    raise RunRefused(error.reason, str(error)) from None
+                for span in record.spans:
+                    spans[span.trace_id].append(span)
+                for log in record.logs:
+                    logs[log.trace_id].append(log)
+                if (bad := record.refused) is not None:
+                    left_out = number_of(bad.count, "span is", "spans are")
+                    raise RunRefused(bad.error.reason, f"{bad.error}; {left_out} left out")
         given = {
             name: Rule(value.constant, value.check, ".".join(value.path or ()))
             for name, value in self.options.fields.items()
@@ -270,60 +268,48 @@ class _Conversion:
             given["confidence"], given["domain"], given["visibility"], given["privacy"], given.get("success"), limits
         )
         for trace_id, of_trace in spans.items():
-            try:
-                runs = assembled(of_trace, logs.get(trace_id, []), rules)
-            except Exception as error:
-                report.refuse(None, fault(error), f"trace {trace_id}")
-                continue
-            for run in runs:
-                if run.missing == "not_a_run":
-                    report.counts.drop("traces without a span of a model, a tool or an agent")
-                elif run.value is None or run.document is None:
-                    report.refuse(None, RunRefused(run.missing or "", _why(run)), f"trace {trace_id}")
-                else:
-                    counts = Counts(Counter(step["type"] for step in run.document["steps"]))
-                    counts.change("messages cut off by OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", CUT_OFF in run.hints)
-                    counts.change("characters of long texts, cut to fit KP_MAX_MESSAGE_BYTES", run.cut)
-                    self._write(run.value, counts)
+            place = f"trace {trace_id}"
+            with self._reporting(0, place):
+                for run in assembled(of_trace, logs.get(trace_id, []), rules):
+                    if run.missing == "not_a_run":
+                        report.drop(Counter(["traces without a span of a model, a tool or an agent"]))
+                    elif run.value is None or run.document is None:
+                        report.lose(report.refused, 0, RunRefused(run.missing or "", _why(run)), place)
+                    else:
+                        counts = Counts(Counter(step["type"] for step in run.document["steps"]))
+                        cut_off = "messages cut off by OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT"
+                        counts.change(cut_off, CUT_OFF in run.hints)
+                        counts.change("characters of long texts, cut to fit KP_MAX_MESSAGE_BYTES", run.cut)
+                        self._write(run.value, counts)
 
-    def _convert_session(self, runs: Iterable[_Line], form: Format) -> None:
-        session = AgentSession(form)
-        for line, raw, problem in runs:
-            values, error = ([], RunRefused("too_large", problem)) if problem is not None else line_values(raw)
+    def _requests(self, lines: Iterable[Line], form: Format) -> Iterator[Request]:
+        """Yield the requests of a session as they close, and report what cannot be read."""
+        session, report = AgentSession(form), self.report
+        for line in lines:
+            values, error = ([], _too_large(line)) if line.problem else line_values(line.data)
             for value in values:
                 inner = form.lines(value) if isinstance(value, dict) else None
-                for at, each in enumerate([value] if inner is None else inner):
+                for at, entry in enumerate([value] if inner is None else inner):
                     try:
-                        self._write_requests(session.add(each, (line or 0) if inner is None else at))
+                        yield from session.add(entry, line.number if inner is None else at)
                     except RunRefused as refused:
-                        self.report.skip_line(line, refused, "" if inner is None else f"entry {at}")
+                        report.lose(report.unread, line.number, refused, "" if inner is None else f"entry {at}")
             if error is not None:
-                session.skip(line or 0)
-                self.report.skip_line(line, error)
-        self._write_requests(session.close())
-        self.report.add_lost(session.counts)
+                session.skip(line.number)
+                report.lose(report.unread, line.number, error)
+        yield from session.close()
+        report.drop(session.counts.dropped)
 
-    def _write_requests(self, closed: Iterable[Request]) -> None:
-        for request in closed:
-            if request.key in self.seen:
-                self.report.add_lost(Counts(dropped=Counter(["requests that were read before"])))
-                continue
-            self.seen.add(request.key)
-            self._write_run(partial(trace_of_request, request, self.options), request.first)
-
-    def _write_run(self, convert: Callable[[], tuple[bytes, Counts]], line: int | None) -> None:
-        """Write the trace of a run, or report why there is none."""
+    @contextmanager
+    def _reporting(self, line: int, place: str = "") -> Iterator[None]:
+        """Report a run that the code inside cannot convert, whatever is wrong, but raise the errors of files."""
         try:
-            with _faults():
-                trace, counts = convert()
-        except RunRefused as error:
-            self.report.refuse(line, error)
-        else:
-            self._write(trace, counts)
-
-    def _traces(self, run: Any) -> Iterator[tuple[bytes, Counts]]:
-        with _faults():
-            yield from traces_of(run, self.options)
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            refused = error if isinstance(error, RunRefused) else fault(error)
+            self.report.lose(self.report.refused, line, refused, place)
 
     def _write(self, trace: bytes, counts: Counts) -> None:
         self.report.add_written(counts)
@@ -331,36 +317,32 @@ class _Conversion:
         sys.stdout.buffer.flush()  # the next command in a pipe gets each trace at once
 
 
-def _begin(runs: Iterator[_Line]) -> tuple[list[_Line], Format | None, bool]:
-    """Return the lines up to the first JSON value, the format of the session that it begins, and if it is a trace."""
-    lines: list[_Line] = []
-    for each in runs:
-        lines.append(each)
-        try:
-            value = parse_json(each[1])
-            return lines, format_of(value), _is_trace(value)
-        except ValueError:
-            if len(lines) == 20:  # it may be a pipe
-                break
-    return lines, None, False
+def _begin(lines: Iterator[Line]) -> tuple[list[Line], Any]:
+    """Return the lines up to the first JSON value, and this; None if there is none in 20 lines (it may be a pipe)."""
+    begin: list[Line] = []
+    for line in islice(lines, 20):
+        begin.append(line)
+        with suppress(ValueError):
+            return begin, parse_json(line.data)
+    return begin, None
 
 
 def _is_trace(value: Any) -> bool:
     return isinstance(value, dict) and value.get("@type") == "ReasoningTrace"
 
 
-@contextmanager
-def _faults() -> Iterator[None]:
-    """Turn any error of the code inside into RunRefused."""
-    try:
-        yield
-    except RunRefused:
-        raise
-    except Exception as error:
-        raise fault(error) from error
+def _too_large(line: Line) -> RunRefused:
+    return RunRefused("too_large", line.problem or "")
 
 
-def _parsed(raw: bytes) -> Any:
+def _readable(line: Line) -> bytes:
+    if line.problem is not None:
+        raise _too_large(line)
+    return line.data
+
+
+def _parsed(line: Line) -> Any:
+    raw = _readable(line)
     try:
         value = parse_json(raw)
     except ValueError as error:
@@ -379,35 +361,34 @@ def _begins_as_otlp(source: BufferedReader) -> bool:
     return head[:1] in (b"\x00", b"\x0a") and text != b""
 
 
-def _runs(source: BinaryIO, file: str, largest_trace: int) -> Iterator[_Line]:
-    """Yield the runs: one on each line, or the whole file if its name ends with .json."""
+def _lines(source: BinaryIO, file: str, largest_trace: int) -> Iterator[Line]:
+    """Yield the lines that are not blank; the whole file, as line 0, if its name ends with .json."""
     if file.endswith(".json"):
         most = line_limit(largest_trace)
         raw = source.read(most + 1)
-        yield None, raw, too_long(most) if len(raw) > most else None
+        yield Line(0, raw, len(raw), too_long(most) if len(raw) > most else None)
         return
-    for line in read_lines(source, largest_trace):
-        if line.problem is not None or line.data.strip():
-            yield line.number, line.data, line.problem
+    yield from (line for line in read_lines(source, largest_trace) if line.problem is not None or line.data.strip())
 
 
-def _records(source: BufferedReader, largest_trace: int) -> Iterator[_Line]:
+def _otlp_records(source: BufferedReader, largest_trace: int) -> Iterator[Line]:
     """Yield OTLP records: JSON lines, one protobuf message, or several, each behind its length in 4 bytes."""
     head, most = source.peek(1), line_limit(largest_trace)
     if head[:1] != b"\x00":
         if head[:1] == b"\x0a" and head.lstrip()[:1] not in (b"{", b""):
-            yield 1, source.read(most), None
+            raw = source.read(most)
+            yield Line(1, raw, len(raw))
         else:
-            yield from _runs(source, "", largest_trace)
+            yield from _lines(source, "", largest_trace)
         return
     number = 0
     while prefix := source.read(4):
         number += 1
         size = int.from_bytes(prefix, "big")
         if size > most:
-            yield number, b"", too_long(most)
+            yield Line(number, b"", size, too_long(most))
             return
-        yield number, source.read(size), None
+        yield Line(number, source.read(size), size)
 
 
 def _why(run: Assembled) -> str:
@@ -432,49 +413,39 @@ class FileReport:
     """The counts of one file; the first runs and lines that it loses are named on standard error."""
 
     file: str
-    read: int = 0
     written: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    unread: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # runs
+    unread: Counter[str] = field(default_factory=Counter)  # lines of a session; their runs are converted without them
     counts: Counts = field(default_factory=Counts)
     examples: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.bad = BadLines(self.file)
 
+    @property
+    def read(self) -> int:
+        """Return the number of runs."""
+        return self.written + self.refused.total()
+
     def add_written(self, run: Counts) -> None:
         """Count a run that was written, and what became of its parts."""
-        self.read += 1
         self.written += 1
         self.counts.steps.update(run.steps)
-        _add_bounded(self.counts.dropped, run.dropped)
+        self.drop(run.dropped)
         _add_bounded(self.counts.changed, run.changed)
 
-    def add_lost(self, counts: Counts) -> None:
-        """Count parts that have no place in any run."""
-        _add_bounded(self.counts.dropped, counts.dropped)
+    def drop(self, parts: Counter[str]) -> None:
+        """Count parts that have no place in a trace."""
+        _add_bounded(self.counts.dropped, parts)
 
-    def skip_line(self, line: int | None, error: RunRefused, entry: str = "") -> None:
-        """Count and name an unreadable line of a session; its run is converted without it."""
-        self.unread[error.reason] += 1
-        self.add_example(line, error.reason, str(error))
-        self._name(line, entry, error)
-
-    def refuse(self, line: int | None, error: RunRefused, trace: str = "") -> None:
-        """Count and name a run that is not written. `line`: from 1; None: the file is one run. `trace`: of OTLP."""
-        self.read += 1
-        self.refused[error.reason] += 1
-        self.add_example(line, error.reason, f"{trace}: {error}" if trace else str(error))
-        self._name(line, trace, error)
-
-    def add_example(self, line: int | None, reason: str, message: str) -> None:
-        """List what was lost, if there is room."""
-        if len(self.examples) < MAX_EXAMPLES:
-            self.examples.append({"line": line, "reason": reason, "message": message})
-
-    def _name(self, line: int | None, place: str, error: RunRefused) -> None:
-        where = ("" if line is None else f"{line}:") + (f" {place}:" if place else "")
+    def lose(self, losses: Counter[str], line: int, error: RunRefused, place: str = "") -> None:
+        """Count and name a loss, in `refused` or `unread`. `line`: 0 if unknown; `place`: in the line, or the trace."""
+        losses[error.reason] += 1
+        where = (f"{line}:" if line else "") + (f" {place}:" if place else "")
         self.bad.name(f"{where} {error.reason}: {error}")
+        if len(self.examples) < MAX_EXAMPLES:
+            message = f"{place}: {error}" if place else str(error)
+            self.examples.append({"line": line or None, "reason": error.reason, "message": message})
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as JSON data; counts in descending order."""

@@ -104,7 +104,7 @@ def publish(
         from worker.commands.shared.run_traces import parse_options
 
         try:
-            options = parse_options(values, keep, {}, form or "", (), max_content, settings.limits)
+            options = parse_options(values, keep, form or "", max_content, settings.limits)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         run_follow(

@@ -46,11 +46,14 @@ class RunField:
     constant: Any = None  # the same for every run
     path: FieldPath | None = None  # or a field of each run
 
-    def value(self, run: Any) -> Any:
-        """Return the value for a run. Raises RunRefused if the run lacks the field, or has a wrong value in it."""
+    def value(self, run: Any, above: Any = None) -> Any:
+        """Return the value for a run; `above`: the parent run, whose field counts if this one lacks it.
+
+        Raises RunRefused if there is no such field, or a wrong value in it.
+        """
         if self.path is None:
             return self.constant
-        entry = find_field(run, self.path)
+        entry = find_field(run, self.path) or find_field(above, self.path)
         if entry is None or entry[1] is None:
             name = ".".join(self.path)
             raise RunRefused("missing_value", f"the run has no field {name}, which {self.option} names")
@@ -70,12 +73,16 @@ class Options:
     created_at, objective, result_summary."""
     keep: Mapping[str, RunField]
     form: str  # "auto", or the form of every run
-    messages: FieldPath | None  # path of a run's messages
-    append: FieldPath | None  # path of a response
-    group_by: FieldPath | None  # path of a conversation's name
-    error_prefixes: tuple[str, ...]
     max_content: int | None
     limits: Limits
+    error_prefixes: tuple[str, ...] = ()
+    messages: FieldPath | None = None  # path of a run's messages
+    append: FieldPath | None = None  # path of a response
+    group_by: FieldPath | None = None  # path of a conversation's name
+
+    def form_of(self, run: Any) -> str:
+        """Return the form of a run. Raises RunRefused if it has none."""
+        return form_of(run, self.messages, self.append) if self.form == "auto" else self.form
 
 
 CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -93,28 +100,23 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def parse_options(
-    values: Mapping[str, str | None],
-    keep: Iterable[str],
-    paths: Mapping[str, str | None],
-    form: str,
-    error_prefixes: tuple[str, ...],
-    max_content: int | None,
-    limits: Limits,
-) -> Options:
+    values: Mapping[str, str | None], keep: Iterable[str], form: str, max_content: int | None, limits: Limits,
+    error_prefixes: tuple[str, ...] = (), paths: Mapping[str, str | None] | None = None,
+) -> Options:  # fmt: skip
     """Parse the options. Raises ValueError, with the option's name.
 
     `values` has the names of CHECKS, `paths` has messages, append and group_by.
     """
-    fields = {name: _field(_option(name), text, CHECKS[name]) for name, text in values.items() if text is not None}
+    fields = {name: _field(option_name(name), text, CHECKS[name]) for name, text in values.items() if text is not None}
     kept = dict(map(_kept, keep))
-    parsed = {name: None if text is None else _path(_option(name), text) for name, text in paths.items()}
+    parsed = {name: _path(option_name(name), text) for name, text in (paths or {}).items() if text is not None}
     if "" in error_prefixes:
         raise ValueError("--error-prefix must not be empty: every result begins with an empty text")
-    return Options(fields, kept, form, parsed.get("messages"), parsed.get("append"), parsed.get("group_by"),
-                   error_prefixes, max_content, limits)  # fmt: skip
+    return Options(fields, kept, form, max_content, limits, error_prefixes, **parsed)
 
 
-def _option(name: str) -> str:
+def option_name(name: str) -> str:
+    """Return the option that sets a parameter."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -167,22 +169,22 @@ KEY_ROOM: Final = 1024
 
 def traces_of(run: Any, options: Options) -> Iterator[tuple[bytes, Counts]]:
     """Yield the trace of a run as JSON, and what became of its parts; then those of subagents. Raises RunRefused."""
-    form = options.form if options.form != "auto" else form_of(run, options.messages, options.append)
-    for each, above in agents(run) if form == "atif" else [(run, None)]:
-        transcript = _transcript(options, each)
+    form = options.form_of(run)
+    for agent, above in agents(run) if form == "atif" else [(run, None)]:
+        transcript = _transcript(options, agent)
         if form == "atif":
-            read_atif(each, transcript)
+            read_atif(agent, transcript)
         else:
-            messages, answer, used = messages_of(each, form, options.messages, options.append, transcript.counts)
+            messages, answer, used = messages_of(agent, form, options.messages, options.append, transcript.counts)
             transcript.used |= used
             for message in (*messages, *answer):
                 transcript.add(message)
         transcript.finish()
         if transcript.counts.dropped["role 'exit', which is not known"] and transcript.last_text is None:
             transcript.last_text = ""  # the agent's last word was the call that ended the run
-        document = _document_of(each, above, transcript, options, _canonical(each))
+        document = _document_of(agent, above, transcript, options, _canonical(agent))
         trace = _checked(_as_json(document), options.limits)
-        _count_unused(each, transcript.used, options, transcript.counts)
+        _count_unused(agent, transcript.used, options, transcript.counts)
         yield trace, transcript.counts
 
 
@@ -244,19 +246,18 @@ class Group:
 
     options: Options
     last: Any = None  # its last line, whose fields the trace gets
-    line: int | None = None  # number of that line
+    line: int = 0  # number of that line
     _counts: Counts = field(default_factory=Counts)
     _used: set[FieldPath] = field(default_factory=set)
     _conversation: Conversation = field(default_factory=Conversation)
     _digest: bytes = b""
 
-    def add(self, run: Any, line: int | None) -> None:
+    def add(self, run: Any, line: int) -> None:
         """Add a call. Raises RunRefused."""
-        options = self.options
-        form = options.form if options.form != "auto" else form_of(run, options.messages, options.append)
+        options, counts = self.options, Counts()
+        form = options.form_of(run)
         if form == "atif":
             raise RunRefused("not_a_run", "a trajectory is a whole run; leave out --group-by")
-        counts = Counts()
         inputs, outputs, used = messages_of(run, form, options.messages, options.append, counts)
         canonical = _canonical(run)
         self._counts.dropped.update(counts.dropped)
@@ -291,7 +292,7 @@ def _document_of(run: Any, above: Any, transcript: Transcript, options: Options,
 
     `above`: the parent run, which provides the values that this one lacks. `content`: the input of its id's hash.
     """
-    given = {name: _value(value, run, above) for name, value in options.fields.items()}
+    given = {name: value.value(run, above) for name, value in options.fields.items()}
     metadata = {
         "created_at": _required(given, "created_at", transcript.created_at, "no time"),
         "agent_id": given.get("agent_id", transcript.agent),
@@ -313,20 +314,14 @@ def _document_of(run: Any, above: Any, transcript: Transcript, options: Options,
             "result_summary": _required(given, "result_summary", transcript.last_text, "no text of the agent"),
             "confidence": given["confidence"],
         },
-        **{name: _value(value, run, above) for name, value in options.keep.items()},
+        **{name: value.value(run, above) for name, value in options.keep.items()},
     }
-
-
-def _value(value: RunField, run: Any, above: Any) -> Any:
-    if above is not None and value.path is not None and find_field(run, value.path) is None:
-        return value.value(above)
-    return value.value(run)
 
 
 def _required(given: Mapping[str, Any], name: str, logged: str | None, missing: str) -> Any:
     value = given.get(name, logged)
     if value is None:
-        raise RunRefused("missing_value", f"the run has {missing}: give --{name.replace('_', '-')}")
+        raise RunRefused("missing_value", f"the run has {missing}: give {option_name(name)}")
     return value
 
 
