@@ -5,6 +5,7 @@ From top to bottom: reading and merging; the sources; errors in words, which say
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -41,10 +42,8 @@ class Loaded:
 
     def origin(self, path: KeyPath) -> str:
         """Return what gives the value of a key: KP_THRESHOLD, --set threshold, the path of the file, or default."""
-        for source in self.sources:
-            if source.gives(path):
-                return source.label if source.kind == "file" else source.written(path)
-        return "default"
+        source = giver(path, self.sources)
+        return "default" if source is None else source.label or source.written(path)
 
     def given(self) -> dict[str, str]:
         """Return the settings that some source gives, and which one: {"group_id": "KP_GROUP_ID"}."""
@@ -70,9 +69,9 @@ def read(
         sources: tuple[Source, ...] = (Source("call", given), Source("option", options or {}), environment())
         if named:
             sources += (config_file(Path(named)),)
-        values = merged(sources)
+        values = merged(*(source.values for source in sources))
         if not checked:
-            written = {name: value for name, value in values.items() if name in FIELDS}
+            written = {name: values[name] for name in values.keys() & FIELDS}
             return Loaded(Settings.model_construct(**written), sources, (), checked=False)
         problems = [line for source in sources for line in _odd_keys(source)]
         settings = None
@@ -91,10 +90,10 @@ def read(
 def _hidden_problems(sources: tuple[Source, ...], known: list[str]) -> list[str]:
     """Return the errors in values of the file that another source hides: they would surprise the user later."""
     *others, file = sources
-    if file.kind != "file" or not any(source.values for source in others):
+    if file.kind != "file":
         return []
     try:
-        Settings.model_validate(merged((file, *others)))
+        Settings.model_validate(merged(file.values, *(source.values for source in others)))
     except ValidationError as error:
         return [line for line in explain(error, (file,)) if line.startswith(file.label) and line not in known]
     return []
@@ -191,18 +190,23 @@ class Source:
             return OPTIONS.get(path[0]) or f"--set {dotted(path)}"
         return PREFIX + path[0].upper()
 
-    def get(self, path: KeyPath, default: Any = None) -> Any:
-        """Return the value at the path, or the default."""
+    def get(self, path: KeyPath) -> Any:
+        """Return the value at the path. Raises KeyError where this source gives none."""
         value: Any = self.values
         for key in path:
-            if not isinstance(value, Mapping) or key not in value:
-                return default
+            if not isinstance(value, Mapping):
+                raise KeyError(key)
             value = value[key]
         return value
 
-    def gives(self, path: KeyPath) -> bool:
-        """Whether this source gives a value at the path."""
-        return self.get(path, missing := object()) is not missing
+
+def giver(path: KeyPath, sources: Iterable[Source]) -> Source | None:
+    """Return the first source that gives a value at the path."""
+    for source in sources:
+        with contextlib.suppress(KeyError):
+            source.get(path)
+            return source
+    return None
 
 
 def environment() -> Source:
@@ -284,20 +288,14 @@ def _keys(name: str) -> KeyPath | None:
     return tuple(keys)
 
 
-def merged(sources: Iterable[Source]) -> dict[str, Any]:
-    """Return the values of all sources, the first one winning; tables are merged key by key."""
-    result: dict[str, Any] = {}
-    for source in sources:
-        _fill(result, source.values)
+def merged(first: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of all tables, the first one winning; tables within them are merged key by key."""
+    result = dict(first)
+    for key, value in (item for other in others for item in other.items()):
+        given = result.setdefault(key, value)
+        if isinstance(given, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(given, value)
     return result
-
-
-def _fill(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if key not in into:
-            into[key] = {} if isinstance(value, Mapping) else value
-        if isinstance(value, Mapping) and isinstance(into[key], dict):
-            _fill(into[key], value)
 
 
 def dotted(path: KeyPath) -> str:
@@ -342,28 +340,20 @@ def explain(error: ValidationError, sources: Sequence[Source]) -> Iterator[str]:
         if not path:
             yield f"settings conflict: {message}"
             continue
-        unknown = issue["type"] == "extra_forbidden"
-        if unknown:
+        hidden = not set(SECRETS).isdisjoint(path)
+        if issue["type"] == "extra_forbidden":
             message = f"it is not a key of a profile{_nearest(path[-1], ProfileSetting.model_fields)}"
+            # A setting below the tables of a file is taken for a key of the last one, whatever it is.
+            hidden |= isinstance(issue["input"], str)
         about = f" ({FIELDS[path[0]].description})" if len(path) == 1 else ""
-        before, value, after = _place(path, sources, issue.get("input"))
-        # A setting below the tables of a file is taken for a key of the last one, whatever it is.
-        hidden = not set(SECRETS).isdisjoint(path) or (unknown and isinstance(value, str))
-        yield f"{before}{NOT_SHOWN if hidden else _shown(value)} is wrong{after}: {message}{about}"
-
-
-def _place(path: KeyPath, sources: Sequence[Source], given: Any) -> tuple[str, Any, str]:
-    """Return the words before a value, the value, and the words behind it: (KP_PROFILES=, {...}, at code.threshold).
-
-    The source is the one that gives the value, or the table in which it is missing.
-    """
-    reached = (each for each in sources if each.gives(path) or (len(path) > 1 and each.gives(path[:-1])))
-    source = next(reached, Source("call", {}))
-    if source.kind == "file" or (source.kind == "option" and source.gives(path)):
-        return f"{source.written(path)}{' = ' if source.kind == 'file' else '='}", source.get(path, given), ""
-    # A variable holds a whole table, as JSON.
-    where = f" at {'.'.join(path[1:])}" if path[1:] else ""
-    return f"{source.written(path[:1])}=", source.values.get(path[0], given), where
+        source = giver(path, sources) or Source("call", {})  # one that these sources do not give
+        if source.kind in ("file", "option"):
+            written, value, where = source.written(path), source.get(path), ""
+        else:  # a variable holds a whole table, as JSON
+            written, value = source.written(path[:1]), source.values.get(path[0])
+            where = f" at {'.'.join(path[1:])}" if path[1:] else ""
+        equals = " = " if source.kind == "file" else "="
+        yield f"{written}{equals}{NOT_SHOWN if hidden else _shown(value)} is wrong{where}: {message}{about}"
 
 
 def _shown(value: object) -> str:

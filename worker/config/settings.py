@@ -3,6 +3,7 @@
 The sections are joined by inheritance, not nested: so variables, TOML keys and --set names are flat.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
@@ -268,6 +271,14 @@ class ModelSettings(BaseModel):
     embed_remembered: int = Field(
         1024, ge=0, le=1_000_000, description="recent embeddings kept for texts that the model reads alike"
     )
+
+    @field_validator("embed_in_flight", mode="wrap")
+    @classmethod
+    def _auto_or_number(cls, value: object, check: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return check(value)
+        except ValidationError:  # it has a line for each half of the type
+            raise ValueError("give auto, or a number from 1 to 64") from None
 
     @model_validator(mode="after")
     def _check_service(self) -> Self:
@@ -537,12 +548,7 @@ def describe(section: type[BaseModel] = Settings) -> list[tuple[str, str, str]]:
     for name in section.__annotations__ if section is not Settings else section.model_fields:
         info = section.model_fields[name]
         default = info.get_default(call_default_factory=True)
-        if default is None:
-            text = ""
-        elif isinstance(default, bool):
-            text = str(default).lower()
-        else:
-            text = "{}" if default == {} else f"{default:g}" if isinstance(default, float) else str(default)
+        text = default or "" if isinstance(default, str | None) else json.dumps(default).removesuffix(".0")
         rows.append((PREFIX + name.upper(), text, _allowed(info.annotation) + (info.description or "")))
     return rows
 

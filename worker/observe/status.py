@@ -23,7 +23,7 @@ from worker.config import Settings
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, OutputRecord, SourceRecord
 from worker.core.scorer import Decision
-from worker.core.scoring import FORMULAS, Components, ScoredTrace, Weights, accepts_too_few, arithmetic, near_miss
+from worker.core.scoring import FORMULAS, ScoredTrace, accepts_too_few, arithmetic, near_miss
 from worker.core.terminal import clean, clean_json_bytes
 from worker.core.trace import InvalidTrace
 from worker.observe.http_server import Page
@@ -48,58 +48,30 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text: Final = msgspec.json.Decoder(str)
 
 
-class TraceRow(NamedTuple):
-    """A committed trace. Ids are cut to CACHED_ID_LENGTH, and made safe when the row is shown: most never are."""
-
-    number: int  # of the worker's traces
-    committed_ms: int
-    partition: int
-    offset: int
-    id: str
-    decision: str
-    score: float
-    threshold: float
-    domain: str
-    profile: str
-    components: Components
-    weights: Weights
-    overrides: tuple[str, ...]
-    nearest: str | None
-    similarity: float | None
-    objective: str | None  # None unless texts may be shown
-    nearest_objective: str | None  # of the nearest trace, if it is one of the last KEPT_OBJECTIVES
-
-    def explained(self) -> dict[str, Any]:
-        """Return the row with the steps that lead to its score; components, weights and parts in the score's order."""
-        steps = arithmetic(self.components, self.weights, self.overrides)
-        return self._asdict() | {
-            "id": _shown(self.id, CACHED_ID_LENGTH),
-            "nearest": None if self.nearest is None else _shown(self.nearest, CACHED_ID_LENGTH),
-            "components": [getattr(self.components, name) for name in FORMULAS],
-            "weights": [getattr(self.weights, name) for name in FORMULAS],
-            "parts": list(steps.parts.values()),
-            "weighted_sum": steps.weighted_sum,
-            "overrides": steps.overrides,
-            "before_clamp": steps.before_clamp,
-        }
+Row = dict[str, Any]  # of the page's JSON; a trace's is completed by `_explained`, because most rows are never shown
 
 
-class DeadLetterRow(NamedTuple):
-    """A committed dead letter; `message` quotes the record, so it is None unless texts may be shown."""
-
-    committed_ms: int
-    partition: int
-    offset: int
-    reason: str
-    path: str
-    message: str | None
+def _explained(row: Row) -> Row:
+    """Return a trace's row with the steps that lead to its score; components, weights and parts in their order."""
+    components, weights = row["components"], row["weights"]
+    steps = arithmetic(components, weights, row["overrides"])
+    return row | {
+        "id": _shown(row["id"], CACHED_ID_LENGTH),
+        "nearest": None if row["nearest"] is None else _shown(row["nearest"], CACHED_ID_LENGTH),
+        "components": [getattr(components, name) for name in FORMULAS],
+        "weights": [getattr(weights, name) for name in FORMULAS],
+        "parts": list(steps.parts.values()),
+        "weighted_sum": steps.weighted_sum,
+        "overrides": steps.overrides,
+        "before_clamp": steps.before_clamp,
+    }
 
 
 @dataclass(slots=True)
 class _Domain:
     traces: int = 0
     profile: str = ""
-    rows: deque[TraceRow] = field(default_factory=lambda: deque(maxlen=KEPT_OF_DOMAIN))
+    rows: deque[Row] = field(default_factory=lambda: deque(maxlen=KEPT_OF_DOMAIN))
 
 
 class LastRows:
@@ -108,8 +80,8 @@ class LastRows:
     def __init__(self, settings: Settings) -> None:
         self._texts = settings.status_texts
         self._number = 0
-        self._traces: deque[TraceRow] = deque(maxlen=KEPT_TRACES)
-        self._dead_letters: deque[DeadLetterRow] = deque(maxlen=KEPT_DEAD_LETTERS)
+        self._traces: deque[Row] = deque(maxlen=KEPT_TRACES)
+        self._dead_letters: deque[Row] = deque(maxlen=KEPT_DEAD_LETTERS)
         self._domains: OrderedDict[str, _Domain] = OrderedDict()
         self._objectives: OrderedDict[str, str] = OrderedDict()
         profiles = tuple(settings.scoring_profiles())
@@ -118,37 +90,29 @@ class LastRows:
 
     def committed(self, decision: Decision) -> None:
         """Note what a commit published of one record, unless it was a verdict."""
-        record, result, output, *_ = decision
-        if isinstance(result, InvalidTrace):
+        record, scored, output, *_ = decision
+        if isinstance(scored, InvalidTrace):
             self._dead_letters.append(self._dead_letter(record, output))
-        if not isinstance(result, ScoredTrace):
+        if not isinstance(scored, ScoredTrace):
             return
-        row = self._trace(record, output, result)
+        row = self._trace(record, output, scored)
         self._traces.append(row)
-        if row.objective is not None:
-            self._objectives[row.id] = row.objective
-            self._objectives.move_to_end(row.id)
-            if len(self._objectives) > KEPT_OBJECTIVES:
-                self._objectives.popitem(last=False)
-        domain = self._domains.get(row.domain)
-        if domain is None:
-            domain = self._domains[row.domain] = _Domain()
-            if len(self._domains) > KEPT_DOMAINS:
-                self._domains.popitem(last=False)
-        else:
-            self._domains.move_to_end(row.domain)
+        if row["objective"] is not None:
+            _keep_last(self._objectives, row["id"], row["objective"], KEPT_OBJECTIVES)
+        domain = self._domains.get(row["domain"]) or _Domain()
+        _keep_last(self._domains, row["domain"], domain, KEPT_DOMAINS)
         domain.traces += 1
-        domain.profile = row.profile
+        domain.profile = scored.profile
         domain.rows.append(row)
 
-    def traces(self, domain: str | None = None) -> list[dict[str, Any]]:
+    def traces(self, domain: str | None = None) -> list[Row]:
         """Return the last traces, newest first: of all, or of one domain."""
         rows = self._traces if domain is None else self._domains.get(domain, _Domain()).rows
-        return [row.explained() for row in reversed(rows)]
+        return [_explained(row) for row in reversed(rows)]
 
-    def dead_letters(self) -> list[dict[str, Any]]:
+    def dead_letters(self) -> list[Row]:
         """Return the last dead letters, newest first."""
-        return [row._asdict() for row in reversed(self._dead_letters)]
+        return list(reversed(self._dead_letters))
 
     def domains(self) -> list[dict[str, Any]]:
         """Return the domains by name, with their traces, profile, and the profile that one without its own may mean."""
@@ -157,30 +121,30 @@ class LastRows:
             for name, domain in sorted(self._domains.items())
         ]
 
-    def _trace(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> TraceRow:
+    def _trace(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> Row:
         self._number += 1
         nearest = scored.nearest
         nearest_id = None if nearest is None else nearest.trace_id[:CACHED_ID_LENGTH]
         domain, objective = self._texts_of(record, output, scored)
-        return TraceRow(
-            self._number,
-            now_ms(),
-            record.partition,
-            record.offset,
-            scored.trace_id[:CACHED_ID_LENGTH],
-            output.kind,
-            scored.score,
-            scored.threshold,
-            domain,
-            scored.profile,
-            scored.components,
-            scored.weights,
-            scored.overrides,
-            nearest_id,
-            None if nearest is None else nearest.similarity,
-            objective,
-            None if nearest_id is None else self._objectives.get(nearest_id),
-        )
+        return {
+            "number": self._number,  # of the worker's traces
+            "committed_ms": now_ms(),
+            "partition": record.partition,
+            "offset": record.offset,
+            "id": scored.trace_id[:CACHED_ID_LENGTH],
+            "decision": output.kind,
+            "score": scored.score,
+            "threshold": scored.threshold,
+            "domain": domain,
+            "profile": scored.profile,
+            "components": scored.components,
+            "weights": scored.weights,
+            "overrides": scored.overrides,
+            "nearest": nearest_id,
+            "similarity": None if nearest is None else nearest.similarity,
+            "objective": objective,  # None unless texts may be shown
+            "nearest_objective": None if nearest_id is None else self._objectives.get(nearest_id),
+        }
 
     def _texts_of(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> tuple[str, str | None]:
         """Return the start of the trace's domain, and of its objective if texts may be shown.
@@ -192,13 +156,21 @@ class LastRows:
         domain, objective = _texts(record.value if output.redactions is None else output.value)
         return domain, objective if self._texts else None
 
-    def _dead_letter(self, record: SourceRecord, output: OutputRecord) -> DeadLetterRow:
+    def _dead_letter(self, record: SourceRecord, output: OutputRecord) -> Row:
         headers = dict(output.headers)
-        reason, path, message = (
-            clean(headers[f"kp-error-{name}"].decode("utf-8", "replace")) for name in ("reason", "path", "message")
-        )
-        shown = message[:TEXT_LENGTH] if self._texts else None
-        return DeadLetterRow(now_ms(), record.partition, record.offset, reason, path, shown)
+        row: Row = {"committed_ms": now_ms(), "partition": record.partition, "offset": record.offset}
+        for name in ("reason", "path", "message"):
+            row[name] = clean(headers[f"kp-error-{name}"].decode("utf-8", "replace"))
+        row["message"] = row["message"][:TEXT_LENGTH] if self._texts else None  # it quotes the record
+        return row
+
+
+def _keep_last(kept: OrderedDict[str, Any], name: str, value: Any, most: int) -> None:
+    """Keep a value as the newest; drop the oldest beyond `most`."""
+    kept[name] = value
+    kept.move_to_end(name)
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
 def now_ms() -> int:

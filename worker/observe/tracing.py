@@ -26,20 +26,24 @@ CONTEXT_HEADERS: Final = ("traceparent", "tracestate")  # W3C Trace Context, as 
 
 
 class Tracing:
-    """Makes spans for the records of one consumer group; without a span (None) the methods do nothing."""
+    """Makes spans for the records of one consumer group; without a provider none, and without a span does nothing."""
 
-    def __init__(self, provider: TracerProvider, group: str) -> None:
+    def __init__(self, provider: TracerProvider | None, group: str) -> None:
+        self._provider = provider
+        if provider is None:
+            return
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._api = trace
-        self._provider = provider
         self._tracer = provider.get_tracer("kp-worker", __version__)
         self._propagator = TraceContextTextMapPropagator()
         self._group = group
 
     def begin(self, record: SourceRecord) -> Span | None:
         """Begin a record's span: a child of the span in its `traceparent`, or the first of a new trace."""
+        if self._provider is None:
+            return None
         attributes: dict[str, str | int | bool] = {
             "messaging.system": "kafka",
             "messaging.operation.name": "process",
@@ -100,34 +104,22 @@ class Tracing:
 
     def end(self, spans: Iterable[Span | None]) -> None:
         """End the spans of records that are committed."""
+        if self._provider is None:
+            return
         for span in spans:
             if span is not None:
                 span.end()
 
     def stop(self) -> None:
         """Export the remaining spans, for at most 3 s: a collector that is away must not delay a restart."""
+        if self._provider is None:
+            return
         flush = threading.Thread(target=self._provider.shutdown, name="tracing-flush", daemon=True)
         flush.start()
         flush.join(3)
 
 
-class NoTracing(Tracing):
-    """Makes no spans: tracing is off."""
-
-    def __init__(self) -> None:
-        pass
-
-    def begin(self, record: SourceRecord) -> None:
-        """Begin none."""
-
-    def end(self, spans: Iterable[Span | None]) -> None:
-        """End none."""
-
-    def stop(self) -> None:
-        """Export nothing."""
-
-
-NO_TRACING: Final = NoTracing()
+NO_TRACING: Final = Tracing(None, "")
 
 
 def _context_headers(headers: Headers) -> dict[str, str]:

@@ -124,6 +124,7 @@ def test_profiles_of_several_sources_are_merged_key_by_key(file: Path, monkeypat
         ("max_steps = 1.5", ": max_steps = 1.5 is wrong: give a whole number"),
         ("create_topics = 3", ": create_topics = 3 is wrong: give true or false"),
         ("group_id = 3", ": group_id = 3 is wrong: give text"),
+        ("embed_in_flight = 0", ": embed_in_flight = 0 is wrong: give auto, or a number from 1 to 64 (most texts"),
         ("group_id = 2026-01-01", ": group_id = 2026-01-01 is wrong: give text"),
         ('source_topic = "a b"', ": source_topic = 'a b' is wrong: it must match pattern"),
         ("profiles = 3", ": profiles = 3 is wrong: give a table"),
