@@ -30,7 +30,7 @@ from aiokafka.errors import (
     for_code,
 )
 from aiokafka.protocol.admin import DescribeGroupsRequest
-from aiokafka.protocol.api import Request
+from aiokafka.protocol.api import Request, RequestStruct
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,35 @@ _turns: Final[WeakKeyDictionary[AIOKafkaAdminClient, int]] = WeakKeyDictionary()
 def has_version(request: type[Request[Any]], least: int, most: int) -> bool:
     """Whether aiokafka can send a request in one of these versions (`Request._CLASSES`)."""
     return any(least <= version.API_VERSION <= most for version in request._CLASSES)
+
+
+class InOneVersion(Request[RequestStruct]):  # type: ignore[misc]  # aiokafka is untyped
+    """A request that exists here in one version only (`Request._CLASSES`).
+
+    aiokafka derives the versions from its class's type argument, so they could not be made by a function.
+    """
+
+    API_KEY = -1
+
+    def __init_subclass__(cls, *, version: Any) -> None:
+        super().__init_subclass__()
+        cls.API_KEY, cls._CLASSES = version.API_KEY, (version,)
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def build(self, request_struct_class: Any) -> Any:
+        """Return the request."""
+        return request_struct_class(*self.values)
+
+    def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
+        """Return the request for a broker with these versions. Raises IncompatibleBrokerVersion."""
+        try:
+            return super().prepare(versions)
+        except NotImplementedError as error:
+            raise IncompatibleBrokerVersion(
+                f"the broker does not understand {type(self).__name__}: kp-worker needs Kafka 3.9 or later"
+            ) from error
 
 
 # -- connections

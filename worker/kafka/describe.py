@@ -12,7 +12,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, NoError, for_code
 from aiokafka.protocol.abstract import AbstractType
 from aiokafka.protocol.admin import ApiVersionRequest, DescribeConfigsRequest, DescribeGroupsResponse_v3
-from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.api import Request, RequestStruct
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
@@ -27,17 +27,9 @@ from aiokafka.protocol.transaction import (
 )
 from aiokafka.protocol.types import Array, Boolean, CompactArray, Int16, Int32, Schema, String
 
-from worker.kafka.aiokafka_private import has_version, send_request
+from worker.kafka.aiokafka_private import InOneVersion, has_version, send_request
 from worker.kafka.connections import admin_client
-from worker.kafka.protocol import (
-    TEXT,
-    FetchOffsets,
-    Fields,
-    InitProducerId,
-    InOneVersion,
-    ProduceV1,
-    fields_array,
-)
+from worker.kafka.protocol import TEXT, FetchOffsets, Fields, InitProducerId, ProduceV1, fields_array, flexible
 
 NO_ID: Final = bytes(16)
 
@@ -59,9 +51,15 @@ class Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
         return value
 
 
-class MetadataResponse_v10(Response):  # type: ignore[misc]
-    API_KEY, API_VERSION = 3, 10
-    SCHEMA = Fields(
+METADATA: Final = flexible(
+    "Metadata", 3, 10,
+    Fields(
+        ("topics", fields_array(("topic_id", Uuid), ("name", TEXT))),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+    ),
+    Fields(
         ("throttle_time_ms", Int32),
         ("brokers", fields_array(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT))),
         ("cluster_id", TEXT),
@@ -89,23 +87,12 @@ class MetadataResponse_v10(Response):  # type: ignore[misc]
             ),
         ),
         ("authorized_operations", Int32),
-    )
+    ),
+)  # fmt: skip
 
 
-class MetadataRequest_v10(RequestStruct):  # type: ignore[misc]
-    API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 3, 10, MetadataResponse_v10, True
-    SCHEMA = Fields(
-        ("topics", fields_array(("topic_id", Uuid), ("name", TEXT))),
-        ("allow_auto_topic_creation", Boolean),
-        ("include_cluster_authorized_operations", Boolean),
-        ("include_topic_authorized_operations", Boolean),
-    )
-
-
-class DescribeTopicsRequest(InOneVersion[MetadataRequest_v10]):
+class DescribeTopicsRequest(InOneVersion, version=METADATA):
     """Request topics by name. Creates none."""
-
-    API_KEY = 3
 
     def __init__(self, topics: Sequence[str], operations: bool = False) -> None:
         # Without the first flag a broker with auto.create.topics.enable would create missing topics.
@@ -194,13 +181,12 @@ async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
 
 
 class _DescribeGroups(RequestStruct):  # type: ignore[misc]
-    # aiokafka's own v3 request parses the response as v2, without operations.
     API_KEY, API_VERSION, RESPONSE_TYPE = 15, 3, DescribeGroupsResponse_v3
     SCHEMA = Schema(("groups", Array(String())), ("include_authorized_operations", Boolean))
 
 
-class _DescribeGroupsRequest(InOneVersion[_DescribeGroups]):
-    API_KEY = 15
+class _DescribeGroupsRequest(InOneVersion, version=_DescribeGroups):
+    """aiokafka's own reads the response as one without operations."""
 
 
 async def describe_group(admin: AIOKafkaAdminClient, group: str) -> tuple[dict[str, Any], frozenset[str] | None]:

@@ -19,9 +19,9 @@ from aiokafka.errors import (
 from worker.config import Settings, load
 from worker.kafka import topic_watch
 from worker.kafka.describe import (
+    METADATA,
     NO_ID,
     DescribeTopicsRequest,
-    MetadataResponse_v10,
     TopicDescription,
     apis_of,
     describe_topics,
@@ -181,7 +181,7 @@ class Broker:
         prepared = request.prepare({3: (0, 13)})  # as aiokafka's connection does
         there = (0, "ab", bytes(range(16)), False, [(0, 0, -1, 5, [1, 2], [1], [])], 2**3 | 2**4)
         row = (3, "ab", NO_ID, False, [], 0) if self.missing else there
-        return prepared.RESPONSE_TYPE.decode(MetadataResponse_v10(0, [], "c", 1, [row], 0).encode())
+        return prepared.RESPONSE_TYPE.decode(METADATA.RESPONSE_TYPE(0, [], "c", 1, [row], 0).encode())
 
 
 def test_the_bytes_of_the_request() -> None:

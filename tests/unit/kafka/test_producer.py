@@ -246,5 +246,5 @@ def test_brokers_whose_transactions_may_hang(newest: int | None, level: int, may
 
     supported = features() if newest is None else features(("group.version", 0, 1), ("metadata.version", 7, newest))
     finalised = features(("transaction.version", level, level))
-    response = requests.ApiVersionsResponse_v3(0, [], 0, {0: supported, 2: finalised})
+    response = requests.API_VERSIONS.RESPONSE_TYPE(0, [], 0, {0: supported, 2: finalised})
     assert requests.may_hang_at_last_epoch(response) == may_hang
