@@ -617,7 +617,8 @@ def _part(part: Any) -> Sequence[Part]:
     if _CALL_TYPES.match(kind) or (not kind and isinstance(part.get("toolName"), str)):
         return _call(part)
     if kind.endswith("_call") and (kind != "mcp_call" or isinstance(part.get("name"), str)):
-        return [each for message in built_in(part, kind, "", Counts()) for each in message.parts]
+        item = {**part, "call_id": _text(part, _IDS)}
+        return [each for message in built_in(item, kind, "", Counts()) for each in message.parts]
     if not kind and ("arguments" in part or isinstance(part.get("function"), dict)):
         return _call(part)
     if kind.startswith(("reasoning", "thinking")):
