@@ -5,6 +5,7 @@ import random
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 from tests.support.builders import T0, make_record, random_trace_bytes, rfc3339, text_vector, trace_document
 from worker import PartitionScorer
 from worker.cli import cli
-from worker.commands.report.numbers import Report, Traces
+from worker.commands.report.numbers import Traces
 from worker.commands.report.outcomes import Asked
 from worker.config import Settings
 from worker.core.scorer import Evaluation, EvaluationConfig
@@ -152,7 +153,7 @@ def taken(
 def report_of(
     documents: Iterable[bytes | dict[str, Any]], share: Fraction | None = None, asked: Asked | None = None,
     **settings: Any,
-) -> Report:  # fmt: skip
+) -> SimpleNamespace:  # fmt: skip
     return taken(documents, asked, rescore=share is not None, **settings).report("x.jsonl", share=share)
 
 
@@ -166,7 +167,7 @@ def as_settings(profiles: Mapping[str, Profile], threshold: float) -> dict[str, 
     return {"threshold": threshold, "profiles": chosen}
 
 
-def rendered(report: Report) -> str:
+def rendered(report: SimpleNamespace) -> str:
     from worker.commands.report.view import render  # with jinja2
 
     return render(report)

@@ -1,4 +1,4 @@
-"""The numbers of `kp-worker report`: scored documents in, one `Report` out. Field names are those of --json.
+"""The figures of `kp-worker report`: scored documents in, one document out, with the fields of --json as attributes.
 
 Nothing is embedded: a document has its novelty, and no decision changes the novelty of a later trace.
 """
@@ -7,13 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from worker.commands.report.outcomes import Asked, Outcomes, Run, as_claimed, measure_outcomes, read_outcome
+from worker.commands.report.outcomes import Asked, Run, as_claimed, measure_outcomes, read_outcome
 from worker.commands.shared.console import CommandError
 from worker.commands.shared.placed_verdicts import Standings, same_share
 from worker.commands.shared.shown import cut_text, shown_text
@@ -34,9 +35,7 @@ from worker.core.scoring import (
     DEFAULT_PROFILE,
     NEUTRAL_NOVELTY,
     Components,
-    DomainWithoutProfile,
     Profile,
-    UnusedProfile,
     Weights,
     score_trace,
     unused_profiles,
@@ -85,43 +84,18 @@ class Trace(Struct, frozen=True, gc=False):
     overrides: tuple[str, ...]
 
 
-class Scores(Struct, frozen=True):
-    """The scores of a group of traces."""
+class Row(NamedTuple):
+    """One document."""
 
-    profile: str | None  # of its last trace; None for several domains together
-    threshold: float | None  # likewise, but the threshold of all profiles if they have the same
-    accepted: int
-    quantiles: tuple[float, ...]  # at 0.1, 0.25, 0.5, 0.75, 0.9
-    reaching: tuple[float, ...]  # share that reaches each of THRESHOLDS
-    histogram: tuple[int, ...]  # BINS counts from 0 to 1
-
-
-class Domain(Struct, frozen=True):
-    """A domain as it is and, where settings are tried, as it would be."""
-
-    domain: str
-    traces: int
-    to_accepted: int  # traces whose decision becomes accepted
-    to_rejected: int
-    before: Scores
-    after: Scores
-
-
-class Border(Struct, frozen=True):
-    """The traces nearest to a profile's threshold, the highest score first."""
-
-    profile: str
-    threshold: float
-    above: list[Trace]
-    below: list[Trace]
-
-
-class NearDuplicates(Struct, frozen=True):
-    """Traces with a similarity of at least NEAR to an earlier one."""
-
-    traces: int
-    accepted: int
-    examples: list[tuple[Trace, str, float]]  # the first accepted ones, each with the earlier trace's id and similarity
+    trace: Trace
+    record_ms: int
+    time_ms: int
+    setup: tuple[str, float, Weights]  # profile, threshold and weights by which it was scored
+    made_by: tuple[EmbedderIdentity | None, str]
+    nearest: str
+    similarity: float  # to `nearest`; 0 without one
+    rules: tuple[str, ...]  # of the screen
+    run: Run | None  # its recorded outcome, if asked for
 
 
 class LeftOut(Struct):
@@ -135,81 +109,6 @@ class LeftOut(Struct):
         self.count += 1
         if len(self.first) < LEFT_OUT:
             self.first.append((shown_text(where), shown_text(reason)))
-
-
-class Changes(Struct, frozen=True):
-    """The decisions that other settings change."""
-
-    same_share: float | None  # the threshold for all profiles that accepts as many as now; None if none are accepted
-    decisions: list[Trace]  # the first CHANGES by stream time
-
-
-class ProposedThreshold(Struct, frozen=True):
-    """A domain's current and proposed threshold, both with the scores of the settings.
-
-    A domain with fewer than LEAST_TRACES keeps its threshold, and lacks the last three.
-    """
-
-    domain: str
-    profile: str
-    traces: int
-    threshold_before: float
-    threshold: float
-    accepted_before: int
-    accepted: int
-    wanted: int | None = None  # see ShareThreshold
-    above: int | None = None  # see ShareThreshold
-    interval: tuple[float, float] | None = None  # 95 % bootstrap interval of the proposed threshold
-
-
-class Proposal(Struct, frozen=True):
-    """Thresholds that accept a share of each domain."""
-
-    share: float
-    accepted_before: int
-    accepted: int
-    domains: list[ProposedThreshold]  # the largest ones, and all with FEW_TRACES or more
-    other_domains: int  # how many others keep their threshold
-
-
-class Report(Struct, frozen=True):
-    """Everything that a report shows."""
-
-    source: str
-    first: str  # stream time
-    last: str
-    partitions: int
-    repeated: int  # documents with identical bytes, counted once
-    unreadable: LeftOut
-    inconsistent: LeftOut
-    embedders: list[tuple[str, int]]  # each embedder with the worker's version, and its traces
-    changed_within: list[str]  # profiles that had several thresholds or weights
-    total: Domain
-    domains: list[Domain]  # the largest ones; the last row sums the others
-    other_domains: int  # how many those are
-    without_profile: list[DomainWithoutProfile]
-    unused_profiles: list[UnusedProfile]
-    border: list[Border]
-    near_duplicates: NearDuplicates
-    hidden_text: dict[str, int]  # the traces that each rule of the screen marks
-    changes: Changes | None
-    share: Proposal | None
-    outcome: Outcomes | None
-    config: str | None  # the settings and the proposed thresholds, to paste; None without both
-
-
-class Row(NamedTuple):
-    """One document."""
-
-    trace: Trace
-    record_ms: int
-    time_ms: int
-    setup: tuple[str, float, Weights]  # profile, threshold and weights by which it was scored
-    made_by: tuple[EmbedderIdentity | None, str]
-    nearest: str
-    similarity: float  # to `nearest`; 0 without one
-    rules: tuple[str, ...]  # of the screen
-    run: Run | None  # its recorded outcome, if asked for
 
 
 class Traces:
@@ -325,8 +224,10 @@ class Traces:
 
     # -- the report
 
-    def report(self, source: str, last: int | None = None, since_ms: int = 0, share: Fraction | None = None) -> Report:
-        """Return the numbers of the traces with `record_ms` from `since_ms` on, and of these only the `last` ones.
+    def report(
+        self, source: str, last: int | None = None, since_ms: int = 0, share: Fraction | None = None
+    ) -> SimpleNamespace:
+        """Return the figures of the traces with `record_ms` from `since_ms` on, and of these only the `last` ones.
 
         `share` (0..1): propose thresholds that accept this share of each domain. Raises CommandError, also if there is
         no document to count.
@@ -334,50 +235,59 @@ class Traces:
         rows = self._counted(last, since_ms)
         traces = [row.trace for row in rows]
         by_domain = grouped(traces, lambda it: it.domain)
+        counts = {name: len(own) for name, own in by_domain.items()}
         domains = [_domain(name, own) for name, own in islice(by_domain.items(), DOMAINS)]
         if rest := set(islice(by_domain, DOMAINS, None)):
             domains.append(_domain(f"{len(rest)} others", [it for it in traces if it.domain in rest], alone=False))
-        counts = {name: len(own) for name, own in by_domain.items()}
         used = [profile for profile, _, _ in {row.setup for row in rows}]
         near = [row for row in rows if row.similarity >= NEAR]
         near_accepted = [row for row in near if row.trace.before.decision == ACCEPTED]
-        profiles, comments = dict(self._profiles), dict[str, str]()
-        proposal = None if share is None else self._propose(by_domain, share, profiles, comments)
+        proposal, profiles, comments = None, self._profiles, dict[str, str]()
+        if share is not None:
+            proposal, profiles, comments = self._propose(by_domain, share)
         changes, outcome = None, None
         if self._rescore:
-            accepted = sum(it.before.decision == ACCEPTED for it in traces)
-            kept = same_share([it.after.score for it in traces], accepted)
+            kept = same_share([it.after.score for it in traces], sum(it.before.decision == ACCEPTED for it in traces))
             changed = [it for it in traces if it.after.decision != it.before.decision]
-            changes = Changes(None if kept is None else kept.threshold, changed[:CHANGES])
+            changes = SimpleNamespace(
+                # the threshold for all profiles that accepts as many as now; None if none are accepted
+                same_share=None if kept is None else kept.threshold,
+                decisions=changed[:CHANGES],  # the first ones by stream time
+            )
         if self._asked is not None:
             # In the order of the files, so that the same files give the same figures.
             runs = sorted((row.run for row in rows if row.run), key=lambda run: self.files.index(run.file))
             outcome = measure_outcomes(runs, self._asked, judged=self._standings is not None)
-        return Report(
+        return SimpleNamespace(
             source=source,
-            first=rfc3339(rows[0].time_ms),
+            first=rfc3339(rows[0].time_ms),  # stream time
             last=rfc3339(rows[-1].time_ms),
             partitions=len({it.partition for it in traces}),
-            repeated=self._repeated,
+            repeated=self._repeated,  # documents with identical bytes, counted once
             unreadable=self.unreadable,
             inconsistent=self.inconsistent,
+            # each embedder with the worker's version, and its traces
             embedders=[(name, len(own)) for (_, name), own in grouped(rows, lambda row: row.made_by).items()],
+            # profiles that had several thresholds or weights
             changed_within=sorted({name for name in used if used.count(name) > 1}),
             total=_domain("all", traces, alone=False),
-            domains=domains,
-            other_domains=len(rest),
+            domains=domains,  # the largest ones; the last row sums the others
+            other_domains=len(rest),  # how many those are
             without_profile=without_profile(counts, self._profiles if self._rescore else {*self._profiles, *used}),
             unused_profiles=unused_profiles(self._profiles, counts),
             border=list(_border(traces)),
-            near_duplicates=NearDuplicates(
-                len(near),
-                len(near_accepted),
-                [(row.trace, row.nearest, row.similarity) for row in near_accepted[:NEAR_ONES]],
+            near_duplicates=SimpleNamespace(
+                traces=len(near),
+                accepted=len(near_accepted),
+                # each with the earlier trace's id and similarity
+                examples=[(row.trace, row.nearest, row.similarity) for row in near_accepted[:NEAR_ONES]],
             ),
+            # the traces that each rule of the screen marks
             hidden_text=dict(Counter(rule for row in rows for rule in row.rules).most_common()),
             changes=changes,
             share=proposal,
             outcome=outcome,
+            # the settings and the proposed thresholds, to paste
             config=config_to_paste(profiles, self._settings.threshold, comments) if self._rescore else None,
         )
 
@@ -397,31 +307,46 @@ class Traces:
         return sorted(rows, key=lambda row: (row.time_ms, row.trace.partition, row.trace.offset))
 
     def _propose(
-        self, by_domain: Mapping[str, Sequence[Trace]], share: Fraction, profiles: dict[str, Profile],
-        comments: dict[str, str],
-    ) -> Proposal:  # fmt: skip
-        """Return the proposed thresholds; give them to `profiles`, and a comment on each to `comments`."""
-        before, proposals = 0, []
+        self, by_domain: Mapping[str, Sequence[Trace]], share: Fraction
+    ) -> tuple[SimpleNamespace, dict[str, Profile], dict[str, str]]:
+        """Return the proposed thresholds, the profiles with them, and a comment on each of these."""
+        before, rows, profiles, comments = 0, [], dict(self._profiles), dict[str, str]()
         for rank, (name, traces) in enumerate(by_domain.items()):
-            scores, last = np.array([it.after.score for it in traces]), traces[-1].after
-            count, now = len(traces), sum(it.after.decision == ACCEPTED for it in traces)
+            count, now, last = len(traces), sum(it.after.decision == ACCEPTED for it in traces), traces[-1].after
             before += now
-            if count >= LEAST_TRACES and (rank < DOMAINS or count >= FEW_TRACES):
-                new, interval = share_threshold(scores, share), share_interval(scores, share)
-                figures = last.threshold, new.threshold, now, new.accepted, new.wanted, new.above, interval
-                proposals.append(ProposedThreshold(name, last.profile, count, *figures))
-            elif rank < DOMAINS:
-                proposals.append(ProposedThreshold(name, last.profile, count, last.threshold, last.threshold, now, now))
-        default_moves = any(it.domain == DEFAULT_PROFILE and it.interval is not None for it in proposals)
-        for it in proposals:
-            if it.interval is not None:
-                comments[it.domain] = accepts(it.accepted, it.traces, it.wanted, it.interval)
-            elif default_moves and it.domain not in profiles:
-                comments[it.domain] = f"as before: {too_few(it.traces)}"
-            if it.domain in comments:  # with the weights that it has now: default's, if it has no profile
-                profiles[it.domain] = Profile(self._profiles[it.profile].weights, it.threshold)
-        accepted = before + sum(it.accepted - it.accepted_before for it in proposals)
-        return Proposal(float(share), before, accepted, proposals, len(by_domain) - len(proposals))
+            if rank >= DOMAINS and count < FEW_TRACES:
+                continue
+            row = SimpleNamespace(
+                domain=name,
+                profile=last.profile,
+                traces=count,
+                threshold_before=last.threshold,  # with the scores of the settings, as `threshold`
+                threshold=last.threshold,
+                accepted_before=now,
+                accepted=now,
+                wanted=None,  # see ShareThreshold; None for fewer than LEAST_TRACES, which keep their threshold
+                above=None,
+                interval=None,  # 95 % bootstrap interval of the proposed threshold
+            )
+            if count >= LEAST_TRACES:
+                scores = np.array([it.after.score for it in traces])
+                vars(row).update(share_threshold(scores, share)._asdict(), interval=share_interval(scores, share))
+                comments[name] = accepts(row.accepted, count, row.wanted, row.interval)
+            rows.append(row)
+        default_moves = DEFAULT_PROFILE in comments
+        for row in rows:
+            if default_moves and row.domain not in profiles:
+                comments.setdefault(row.domain, f"as before: {too_few(row.traces)}")
+            if row.domain in comments:  # with the weights that it has now: default's, if it has no profile
+                profiles[row.domain] = Profile(self._profiles[row.profile].weights, row.threshold)
+        proposal = SimpleNamespace(
+            share=float(share),
+            accepted_before=before,
+            accepted=before + sum(row.accepted - row.accepted_before for row in rows),
+            domains=rows,  # the largest ones, and all with FEW_TRACES or more
+            other_domains=len(by_domain) - len(rows),  # which keep their threshold
+        )
+        return proposal, profiles, comments
 
 
 T = TypeVar("T")
@@ -440,34 +365,47 @@ def _decision(score: float, threshold: float) -> str:
     return ACCEPTED if score >= threshold else REJECTED
 
 
-def _domain(name: str, traces: Sequence[Trace], *, alone: bool = True) -> Domain:
+def _domain(name: str, traces: Sequence[Trace], *, alone: bool = True) -> SimpleNamespace:
+    """Return a domain as it is and, where settings are tried, as it would be; `alone`: not several domains together."""
     to = Counter(it.after.decision for it in traces if it.after.decision != it.before.decision)
-    before, after = [it.before for it in traces], [it.after for it in traces]
-    return Domain(name, len(traces), to[ACCEPTED], to[REJECTED], _scores(before, alone), _scores(after, alone))
+    return SimpleNamespace(
+        domain=name,
+        traces=len(traces),
+        to_accepted=to[ACCEPTED],  # traces whose decision becomes accepted
+        to_rejected=to[REJECTED],
+        before=_scores([it.before for it in traces], alone),
+        after=_scores([it.after for it in traces], alone),
+    )
 
 
-def _scores(verdicts: Sequence[Verdict], alone: bool) -> Scores:
+def _scores(verdicts: Sequence[Verdict], alone: bool) -> SimpleNamespace:
     scores, last = np.sort([it.score for it in verdicts]), verdicts[-1]
     reaching = (len(scores) - np.searchsorted(scores, THRESHOLDS)) / len(scores)
     # A score on an edge, such as 0.575, belongs to the bar that begins there.
     bars = np.clip(np.floor(scores * BINS + 1e-9).astype(int), 0, BINS - 1)
-    return Scores(
-        last.profile if alone else None,
-        last.threshold if alone or len(set({it.profile: it.threshold for it in verdicts}.values())) == 1 else None,
-        sum(it.decision == ACCEPTED for it in verdicts),
-        tuple(np.quantile(scores, (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()),
-        tuple(reaching.tolist()),
-        tuple(np.bincount(bars, minlength=BINS).tolist()),
+    one_threshold = alone or len(set({it.profile: it.threshold for it in verdicts}.values())) == 1
+    return SimpleNamespace(
+        profile=last.profile if alone else None,  # of its last trace
+        threshold=last.threshold if one_threshold else None,  # likewise, and if all profiles have the same
+        accepted=sum(it.decision == ACCEPTED for it in verdicts),
+        quantiles=np.quantile(scores, (0.1, 0.25, 0.5, 0.75, 0.9)).tolist(),
+        reaching=reaching.tolist(),  # share that reaches each of THRESHOLDS
+        histogram=np.bincount(bars, minlength=BINS).tolist(),  # from 0 to 1
     )
 
 
-def _border(traces: Sequence[Trace]) -> Iterator[Border]:
-    """Yield the border of each profile, the most frequent first."""
+def _border(traces: Sequence[Trace]) -> Iterator[SimpleNamespace]:
+    """Yield each profile's threshold and the traces nearest to it, the highest score first."""
     for profile, own in grouped(traces, lambda it: it.after.profile).items():
         threshold = own[-1].after.threshold
         near = sorted(own, key=lambda it: abs(it.after.score - threshold))
-        sides = [[it for it in near if (it.after.score >= threshold) is side][:EXAMPLES] for side in (True, False)]
-        yield Border(profile, threshold, *(sorted(side, key=lambda it: -it.after.score) for side in sides))
+        above, below = (
+            sorted(
+                [it for it in near if (it.after.score >= threshold) is side][:EXAMPLES], key=lambda it: -it.after.score
+            )
+            for side in (True, False)
+        )
+        yield SimpleNamespace(profile=profile, threshold=threshold, above=above, below=below)
 
 
 # -- documents that cannot be counted

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,80 +55,11 @@ class Interval(Struct, frozen=True):
         return f"{fixed(self.value, 3)} ({fixed(self.low, 3)} to {fixed(self.high, 3)})"
 
 
-class Scope(Struct, frozen=True):
-    """The figures over all runs, or within each domain or file and then combined."""
-
-    name: str
-    auc_score: Interval | None
-    """Probability that the score of a success exceeds that of a failure (of one domain or file); ties count half."""
-    auc_confidence: Interval | None  # the same of the outcome confidence
-    best_fifth: Interval | None  # share of successes among the fifth with the highest scores (of each)
-
-
-class BetterThreshold(Struct, frozen=True):
-    """The threshold that best separates successes from failures.
-
-    `threshold` is chosen on all runs; the other figures are from parts of the tasks that did not choose it.
-    """
-
-    threshold: float
-    accepted: Interval | None
-    succeeded: Interval | None
-    gain: Interval | None  # share of successes accepted minus share of failures accepted
-
-
-class Basis(Struct, frozen=True):
-    """The figures with one kind of outcome confidence; None: there is nothing to measure."""
-
-    name: str
-    accepted: Interval | None  # share of the runs
-    succeeded: Interval | None  # share of the accepted runs
-    brier: Interval | None  # mean squared distance of confidence and outcome
-    constant: float  # the Brier score of the share of successes
-    ece: float
-    """Expected calibration error: the mean distance of confidence and successes over ten equal bins of confidence. It
-    has no interval, because resampling makes it larger."""
-    best_novelty: float  # mean novelty of the fifth with the highest scores
-    scopes: list[Scope]
-    better: BetterThreshold | None
-
-
-class Part(Struct, frozen=True):
-    """A file or domain."""
-
-    name: str
-    runs: int
-    succeeded: float  # share of the runs
-    claims: int  # runs that claim success
-    true: float | None  # share of these claims
-
-
 class Judging(Struct, frozen=True):
     """Which runs get simulated verdicts."""
 
     share: float  # of the runs, drawn at random
     late: int  # runs until a verdict arrives
-
-
-class Outcomes(Struct, frozen=True):
-    """How well scores tell success from failure."""
-
-    outcome: str
-    claimed: str | None
-    task: str | None
-    runs: int
-    tasks: int
-    succeeded: float
-    files: list[Part]
-    domains: list[Part]
-    judging: Judging | None
-    orders: int  # random orders; without simulated verdicts one
-    measured: int  # runs in each order; without simulated verdicts all
-    stated: Basis
-    record: Basis | None  # only with verdicts, as those below
-    weighted: Basis | None  # by the record, with weights where the outcome has 0.6
-    weighted_gain: Interval | None  # by how much that raises the successes among the best fifth; paired, too
-    gain: Interval | None  # by how much the AUC of the score rises, with the interval of the paired difference
 
 
 class Asked(NamedTuple):
@@ -219,7 +151,6 @@ class Results(NamedTuple):
 
     score: Floats
     confidence: Floats  # outcome confidence
-    accepted: Floats  # 0 or 1
 
 
 Order = tuple[Ints, Results]
@@ -235,6 +166,7 @@ class Measurement:
     def __init__(self, runs: Sequence[Run], seed: int = 1) -> None:
         self._runs = runs
         self._outcome = np.array([run.outcome for run in runs])
+        self._threshold = np.array([run.threshold for run in runs])
         tasks = [run.task for run in runs]
         self.tasks = np.arange(len(runs)) if None in tasks else numbered(tasks)
         rng = np.random.default_rng(seed)
@@ -255,27 +187,29 @@ class Measurement:
             arithmetic(replace(it.components, outcome_confidence=own), weights(it.weights), it.overrides).before_clamp
             for it, own in zip(scored, used.tolist(), strict=True)
         ]
-        scores = np.clip(raw, 0.0, 1.0)
-        return Results(scores, used, (scores >= [run.threshold for run in self._runs]).astype(float))
+        return Results(np.clip(raw, 0.0, 1.0), used)
 
-    def basis(self, name: str, orders: Sequence[Order]) -> Basis:
-        """Return the figures, as means over the orders."""
+    def basis(self, name: str, orders: Sequence[Order]) -> SimpleNamespace:
+        """Return the figures with one kind of outcome confidence, as means over the orders."""
         outcome, novelty = self._outcome, np.array([run.scored.components.novelty for run in self._runs])
+        decided = [(at, (it.score >= self._threshold).astype(float)) for at, it in orders]
         fifths = [novelty[at[np.argsort(-it.score[at], kind="stable")[: max(1, len(at) // 5)]]] for at, it in orders]
-        return Basis(
-            name,
-            accepted=interval(self.mean(at, it.accepted) for at, it in orders),
-            succeeded=interval(self.mean(at, outcome, it.accepted) for at, it in orders),
+        return SimpleNamespace(
+            name=name,
+            accepted=interval(self.mean(at, accepted) for at, accepted in decided),  # share of the runs
+            succeeded=interval(self.mean(at, outcome, accepted) for at, accepted in decided),  # of the accepted runs
+            # mean squared distance of confidence and outcome
             brier=interval(self.mean(at, (it.confidence - outcome) ** 2) for at, it in orders),
-            constant=_rounded(np.mean([outcome[at].var() for at, _ in orders])),
+            constant=_rounded(np.mean([outcome[at].var() for at, _ in orders])),  # Brier of the share of successes
+            # without an interval, because resampling makes it larger
             ece=_rounded(np.mean([calibration_error(outcome[at], it.confidence[at]) for at, it in orders])),
-            best_novelty=_rounded(np.mean([fifth.mean() for fifth in fifths])),
-            scopes=[
-                Scope(
-                    scope,
-                    interval([self.auc(at, it.score, groups) for at, it in orders]),
-                    interval([self.auc(at, it.confidence, groups) for at, it in orders]),
-                    interval([self.best_fifth(at, it.score, groups) for at, it in orders]),
+            best_novelty=_rounded(np.mean([fifth.mean() for fifth in fifths])),  # of the best fifth
+            scopes=[  # over all runs, or within each domain or file and then combined
+                SimpleNamespace(
+                    name=scope,
+                    auc_score=interval(self.auc(at, it.score, groups) for at, it in orders),
+                    auc_confidence=interval(self.auc(at, it.confidence, groups) for at, it in orders),
+                    best_fifth=interval(self.best_fifth(at, it.score, groups) for at, it in orders),
                 )
                 for scope, groups in self._scopes.items()
             ],
@@ -311,8 +245,11 @@ class Measurement:
         own = [at] if groups is None else [at[groups[at] == group] for group in np.unique(groups[at])]
         return [by_value(values[it], self._weights[:, self.tasks[it]], self._outcome[it]) for it in own]
 
-    def _better(self, orders: Sequence[Order]) -> BetterThreshold | None:
-        """Choose a threshold on the tasks of all folds but one, and measure it on that one."""
+    def _better(self, orders: Sequence[Order]) -> SimpleNamespace | None:
+        """Return the threshold that best separates successes from failures; None: there is none in a part of the tasks.
+
+        It is chosen on all runs. The other figures are from parts of the tasks that did not choose theirs.
+        """
         outcome, whole, decided = self._outcome, [], []
         for at, it in orders:
             accepted = np.zeros(len(outcome))
@@ -324,11 +261,12 @@ class Measurement:
                 accepted[mine] = it.score[mine] >= chosen
             decided.append((at, accepted))
             whole.append(best_threshold(it.score[at], outcome[at]) or 0.0)
-        return BetterThreshold(
-            _rounded(np.median(whole)),
-            interval(self.mean(at, it) for at, it in decided),
-            interval(self.mean(at, outcome, it) for at, it in decided),
-            interval(self.mean(at, it, outcome) - self.mean(at, it, 1 - outcome) for at, it in decided),
+        return SimpleNamespace(
+            threshold=_rounded(np.median(whole)),
+            accepted=interval(self.mean(at, it) for at, it in decided),
+            succeeded=interval(self.mean(at, outcome, it) for at, it in decided),
+            # share of successes accepted minus share of failures accepted
+            gain=interval(self.mean(at, it, outcome) - self.mean(at, it, 1 - outcome) for at, it in decided),
         )
 
 
@@ -390,7 +328,7 @@ def judged_orders(runs: Sequence[Run], judging: Judging, seed: int = 1) -> list[
     return orders
 
 
-def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False) -> Outcomes:
+def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False) -> SimpleNamespace:
     """Return all figures. `judged`: there are real verdicts (`Run.used`). Raises CommandError if runs do not differ."""
     if asked.claimed is not None and all(run.claim is None for run in runs):
         raise CommandError(
@@ -416,34 +354,41 @@ def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False)
         pairs = zip(new, old, strict=True) if new else ()
         return interval(figure(at, after.score) - figure(at, before.score) for (at, after), (_, before) in pairs)
 
-    return Outcomes(
+    return SimpleNamespace(
         outcome=asked.outcome,
         claimed=asked.claimed,
         task=None if any(run.task is None for run in runs) else TASK,
         runs=len(runs),
         tasks=int(it.tasks.max()) + 1,
         succeeded=_rounded(np.mean([run.outcome for run in runs])),
-        files=_parts((run.file for run in runs), runs),
-        domains=_parts((run.domain for run in runs), runs),
+        files=_parts(runs, "file"),
+        domains=_parts(runs, "domain"),
         judging=asked.judging,
-        orders=len(by_stated),
-        measured=len(by_stated[0][0]),
+        orders=len(by_stated),  # random ones; without simulated verdicts one
+        measured=len(by_stated[0][0]),  # runs in each order; without simulated verdicts all
         stated=it.basis("stated", by_stated),
-        record=it.basis("record", by_record) if by_record else None,
-        weighted=it.basis("record, outcome 0.6", weighted) if weighted else None,
-        weighted_gain=gain(it.best_fifth, weighted, by_record),
-        gain=gain(it.auc, by_record, by_stated),
+        # only with verdicts, as those below
+        record=it.basis("record", by_record) if orders else None,
+        # by the record, with weights where the outcome has 0.6
+        weighted=it.basis("record, outcome 0.6", weighted) if orders else None,
+        weighted_gain=gain(it.best_fifth, weighted, by_record),  # of successes in the best fifth; paired, as below
+        gain=gain(it.auc, by_record, by_stated),  # of the score's AUC
     )
 
 
-def _parts(names: Iterable[str], runs: Sequence[Run]) -> list[Part]:
-    """Return the runs of each file or domain, in order of first appearance. `names`: that of each run."""
+def _parts(runs: Sequence[Run], kind: Literal["file", "domain"]) -> list[SimpleNamespace]:
+    """Return the runs of each file or domain, in order of first appearance."""
     groups = defaultdict[str, list[Run]](list)
-    for name, run in zip(names, runs, strict=True):
-        groups[name].append(run)
+    for run in runs:
+        groups[getattr(run, kind)].append(run)
     parts = []
     for name, own in groups.items():
         claims = [run.outcome for run in own if run.claim is not False]
-        succeeded = _rounded(np.mean([run.outcome for run in own]))
-        parts.append(Part(name, len(own), succeeded, len(claims), _rounded(np.mean(claims)) if claims else None))
+        parts.append(SimpleNamespace(
+            name=name,
+            runs=len(own),
+            succeeded=_rounded(np.mean([run.outcome for run in own])),  # share of the runs
+            claims=len(claims),  # runs that claim success
+            true=_rounded(np.mean(claims)) if claims else None,  # share of these claims
+        ))  # fmt: skip
     return parts

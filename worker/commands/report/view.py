@@ -6,22 +6,14 @@ libraries are imported only for a page. Colours are names of CSS variables, with
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple
 
+from rich.console import Console, RenderableType
 from rich.text import Text
 
-from worker.commands.report.numbers import (
-    NEAR,
-    THRESHOLDS,
-    Changes,
-    Domain,
-    LeftOut,
-    Proposal,
-    Report,
-    Scores,
-    Trace,
-)
-from worker.commands.report.outcomes import CHANCE, Basis, Interval, Outcomes, Part
+from worker.commands.report.numbers import NEAR, THRESHOLDS, LeftOut, Trace
+from worker.commands.report.outcomes import CHANCE, Interval
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import (
     columns,
@@ -61,8 +53,15 @@ class Table(NamedTuple):
         """The columns of text."""
         return {"", "domain", "trace", "decision", "file", "confidence", "scores, 0 to 1"} & {*self.heads}
 
+    def __rich__(self) -> RenderableType:
+        """Return the table for a terminal."""
+        shown = columns(*self.heads, right={*self.heads} - self.left)
+        for row in self.rows:
+            shown.add_row(*(Text(clean(cell), {ACCEPTED: "green", REJECTED: "red"}.get(cell, "")) for cell in row))
+        return shown
 
-def left_out(it: Report) -> Iterator[str]:
+
+def left_out(it: SimpleNamespace) -> Iterator[str]:
     """Yield lines about the skipped documents."""
     if it.repeated:
         yield f"repeated documents (identical bytes), counted once: {it.repeated:,}"
@@ -73,7 +72,7 @@ def left_out(it: Report) -> Iterator[str]:
             yield f"  and {documents.count - len(documents.first):,} more"
 
 
-def _left_out(it: Report) -> list[tuple[str, LeftOut]]:
+def _left_out(it: SimpleNamespace) -> list[tuple[str, LeftOut]]:
     """Return why documents were skipped, for each reason that there is."""
     unread, wrong = "they cannot be read", "their score does not follow from their own figures"
     return [(why, these) for why, these in ((unread, it.unreadable), (wrong, it.inconsistent)) if these.count]
@@ -82,11 +81,31 @@ def _left_out(it: Report) -> list[tuple[str, LeftOut]]:
 # -- in a terminal
 
 
-def print_report(it: Report) -> None:
+def print_report(it: SimpleNamespace) -> None:
     """Print the report; the lines of the config file are not wrapped, so that they can be pasted."""
-    console = text_console()
-    for part in _parts(it, bars=not console.options.ascii_only):
-        console.print(_rendered(part) if isinstance(part, Table) else part)
+    console, changed = text_console(), changes(it)
+    console.print(Text(headline(it), "bold"), *(Text(f"{note}.", "yellow") for note in warnings(it)), sep="\n")
+    plain = not changed and it.share is None and it.outcome is None
+    if changed:
+        _print_changes(console, it, changed)
+    elif plain:
+        _print_scores(console, [it.total, *it.domains])
+    if it.other_domains and (changed or plain):
+        smaller = number_of(it.other_domains, "smaller domain is", "smaller domains are")
+        console.print(Text(f"{smaller} in one row.", "dim"))
+    if it.share is not None:
+        console.print(Text(f"\n{share_headline(it.share, it.total)}", "bold"), share_table(it.share, _domain), sep="\n")
+        for note in share_notes(it.share):
+            console.print(Text(f"  {note}."))
+    if it.outcome is not None:
+        console.print(Text(f"\n{outcome_headline(it.outcome)}", "bold"))
+        of_files = [parts_table("file", it.outcome.files)] if len(it.outcome.files) > 1 else []
+        for table in (*of_files, *outcome_tables(it.outcome)):
+            console.print("", table, sep="\n")
+        console.print("", *(Text(clean(sentence)) for sentence in sentences(it.outcome)), sep="\n")
+    else:
+        for title, lines in name_lists(it):
+            console.print(Text(f"\n{title}", "bold"), *(Text(f"  {line}") for line in lines), sep="\n")
     if it.config:
         console.print("\nTo use it, paste this into the config file (--config FILE, KP_CONFIG):", style="bold")
         console.print(Text(it.config), soft_wrap=True)
@@ -94,51 +113,18 @@ def print_report(it: Report) -> None:
         console.print("\nThese are the built-in threshold and profiles: there is nothing to set.", style="bold")
 
 
-def _rendered(table: Table) -> Any:
-    shown = columns(*table.heads, right={*table.heads} - table.left)
-    for row in table.rows:
-        shown.add_row(*(Text(clean(cell), {ACCEPTED: "green", REJECTED: "red"}.get(cell, "")) for cell in row))
-    return shown
+def _print_scores(console: Console, rows: Sequence[SimpleNamespace]) -> None:
+    bars = not console.options.ascii_only
+    heads = ["domain", "traces", "threshold", "accepted", "median", *(["scores, 0 to 1"] if bars else [])]
+    console.print("", Table(heads, [
+        [_domain(row.domain), f"{row.traces:,}", _threshold(row.before), percent(row.before.accepted / row.traces),
+         shown_score(row.before.quantiles[2], row.before.threshold), *([_bars(row.before.histogram)] if bars else [])]
+        for row in rows
+    ]), sep="\n")  # fmt: skip
+    console.print(Text("\nShare that reaches a threshold", "bold"), reaching_table(rows, _domain), sep="\n")
 
 
-def _parts(it: Report, *, bars: bool) -> Iterator[Any]:
-    """Yield texts and tables."""
-    changed, rows = changes(it), [it.total, *it.domains]
-    plain = not changed and it.share is None and it.outcome is None
-    yield Text(headline(it), "bold")
-    yield from (Text(f"{note}.", "yellow") for note in warnings(it))
-    if changed and it.changes is not None:
-        yield from _changed(it.total, it.changes, changed, rows)
-    elif plain:
-        heads = ["domain", "traces", "threshold", "accepted", "median", *(["scores, 0 to 1"] if bars else [])]
-        yield ""
-        yield Table(heads, [
-            [_domain(row.domain), f"{row.traces:,}", _threshold(row.before), percent(row.before.accepted / row.traces),
-             shown_score(row.before.quantiles[2], row.before.threshold),
-             *([_bars(row.before.histogram)] if bars else [])]
-            for row in rows
-        ])  # fmt: skip
-        yield Text("\nShare that reaches a threshold", "bold")
-        yield reaching_table(rows, _domain)
-    if it.other_domains and (changed or plain):
-        yield Text(f"{number_of(it.other_domains, 'smaller domain is', 'smaller domains are')} in one row.", "dim")
-    if it.share is not None:
-        yield Text(f"\n{share_headline(it.share, it.total)}", "bold")
-        yield share_table(it.share, _domain)
-        yield from (Text(f"  {note}.") for note in share_notes(it.share))
-    if it.outcome is not None:
-        yield Text(f"\n{outcome_headline(it.outcome)}", "bold")
-        of_files = [parts_table("file", it.outcome.files)] if len(it.outcome.files) > 1 else []
-        yield from (part for table in [*of_files, *outcome_tables(it.outcome)] for part in ("", table))
-        yield ""
-        yield from (Text(clean(sentence)) for sentence in sentences(it.outcome))
-        return
-    for title, lines in name_lists(it):
-        yield Text(f"\n{title}", "bold")
-        yield Text("\n".join(f"  {line}" for line in lines))
-
-
-def name_lists(it: Report) -> Iterator[tuple[str, list[str]]]:
+def name_lists(it: SimpleNamespace) -> Iterator[tuple[str, list[str]]]:
     """Yield domains and profiles that do not meet, as lines below a title."""
     without = [(f"{shown_name(of.name)}: {number_of(of.traces, 'trace')}", of.near) for of in it.without_profile]
     unused = [(shown_name(of.name), of.near) for of in it.unused_profiles]
@@ -151,7 +137,7 @@ def name_lists(it: Report) -> Iterator[tuple[str, list[str]]]:
             yield title, lines[:SHOWN] + ([f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
 
 
-def headline(it: Report) -> str:
+def headline(it: SimpleNamespace) -> str:
     """Return what there is, in two lines."""
     near, total = it.near_duplicates, it.total
     return (
@@ -161,13 +147,13 @@ def headline(it: Report) -> str:
     )
 
 
-def period(it: Report) -> str:
+def period(it: SimpleNamespace) -> str:
     """Return the stream times of the first and last trace."""
     first, last = (time[:16].replace("T", " ") for time in (it.first, it.last))
     return f"{first} UTC" if first == last else f"{first} to {last.removeprefix(first[:11])} UTC"
 
 
-def warnings(it: Report) -> Iterator[str]:
+def warnings(it: SimpleNamespace) -> Iterator[str]:
     """Yield what a reader of the figures must know."""
     if len(it.embedders) > 1:
         made = "; ".join(f"{maker}: {count:,}" for maker, count in it.embedders)
@@ -180,7 +166,7 @@ def warnings(it: Report) -> Iterator[str]:
         yield f"traces with hidden text, by the screen's rule: {marks}"
 
 
-def reaching_table(rows: Iterable[Domain], name: Callable[[str], str] = shown_name) -> Table:
+def reaching_table(rows: Iterable[SimpleNamespace], name: Callable[[str], str] = shown_name) -> Table:
     """Return the share of each domain that reaches a threshold."""
     return Table(["domain", *(f"{THRESHOLDS[place]:.2f}" for place in TABLE)], [
         [name(row.domain), *(percent(row.before.reaching[place]) for place in TABLE)] for row in rows
@@ -190,7 +176,7 @@ def reaching_table(rows: Iterable[Domain], name: Callable[[str], str] = shown_na
 # -- what other settings change
 
 
-def changes(it: Report) -> str:
+def changes(it: SimpleNamespace) -> str:
     """Return what the settings change, in a sentence; "" if nothing was tried, or a share alone changes nothing."""
     total = it.total
     if it.changes is None or (it.share is not None and not total.to_accepted + total.to_rejected):
@@ -201,27 +187,26 @@ def changes(it: Report) -> str:
     return f"Accepted with these settings: {before} -> {after}"
 
 
-def _changed(total: Domain, by: Changes, title: str, rows: Sequence[Domain]) -> Iterator[Any]:
-    changed = total.to_accepted + total.to_rejected
-    yield Text(f"\n{title}" if changed else "\nWith these settings no decision changes.", "bold")
+def _print_changes(console: Console, it: SimpleNamespace, title: str) -> None:
+    total, changed = it.total, it.total.to_accepted + it.total.to_rejected
+    console.print(Text(f"\n{title}" if changed else "\nWith these settings no decision changes.", "bold"))
     if not changed:
         return
-    if by.same_share is not None and total.before.accepted != total.after.accepted:
-        yield Text(f"one threshold for all, {by.same_share!r}, would accept as many as now")
-    yield ""
-    yield Table(("domain", "traces", "threshold", "accepted", "become\naccepted", "become\nrejected"), [
+    if it.changes.same_share is not None and total.before.accepted != total.after.accepted:
+        console.print(Text(f"one threshold for all, {it.changes.same_share!r}, would accept as many as now"))
+    console.print("", Table(("domain", "traces", "threshold", "accepted", "become\naccepted", "become\nrejected"), [
         [_domain(row.domain), f"{row.traces:,}", _arrow(_threshold(row.before), _threshold(row.after)),
          _arrow(*(percent(side.accepted / row.traces) for side in (row.before, row.after))), f"{row.to_accepted:,}",
          f"{row.to_rejected:,}"]
-        for row in rows
-    ])  # fmt: skip
+        for row in (total, *it.domains)
+    ]), sep="\n")  # fmt: skip
     more = f", the first {DECISIONS} (--json has more)" if changed > DECISIONS else ""
-    yield Text(f"\nDecisions that change: {changed:,}{more}", "bold")
-    yield Table(("trace", "domain", "score", "decision"), [
-        [cut_text(shown_text(each.id.removeprefix("kp:trace:")), 36), cut_text(shown_name(each.domain), 12),
-         score_change(each), each.after.decision]
-        for each in by.decisions[:DECISIONS]
-    ])  # fmt: skip
+    console.print(Text(f"\nDecisions that change: {changed:,}{more}", "bold"))
+    console.print(Table(("trace", "domain", "score", "decision"), [
+        [cut_text(shown_text(trace.id.removeprefix("kp:trace:")), 36), cut_text(shown_name(trace.domain), 12),
+         score_change(trace), trace.after.decision]
+        for trace in it.changes.decisions[:DECISIONS]
+    ]))  # fmt: skip
 
 
 def score_change(it: Trace) -> str:
@@ -233,13 +218,13 @@ def score_change(it: Trace) -> str:
 # -- thresholds for a share
 
 
-def share_headline(it: Proposal, total: Domain) -> str:
+def share_headline(it: SimpleNamespace, total: SimpleNamespace) -> str:
     """Return what is proposed."""
     before, after = (percent(count / total.traces) for count in (it.accepted_before, it.accepted))
     return f"Thresholds for the best {it.share * 100:g}% of each domain; accepted of all: {before} -> {after}"
 
 
-def share_table(it: Proposal, name: Callable[[str], str] = shown_name) -> Table:
+def share_table(it: SimpleNamespace, name: Callable[[str], str] = shown_name) -> Table:
     """Return the proposed thresholds."""
     return Table(("domain", "traces", "threshold", "95% interval", "accepted"), [
         [name(row.domain), f"{row.traces:,}", _arrow(f"{row.threshold_before!r}", f"{row.threshold!r}"),
@@ -249,7 +234,7 @@ def share_table(it: Proposal, name: Callable[[str], str] = shown_name) -> Table:
     ])  # fmt: skip
 
 
-def share_notes(it: Proposal) -> Iterator[str]:
+def share_notes(it: SimpleNamespace) -> Iterator[str]:
     """Yield notes on the proposed thresholds."""
     named = []
     for row in it.domains:
@@ -281,13 +266,13 @@ def share_notes(it: Proposal) -> Iterator[str]:
 # -- recorded outcomes
 
 
-def outcome_headline(it: Outcomes) -> str:
+def outcome_headline(it: SimpleNamespace) -> str:
     """Return what was recorded."""
     tasks = f"{it.tasks:,} tasks ({shown_text(it.task)})" if it.task else "each run a task"
     return f"{it.runs:,} runs, {percent(it.succeeded)} succeeded by {shown_text(it.outcome)}; {tasks}"
 
 
-def parts_table(kind: str, parts: Iterable[Part]) -> Table:
+def parts_table(kind: str, parts: Iterable[SimpleNamespace]) -> Table:
     """Return the runs of each file or domain."""
     return Table((kind, "runs", "succeeded", "claims", "of them true"), [
         [cut_text(shown_name(part.name), 32), f"{part.runs:,}", percent(part.succeeded), f"{part.claims:,}",
@@ -296,7 +281,7 @@ def parts_table(kind: str, parts: Iterable[Part]) -> Table:
     ])  # fmt: skip
 
 
-def outcome_tables(it: Outcomes) -> list[Table]:
+def outcome_tables(it: SimpleNamespace) -> list[Table]:
     """Return the figures by kind of confidence."""
     bases = [basis for basis in (it.stated, it.record) if basis]
     return [
@@ -313,7 +298,7 @@ def outcome_tables(it: Outcomes) -> list[Table]:
     ]  # fmt: skip
 
 
-def sentences(it: Outcomes) -> Iterator[str]:
+def sentences(it: SimpleNamespace) -> Iterator[str]:
     """Yield sentences on what the figures show, and what they do not."""
     if it.judging is not None:
         yield (
@@ -347,7 +332,7 @@ def sentences(it: Outcomes) -> Iterator[str]:
         yield f"{it.runs} runs are few, so the intervals themselves are rough."
 
 
-def _about_score(basis: Basis, how: str) -> str:
+def _about_score(basis: SimpleNamespace, how: str) -> str:
     auc = basis.scopes[0].auc_score
     if auc is None:
         return f"{how}, there is nothing to compare."
@@ -359,7 +344,7 @@ def _about_score(basis: Basis, how: str) -> str:
     return start + f"the interval holds {CHANCE}, so it is not shown to tell success from failure."
 
 
-def _about_threshold(basis: Basis) -> str:
+def _about_threshold(basis: SimpleNamespace) -> str:
     now = "" if basis.succeeded is None else f" ({percent(basis.succeeded.value)} of them succeeded)"
     start, it = f"{basis.name}: {_percent(basis.accepted)} are accepted{now}. ", basis.better
     if it is None or it.gain is None or it.gain.low <= 0:
@@ -391,7 +376,7 @@ def _domain(name: str) -> str:
     return cut_text(shown_name(name), 16)
 
 
-def _threshold(it: Scores) -> str:
+def _threshold(it: SimpleNamespace) -> str:
     return "" if it.threshold is None else shown_threshold(it.threshold)
 
 
@@ -413,7 +398,7 @@ SERIES = 8
 """Number of colours for curves; a ninth would be hard to distinguish."""
 
 
-def render(it: Report) -> str:
+def render(it: SimpleNamespace) -> str:
     """Return the page; it depends only on the numbers."""
     import jinja2
 
