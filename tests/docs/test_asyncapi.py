@@ -35,7 +35,7 @@ from worker.core.documents import scored_record
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
-from worker.core.track_record import Stored, TrackRecord, encode_row
+from worker.core.track_record import AgentRecord, TrackRecord, encode_row
 from worker.core.verdicts import Ruling, judged_record, make_verdict, sign_verdict
 from worker.kafka.topics import CHANGELOG_CONFIG
 from worker.observe.metrics import REFUSAL_REASONS
@@ -182,7 +182,7 @@ def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
     (change,) = TrackRecord(TOPIC_ID).add(verdict, 0, 7).changes
     key, value = encode_row(change)
     assert key.startswith(RECORD_PREFIX)
-    check_row("trackRecord", value, Stored.__struct_fields__)
+    check_row("trackRecord", value, AgentRecord.__struct_fields__)
 
 
 def test_the_cache_entry_is_the_code_s() -> None:

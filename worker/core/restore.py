@@ -36,7 +36,7 @@ from worker.core.changelog import (
 )
 from worker.core.novelty import Vector
 from worker.core.records import Fault, Row
-from worker.core.track_record import TrackRecord, read_stored
+from worker.core.track_record import TrackRecord, read_record
 
 # -- which epoch continues
 
@@ -264,7 +264,7 @@ def restore(log: Log, where: SourcePosition, cache: ModelCache | None) -> Restor
     and only the track records are restored. Raises OtherModelError if other probes are kept than the cache's.
     """
     kinds = log.by_kind()
-    stored, damaged_records = _read(kinds[Kind.TRACK_RECORD], lambda it: read_stored(it.key or b"", it.value))
+    stored, damaged_records = _read(kinds[Kind.TRACK_RECORD], lambda it: read_record(it.key or b"", it.value))
     track_record = TrackRecord(where.topic_id or "", known_from=0)
     changes = track_record.restore(stored, where.offset)
     damage = [*log.faults, *damaged_records]

@@ -15,12 +15,12 @@ import hashlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from msgspec.structs import replace
 
 from worker.core.changelog import RECORD_PREFIX, Offset, unpack
 from worker.core.novelty import CACHED_ID_LENGTH
@@ -96,8 +96,15 @@ def standing(tally: Tally, records: int, firsts: int) -> Standing:
     return Standing(used, tally.judged, tally.succeeded / MILLION)
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A record on the changelog."""
+@functools.lru_cache(4096)
+def record_key(agent_id: str, domain: str) -> bytes:
+    """Return the changelog key of an agent's record in a domain."""
+    name = f"{len(agent_id)}:{agent_id}{domain}".encode("utf-8", "surrogatepass")
+    return RECORD_PREFIX + hashlib.blake2b(name, digest_size=16).hexdigest().encode()
+
+
+class AgentRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """The record of one agent in one domain, as on the changelog. Each verdict makes a new one."""
 
     version: int
     agent_id: _Name
@@ -109,53 +116,113 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
     first: Millionths | None  # success of the first dropped verdict
     verdicts: Annotated[bytes, Meta(min_length=_SIZE, max_length=KEPT * _SIZE)]  # rising (see `_ENTRY`)
 
-    def problem(self) -> str | None:
-        """Return what is damaged although each field has a valid value; None if nothing is."""
+    @property
+    def name(self) -> tuple[str, str]:
+        """The agent and the domain."""
+        return self.agent_id, self.domain
+
+    @property
+    def key(self) -> bytes:
+        """The record's key on the changelog."""
+        return record_key(self.agent_id, self.domain)
+
+    @property
+    def first_success(self) -> int:
+        """The first verdict's success, in millionths."""
+        return _success(self.verdicts) if self.first is None else self.first
+
+    @functools.cached_property
+    def tally(self) -> Tally:
+        """The sums over the verdicts."""
+        count = len(self.verdicts) // _SIZE
+        success = np.ndarray((count,), _ENTRY["success"], self.verdicts, _DROPPED, (_SIZE,))
+        succeeded, weighted = success.dot(_SUMS[-count:]).tolist()
+        return Tally(count, succeeded, _WEIGHT_OF[count], weighted)
+
+    def check(self) -> None:
+        """Raise ValueError for damage although each field has a valid value."""
         if len(self.dropped) not in (0, _DROPPED) or (self.dropped and self.first is None):
-            return "what was dropped is out of range"
+            raise ValueError("track record: what was dropped is out of range")
         if len(self.verdicts) % _SIZE:
-            return "the size of the verdicts is out of range"
-        orders = [self.dropped[:_ORDER], *_orders(self.verdicts)]
-        if any(a >= b for a, b in itertools.pairwise(orders)):
-            return "the verdicts are not in order"
+            raise ValueError("track record: the size of the verdicts is out of range")
+        orders = [self.verdicts[at : at + _ORDER] for at in range(0, len(self.verdicts), _SIZE)]
+        if any(a >= b for a, b in itertools.pairwise([self.dropped[:_ORDER], *orders])):
+            raise ValueError("track record: the verdicts are not in order")
         rows = np.frombuffer(self.verdicts, _ENTRY)
         if int(rows["offset"].max()) > self.last_offset or int(rows["success"].max()) > MILLION:
-            return "a verdict is out of range"
+            raise ValueError("track record: a verdict is out of range")
+
+    def before(self, offset: int) -> AgentRecord | None:
+        """Return the record as it was before a source offset; None if it had no verdict then.
+
+        Verdicts that were replaced or dropped cannot be recovered. If the last dropped one will be read again, the
+        verdicts read with it may enter again: the ones that pushed them out may be refused this time.
+        """
+        dropped = self.dropped if int.from_bytes(self.dropped[_ORDER:]) < offset else b""
+        if self.last_offset < offset:
+            return replace(self, dropped=dropped)
+        rows = np.frombuffer(self.verdicts, _ENTRY)
+        rows = rows[rows["offset"] < offset]
+        if not len(rows):
+            return None
+        return replace(self, dropped=dropped, verdicts=rows.tobytes(), last_offset=int(rows["offset"].max()))
+
+    def with_verdict(self, order: bytes, offset: int, success: int) -> AgentRecord | None:
+        """Return the record with a verdict added; None if that changes nothing.
+
+        A verdict changes nothing if it is a copy, if its judge has issued a later one on the trace, or if later ones
+        have pushed it out.
+        """
+        dropped, first = self.dropped, self.first
+        if dropped and order <= dropped[:_ORDER]:
+            return None
+        verdicts, same = self.verdicts, self._place(order[8:])
+        if same is not None:
+            known = verdicts[same : same + _SIZE]
+            if known[:_ORDER] > order or (known[:_ORDER] == order and known[-4:] == success.to_bytes(4)):
+                return None
+            verdicts = verdicts[:same] + verdicts[same + _SIZE :]
+        place = len(verdicts)
+        while place and verdicts[place - _SIZE : place - _SIZE + _ORDER] > order:
+            place -= _SIZE
+        verdicts = b"".join((verdicts[:place], order, offset.to_bytes(8), success.to_bytes(4), verdicts[place:]))
+        if len(verdicts) > KEPT * _SIZE:
+            dropped = verdicts[:_DROPPED]
+            if first is None:
+                first = _success(verdicts)
+            verdicts = verdicts[_SIZE:]
+        return replace(self, last_offset=max(self.last_offset, offset), dropped=dropped, first=first, verdicts=verdicts)
+
+    def _place(self, who: bytes) -> int | None:
+        """Return the position of the verdict with these hashes of trace and judge; None if there is none."""
+        at = self.verdicts.find(who)
+        while at >= 0:
+            if at % _SIZE == _ORDER - len(who):
+                return at - at % _SIZE
+            at = self.verdicts.find(who, at + 1)
         return None
 
 
-Change = tuple[bytes, Stored | None]
+Change = tuple[bytes, AgentRecord | None]
 """A changelog row that is not encoded yet, as a batch writes only the last one of each key. None is a tombstone."""
 
 _packer = msgspec.msgpack.Encoder()
-_unpacker = msgspec.msgpack.Decoder(Stored)
+_unpacker = msgspec.msgpack.Decoder(AgentRecord)
 
 
 def encode_row(row: Row | Change) -> Row:
     """Return the encoded changelog row."""
     key, value = row
-    return (key, _packer.encode(value)) if isinstance(value, Stored) else (key, value)
+    return (key, _packer.encode(value)) if isinstance(value, AgentRecord) else (key, value)
 
 
-def record_key(agent_id: str, domain: str) -> bytes:
-    """Return the changelog key of an agent's record in a domain."""
-    name = f"{len(agent_id)}:{agent_id}{domain}".encode("utf-8", "surrogatepass")
-    return RECORD_PREFIX + hashlib.blake2b(name, digest_size=16).hexdigest().encode()
-
-
-def read_stored(key: bytes, value: bytes) -> Stored:
+def read_record(key: bytes, value: bytes) -> AgentRecord:
     """Read a record from the changelog; the key must match. Raises ValueError for damage."""
-    stored = unpack(_unpacker, value, RECORD_VERSION, "a track record")
-    if record_key(stored.agent_id, stored.domain) != key:
+    record = unpack(_unpacker, value, RECORD_VERSION, "a track record")
+    if record.key != key:
         raise ValueError("the track record has the key of another one")
-    problem = stored.problem()
-    if problem is not None:
-        raise ValueError(f"track record: {problem}")
-    return stored
-
-
-def _orders(verdicts: bytes) -> list[bytes]:
-    return [verdicts[at : at + _ORDER] for at in range(0, len(verdicts), _SIZE)]
+    record.check()
+    return record
 
 
 def _order(verdict: Verdict, issued_ms: int) -> bytes:
@@ -175,102 +242,10 @@ def _judge_hash(judge: str) -> bytes:
     return hashlib.blake2b(judge.encode(), digest_size=8).digest()
 
 
-@dataclass(eq=False, slots=True)
-class _Record:
-    """The record of one agent in one domain (`Stored`). Immutable: each verdict makes a new one."""
-
-    agent_id: str
-    domain: str
-    key: bytes
-    last_offset: int = -1
-    dropped: bytes = b""
-    first_dropped: int | None = None
-    verdicts: bytes = b""
-    _tally: Tally | None = field(default=None, init=False)
-
-    @classmethod
-    def of(cls, stored: Stored, below: int) -> _Record | None:
-        """Return the record as it was before the source offset `below`; None if it had no verdict then.
-
-        Verdicts that were replaced or dropped cannot be recovered. If the last dropped one will be read again, the
-        verdicts read with it may enter again: the ones that pushed them out may be refused this time.
-        """
-        dropped = stored.dropped if int.from_bytes(stored.dropped[_ORDER:]) < below else b""
-        verdicts, last_offset = stored.verdicts, stored.last_offset
-        if last_offset >= below:
-            rows = np.frombuffer(verdicts, _ENTRY)
-            rows = rows[rows["offset"] < below]
-            if not len(rows):
-                return None
-            verdicts, last_offset = rows.tobytes(), int(rows["offset"].max())
-        key = record_key(stored.agent_id, stored.domain)
-        return cls(stored.agent_id, stored.domain, key, last_offset, dropped, stored.first, verdicts)
-
-    @property
-    def first(self) -> int:
-        """The first verdict's success, in millionths."""
-        if self.first_dropped is not None:
-            return self.first_dropped
-        return _success(self.verdicts)
-
-    def with_verdict(self, order: bytes, offset: int, success: int) -> _Record | None:
-        """Return the record with a verdict added; None if that changes nothing.
-
-        A verdict changes nothing if it is a copy, if its judge has issued a later one on the trace, or if later ones
-        have pushed it out.
-        """
-        dropped, first_dropped = self.dropped, self.first_dropped
-        if dropped and order <= dropped[:_ORDER]:
-            return None
-        verdicts, same = self.verdicts, self._place(order[8:])
-        if same is not None:
-            known = verdicts[same : same + _SIZE]
-            if known[:_ORDER] > order or (known[:_ORDER] == order and known[-4:] == success.to_bytes(4)):
-                return None
-            verdicts = verdicts[:same] + verdicts[same + _SIZE :]
-        place = len(verdicts)
-        while place and verdicts[place - _SIZE : place - _SIZE + _ORDER] > order:
-            place -= _SIZE
-        verdicts = b"".join((verdicts[:place], order, offset.to_bytes(8), success.to_bytes(4), verdicts[place:]))
-        if len(verdicts) > KEPT * _SIZE:
-            dropped = verdicts[:_DROPPED]
-            if first_dropped is None:
-                first_dropped = _success(verdicts)
-            verdicts = verdicts[_SIZE:]
-        return _Record(
-            self.agent_id, self.domain, self.key, max(self.last_offset, offset), dropped, first_dropped, verdicts
-        )
-
-    def _place(self, who: bytes) -> int | None:
-        """Return the position of the verdict with these hashes of trace and judge; None if there is none."""
-        at = self.verdicts.find(who)
-        while at >= 0:
-            if at % _SIZE == _ORDER - len(who):
-                return at - at % _SIZE
-            at = self.verdicts.find(who, at + 1)
-        return None
-
-    def tally(self) -> Tally:
-        """Return the sums over the verdicts."""
-        if self._tally is None:
-            count = len(self.verdicts) // _SIZE
-            success = np.ndarray((count,), _ENTRY["success"], self.verdicts, _DROPPED, (_SIZE,))
-            succeeded, weighted = success.dot(_SUMS[-count:]).tolist()
-            self._tally = Tally(count, succeeded, _WEIGHT_OF[count], weighted)
-        return self._tally
-
-    def change(self, topic_id: str) -> Change:
-        """Return the record's changelog row."""
-        return self.key, Stored(
-            RECORD_VERSION, self.agent_id, self.domain, topic_id,
-            self.last_offset, self.dropped, self.first_dropped, self.verdicts,
-        )  # fmt: skip
-
-
 class Weighed(NamedTuple):
     """The effect of a verdict."""
 
-    record: _Record | None  # the agent's, including it; None: it changes nothing
+    record: AgentRecord | None  # the agent's, including it; None: it changes nothing
     gained: int  # its change to the sum of first successes
     standing: Standing  # the agent's after it
     changes: list[Change]
@@ -283,7 +258,9 @@ class TrackRecord:
         """`known_from`: the offset from which on the partition was read; None: all verdicts that are given count."""
         self._topic_id = topic_id
         self.known_from = known_from
-        self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()  # in the order of their latest verdicts
+        self._records: OrderedDict[tuple[str, str], AgentRecord] = (
+            OrderedDict()
+        )  # in the order of their latest verdicts
         self.firsts = 0  # sum of the first verdicts' successes, millionths
 
     def __len__(self) -> int:
@@ -300,22 +277,21 @@ class TrackRecord:
         old = self._records.get(name)
         new = None
         if not self._may_be_gone(verdict):
-            new = (old or _Record(*name, record_key(*name))).with_verdict(
-                _order(verdict, issued_ms), offset, verdict.millionths
-            )
+            start = old or AgentRecord(RECORD_VERSION, *name, self._topic_id, -1, b"", None, b"")
+            new = start.with_verdict(_order(verdict, issued_ms), offset, verdict.millionths)
         if new is None:
             return Weighed(None, 0, self.standing(*name), [])
-        records, gained = len(self._records), new.first
-        changes = [new.change(self._topic_id)]
+        records, gained = len(self._records), new.first_success
+        changes: list[Change] = [(new.key, new)]
         if old is not None:
-            gained -= old.first
+            gained -= old.first_success
         elif records < MAX_RECORDS:
             records += 1
         else:
             oldest = next(iter(self._records.values()))
-            gained -= oldest.first
+            gained -= oldest.first_success
             changes.append((oldest.key, None))
-        return Weighed(new, gained, standing(new.tally(), records, self.firsts + gained), changes)
+        return Weighed(new, gained, standing(new.tally, records, self.firsts + gained), changes)
 
     def _may_be_gone(self, verdict: Verdict) -> bool:
         """Return whether a record that had this verdict may be gone; never known for a verdict without an offset."""
@@ -330,7 +306,7 @@ class TrackRecord:
         if record is None:
             return
         self.firsts += weighed.gained
-        self._put((record.agent_id, record.domain), record)
+        self._put(record)
         if len(self._records) > MAX_RECORDS:
             self._records.popitem(last=False)
 
@@ -340,7 +316,7 @@ class TrackRecord:
         self.keep(weighed)
         return weighed
 
-    def restore(self, stored: Iterable[Stored], below: int) -> list[Row]:
+    def restore(self, stored: Iterable[AgentRecord], below: int) -> list[Row]:
         """Restore the records as they were before the source offset `below`, where the partition continues.
 
         Return the rows that the next commit must write: those of records with verdicts at or past that offset, or of
@@ -348,19 +324,19 @@ class TrackRecord:
         """
         rows: list[Row] = []
         restored = []
-        for each in stored:
-            record = None if each.topic_id != self._topic_id else _Record.of(each, below)
+        for now in stored:
+            record = now.before(below) if now.topic_id == self._topic_id else None
             if record is None:
-                rows.append((record_key(each.agent_id, each.domain), None))
+                rows.append((now.key, None))
                 continue
             restored.append(record)
-            if record.last_offset != each.last_offset:
-                rows.append(encode_row(record.change(self._topic_id)))
-        for record in sorted(restored, key=lambda it: it.last_offset):
-            self.firsts += record.first
-            self._put((record.agent_id, record.domain), record)
+            if record.last_offset != now.last_offset:
+                rows.append(encode_row((record.key, record)))
+        for record in sorted(restored, key=lambda record: record.last_offset):
+            self.firsts += record.first_success
+            self._put(record)
         overflow = [self._records.popitem(last=False)[1] for _ in range(len(self._records) - MAX_RECORDS)]
-        self.firsts -= sum(record.first for record in overflow)
+        self.firsts -= sum(record.first_success for record in overflow)
         return rows + [(record.key, None) for record in overflow]
 
     def listed(self) -> Iterator[tuple[str, str, Standing]]:
@@ -371,9 +347,10 @@ class TrackRecord:
     def tally(self, name: tuple[str, str]) -> Tally:
         """Return the sums over the record of an agent and domain."""
         record = self._records.get(name)
-        return NOTHING if record is None else record.tally()
+        return NOTHING if record is None else record.tally
 
-    def _put(self, name: tuple[str, str], record: _Record) -> None:
+    def _put(self, record: AgentRecord) -> None:
+        name = record.name
         self._records[name] = record
         self._records.move_to_end(name)
 

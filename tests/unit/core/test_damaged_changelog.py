@@ -40,7 +40,7 @@ from worker.core.restore import Log, ModelCache, Restored, SourcePosition, resto
 from worker.core.scorer import PartitionScorer
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import Reason
-from worker.core.track_record import TrackRecord, encode_row, read_stored, record_key
+from worker.core.track_record import TrackRecord, encode_row, read_record, record_key
 from worker.core.verdicts import Verdict
 
 DIMENSIONS, CAPACITY, TTL = 8, 10, 3_600_000
@@ -190,7 +190,7 @@ def entry_is_whole(value: bytes) -> None:
 
 
 def record_counts(value: bytes) -> None:
-    stored = read_stored(record_key("ada", "code"), value)
+    stored = read_record(record_key("ada", "code"), value)
     record = TrackRecord(stored.topic_id)
     record.restore([stored], 100)
     assert 0 <= record.standing("ada", "code").used <= 1

@@ -20,7 +20,7 @@ from worker.core.track_record import (
     Standing,
     TrackRecord,
     encode_row,
-    read_stored,
+    read_record,
     record_key,
 )
 from worker.core.verdicts import Verdict, issued_ms
@@ -114,7 +114,7 @@ def add_all(record: TrackRecord, read: Iterable[tuple[int, Verdict]]) -> list[Ro
 
 def restored(log: Log, below: int, topic_id: str = TOPIC_ID) -> tuple[TrackRecord, list[Row]]:
     record = TrackRecord(topic_id)
-    stored = [read_stored(key, value) for key, value in log.live() if key.startswith(RECORD_PREFIX)]
+    stored = [read_record(key, value) for key, value in log.live() if key.startswith(RECORD_PREFIX)]
     return record, record.restore(stored, below)
 
 
@@ -241,7 +241,7 @@ def test_copies_do_not_make_a_record_anew_that_had_to_go(monkeypatch: pytest.Mon
     assert copies_count(record, 30, *good) == [False] * 4
     apply(log, add_all(record, [(40, verdict("eve", success=0, at=40, offset=35))]))
     assert copies_count(record, 41, *good) == [False] * 4
-    stored = [read_stored(key, value) for key, value in log.live()]
+    stored = [read_record(key, value) for key, value in log.live()]
     record = TrackRecord(TOPIC_ID, 0)
     record.restore(stored, 41)
     assert copies_count(record, 41, *good) == [False] * 4
@@ -297,4 +297,4 @@ def test_a_record_with_the_key_of_another_one_is_damaged() -> None:
     ((_, value),) = add_all(TrackRecord(TOPIC_ID), [(7, verdict())])
     assert value is not None
     with pytest.raises(ValueError, match="key of another"):
-        read_stored(record_key("bob", "code"), value)
+        read_record(record_key("bob", "code"), value)
