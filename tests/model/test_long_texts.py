@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.stage import LINES
 from worker import embedding_text, parse_trace
+from worker.config import load
 from worker.embed.embedder import Embedder
 from worker.embed.load import load_embedder
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
@@ -32,7 +33,7 @@ def embedders() -> dict[str, Embedder]:
     """Return both runtimes. Needs the exported model, as `make` leaves it."""
     found = {}
     for kind in ("openvino", "sentence-transformers"):
-        embedder = load_embedder(kind, None, LIMIT, 1, "fp32")
+        embedder = load_embedder(load(embedder=kind, max_tokens=LIMIT, embed_threads=1))
         assert embedder is not None
         found[kind] = embedder
     return found

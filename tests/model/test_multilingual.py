@@ -10,6 +10,7 @@ from tests.support.processes import run_command
 from tests.support.stage import Diagnosis
 from tests.support.surroundings import environment
 from worker.cli import cli
+from worker.config import load
 from worker.core.novelty import VectorCache
 from worker.embed.embedder import MULTILINGUAL, MULTILINGUAL_NAME, ModelError
 from worker.embed.export import RECORDED, open_multilingual
@@ -33,7 +34,7 @@ def embedder() -> OpenVinoEmbedder:
     fetch = ["fetch-model", "--model", MULTILINGUAL, "--if-missing"]
     done = run_command("worker", fetch, environment(), seconds=240)
     assert done.returncode == 0, done.stderr
-    found = load_embedder("auto", MULTILINGUAL, 256, 0, "fp32")
+    found = load_embedder(load(embedder="auto", model=MULTILINGUAL))
     assert isinstance(found, OpenVinoEmbedder)
     return found
 
@@ -87,9 +88,9 @@ def test_without_it_the_command_that_fetches_it_is_named(tmp_path: Path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for kind in ("auto", "openvino"):
         with pytest.raises(ModelError, match="run kp-worker fetch-model --model multilingual"):
-            load_embedder(kind, MULTILINGUAL, 128, 1, "fp32")
+            load_embedder(load(embedder=kind, model=MULTILINGUAL))
     with pytest.raises(ModelError, match="runs with OpenVINO alone: set KP_EMBEDDER=auto"):
-        load_embedder("sentence-transformers", MULTILINGUAL, 128, 1, "fp32")
+        load_embedder(load(embedder="sentence-transformers", model=MULTILINGUAL))
     assert find_exported(MULTILINGUAL) is None
     diagnosis = Diagnosis({"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KP_EMBEDDER": "auto", "KP_MODEL": MULTILINGUAL})
     assert any("fetch-model --model multilingual" in message for message in diagnosis.failed())

@@ -14,6 +14,7 @@ from tests.support.builders import trace_document
 from tests.support.output_embedding import decode
 from worker import parse_trace
 from worker.cli import cli
+from worker.config import load
 from worker.core.novelty import unit_mean
 from worker.core.trace import embedded_texts
 from worker.embed.load import load_embedder
@@ -83,7 +84,7 @@ def test_score_embeds_the_objective_apart(file: Path, tmp_path: Path) -> None:
     settings = ["--set", "embed_text=objective", "--set", "output_embedding=true", "--set", "max_tokens=128"]
     done = CliRunner().invoke(cli, ["score", str(file), "-o", str(output), *settings])
     assert done.exit_code == 0, done.stderr
-    embedder = load_embedder("auto", None, 128, 0, "fp32")
+    embedder = load_embedder(load(embedder="auto", max_tokens=128))
     assert embedder is not None
     assert not re.search("objective.* truncated", done.stderr)
     for line, scored in zip(file.read_bytes().splitlines(), output.read_bytes().splitlines(), strict=True):

@@ -18,9 +18,10 @@ import numpy as np
 from tests.support.output_embedding import decode, score_file
 from tests.support.stage import LINES
 from worker import embedding_text, parse_trace
+from worker.config import load
 from worker.embed.load import load_embedder
 
-embedder = load_embedder("openvino", None, 256, 1, "fp32")
+embedder = load_embedder(load(embedder="openvino", embed_threads=1))
 vectors = [embedder.embed(embedding_text(parse_trace(line))).vector for line in LINES[:12]]
 documents = score_file(LINES[:12], embedder, output_embedding=True)
 assert [decode(it).tobytes() for it in documents] == [it.tobytes() for it in vectors], "not the embedder's bits"

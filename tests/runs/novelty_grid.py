@@ -34,9 +34,8 @@ from worker.commands.shared.json_lines import value_at
 from worker.config import ConfigError, Settings, read
 from worker.config.loading import parse_assignments
 from worker.core.trace import ReasoningTrace, embedded_texts, is_objective, parse_trace
-from worker.embed.embedder import Embedder, Embedding
-from worker.embed.load import load_configured
-from worker.embed.pool import mean_of_parts
+from worker.embed.embedder import Embedder, Embedding, mean_of_parts
+from worker.embed.load import load_embedder
 
 GRID: Final = ("embed_text", "max_tokens", "model", "precision", "embedder")
 """Settings that --grid may vary: those that affect vectors."""
@@ -201,7 +200,7 @@ class Vectors:
         """Return the vectors, shape (n, dimensions), and the numbers of truncated and of equal traces (see `Row`)."""
         key = (settings.embedder, settings.model, settings.precision, settings.max_tokens)
         if key not in self._embedders:
-            embedder = load_configured(settings)
+            embedder = load_embedder(settings)
             if embedder is None:
                 sys.exit("KP_EMBEDDER=none makes no vectors; choose another embedder")
             self._embedders[key] = embedder, {}

@@ -26,6 +26,7 @@ from tests.support.crash_worker import hash_vector
 from tests.support.figures import Figure, Source, Watch, at_marks, growth, open_transactions
 from tests.support.kafka_fixtures import consume_all, create_topics, unique, wait_until
 from tests.support.processes import interrupt_on_signals
+from worker.config import load
 from worker.embed.load import load_embedder
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -257,7 +258,7 @@ def judge(run: Run) -> tuple[list[str], list[str]]:
 
 def model_vectors() -> Callable[[str], Any]:
     """Return the real model's vector of a text."""
-    embedder = load_embedder("auto", None, 256, 0, "fp32")
+    embedder = load_embedder(load(embedder="auto"))
     assert embedder is not None
     return lambda text: embedder.embed(text).vector
 

@@ -36,7 +36,7 @@ from worker.commands.run import run_service
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding, Reading
-from worker.embed.load import load_configured
+from worker.embed.load import load_embedder
 from worker.kafka.producer import Producer
 from worker.kafka.protocol import Offsets
 from worker.kafka.rows import PartitionRows, RefusedBatch
@@ -258,7 +258,7 @@ def _slowly(read_logs: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable
 def load(settings: config.Settings) -> Embedder | None:
     """Return the stand-in, or with TEST_REAL_MODEL=1 what the settings name."""
     if os.environ.get("TEST_REAL_MODEL") == "1":
-        return load_configured(settings)
+        return load_embedder(settings)
     return HashEmbedder(settings.embed_text)
 
 

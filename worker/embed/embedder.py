@@ -7,17 +7,16 @@ worker computes the same bits.
 import hashlib
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from worker.core.changelog import Probes
-from worker.core.novelty import LENGTH_TOLERANCE, Vector, unit
+from worker.core.novelty import LENGTH_TOLERANCE, Vector, unit, unit_mean
 from worker.core.records import EmbedderIdentity
+from worker.core.trace import is_objective
 from worker.version import install_extra
 
 OFFICIAL_NAME: Final = "all-MiniLM-L6-v2"
@@ -85,30 +84,6 @@ class Embedder(Protocol):
     def embed(self, text: str, objective: bool = False) -> Embedding:
         """Embed one text, or an objective."""
         return self.infer(self.read(text, objective))
-
-
-@runtime_checkable
-class ServedEmbedder(Embedder, Protocol):
-    """A remote embedder, which groups texts into its own requests (http_embedder.py)."""
-
-    probes: Probes
-    """Vectors of fixed texts, which identify its model."""
-
-    def submit(self, reading: Reading) -> Future[Embedding]:
-        """Return the future embedding of a text. It fails with ModelError, or with another error of this text."""
-        ...
-
-    def problem(self) -> str | None:
-        """Return why texts are waiting for it, or None."""
-        ...
-
-    def counts(self) -> Mapping[str, float]:
-        """Return totals since the start: requests, failures, texts, seconds."""
-        ...
-
-    def close(self) -> None:
-        """Drop the waiting texts and stop."""
-        ...
 
 
 def packaged_weights() -> Path | None:
@@ -219,6 +194,24 @@ def embed_or_diagnose(
         except Exception as broken:
             raise ModelError(f"the model fails on every text: {broken!r}") from broken
         raise
+
+
+def mean_of_parts(parts: Sequence[Embedding]) -> Embedding:
+    """Return the embedding of a trace from its parts. Raises ValueError if they cancel each other out."""
+    if len(parts) == 1:
+        return parts[0]
+    return Embedding(
+        unit_mean([part.vector for part in parts]),
+        any(part.truncated for part in parts),
+        any(part.objective_truncated for part in parts),
+    )
+
+
+def embed_trace(embedder: Embedder, texts: Sequence[str], view: str) -> Embedding:
+    """Embed a trace from its `embedded_texts` in this view, as the worker does; fails as `embed_or_diagnose` does."""
+    return mean_of_parts(
+        [embed_or_diagnose(embedder, text, is_objective(index, view)) for index, text in enumerate(texts)]
+    )
 
 
 CHARS_A_TOKEN: Final = 8  # characters to tokenise at first for each needed token: nearly twice as many as English has

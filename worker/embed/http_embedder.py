@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -41,10 +41,10 @@ from worker.core.terminal import clean, number_of
 from worker.embed.embedder import (
     MAX_CHARS,
     OFFICIAL_NAME,
+    Embedder,
     Embedding,
     ModelError,
     Reading,
-    ServedEmbedder,
     ServiceUnavailableError,
 )
 from worker.embed.reference_texts import CHECK_TOKENS, TEXTS, recorded_vectors
@@ -287,7 +287,7 @@ class _Text:
     refused_at: int | None = None  # how many requests had succeeded when it was first refused
 
 
-class HttpEmbedder(ServedEmbedder):
+class HttpEmbedder(Embedder):
     """Embeds through a service, with several requests at a time, in an event loop in its own thread.
 
     The constructor checks the service for at most START_SECONDS. It raises ServiceUnavailableError, or ModelError if
@@ -319,11 +319,8 @@ class HttpEmbedder(ServedEmbedder):
         self._thread = threading.Thread(target=self._run, name="embedding-service", daemon=True)
         self._thread.start()
         atexit.register(self.close)
-        timeout = settings.stuck_seconds
-        self.service = self._call(_service(url, self._model, token, timeout, self._requests))
-        """The connections, with counters."""
         try:
-            self._vectors = self._call(self._start(settings.max_tokens))
+            self._vectors = self._call(self._start(url, token, settings.stuck_seconds, settings.max_tokens))
         except BaseException:
             self.close()
             raise
@@ -337,16 +334,14 @@ class HttpEmbedder(ServedEmbedder):
 
     def infer(self, reading: Reading) -> Embedding:
         """Embed one text once the service can. Raises ServiceError if it refuses the text, or ModelError."""
-        return self._add(_Text(reading.content, may_wait=False)).result()
+        return self.submit(reading, may_wait=False).result()
 
-    def submit(self, reading: Reading) -> Future[Embedding]:
+    def submit(self, reading: Reading, may_wait: bool = True) -> Future[Embedding]:
         """Return the future embedding of a text; it fails as `infer` does. The service truncates objectives like texts.
 
-        Where one text after another is refused, it is held.
+        `may_wait`: it is held where one text after another is refused.
         """
-        return self._add(_Text(reading.content, may_wait=True))
-
-    def _add(self, text: _Text) -> Future[Embedding]:
+        text = _Text(reading.content, may_wait)
         self._waiting.append(text)
         if not self._woken:
             self._woken = True
@@ -366,10 +361,6 @@ class HttpEmbedder(ServedEmbedder):
         if oldest is None or (seconds := time.monotonic() - oldest) < 10.0:  # an older one is slow
             return None
         return f"the embedding service at {self.service.url} has not answered for {seconds:.0f} s"
-
-    def counts(self) -> Mapping[str, float]:
-        """Return the totals of the service."""
-        return self.service.counts
 
     def close(self) -> None:
         """Drop the waiting texts and close the connections."""
@@ -397,8 +388,9 @@ class HttpEmbedder(ServedEmbedder):
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.service.close()
 
-    async def _start(self, max_tokens: int) -> list[Vector]:
+    async def _start(self, url: str, token: Token | None, timeout_seconds: float, max_tokens: int) -> list[Vector]:
         """Return the vectors of the probes. Raises ServiceUnavailableError, ModelError."""
+        self.service = EmbeddingService(url, self._model, token, timeout_seconds, self._requests)
         try:
             async with asyncio.timeout(START_SECONDS):
                 vectors = await self.service.embed(PROBES, None)
@@ -592,12 +584,6 @@ def _fail(texts: Sequence[_Text], failure: Exception) -> None:
 def _wanted(each: _Text) -> bool:
     """Return whether a text has no result yet and was not cancelled; from here on it cannot be cancelled."""
     return not each.future.done() and each.future.set_running_or_notify_cancel()
-
-
-async def _service(
-    url: str, model: str, token: Token | None, timeout_seconds: float, connections: int
-) -> EmbeddingService:
-    return EmbeddingService(url, model, token, timeout_seconds, connections)
 
 
 def _token(path: Path | None, url: str) -> Token | None:

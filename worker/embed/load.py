@@ -39,19 +39,7 @@ def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> Partiti
 def load_for_worker(settings: Settings) -> Embedder | None:
     """Load the embedder of these settings for KP_EMBED_IN_FLIGHT texts at a time; see `load_embedder`."""
     budget = settings.latency_budget_seconds if settings.embed_in_flight == "auto" else math.inf
-    return load_configured(settings, settings.most_in_flight, budget)
-
-
-def load_configured(settings: Settings, at_once: int = 1, budget_seconds: float = math.inf) -> Embedder | None:
-    """Load the embedder of these settings; see `load_embedder`, and `HttpEmbedder` for a remote model."""
-    if settings.embedder == "http":
-        from worker.embed.http_embedder import HttpEmbedder
-
-        return HttpEmbedder(settings)
-    return load_embedder(
-        settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
-        settings.embed_text, at_once, budget_seconds,
-    )  # fmt: skip
+    return load_embedder(settings, settings.most_in_flight, budget)
 
 
 def slow_runtime(kind: str, model: str | None) -> str | None:
@@ -70,23 +58,21 @@ def slow_runtime(kind: str, model: str | None) -> str | None:
     )
 
 
-def load_embedder(
-    kind: str,
-    model: str | None,
-    max_tokens: int,
-    threads: int,
-    precision: str,
-    embed_text: str = "whole",
-    at_once: int = 1,
-    budget_seconds: float = math.inf,
-) -> Embedder | None:
+def load_embedder(settings: Settings, at_once: int = 1, budget_seconds: float = math.inf) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
     `auto` uses the exported model if there is one for KP_MODEL and OpenVINO is installed, otherwise
     sentence-transformers. `at_once`: texts that the exported model embeds at once, as far as `budget_seconds` allows.
+    `http`: see HttpEmbedder.
     """
+    kind, model, precision = settings.embedder, settings.model, settings.precision
+    max_tokens, threads, view = settings.max_tokens, settings.embed_threads, settings.embed_text
     if kind == "none":
         return None
+    if kind == "http":
+        from worker.embed.http_embedder import HttpEmbedder
+
+        return HttpEmbedder(settings)
     if kind in ("auto", "openvino"):
         directory = find_exported(model) if kind == "openvino" or find_spec("openvino") else None
         if directory is None and model == MULTILINGUAL:
@@ -94,7 +80,7 @@ def load_embedder(
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
-            return OpenVinoEmbedder(directory, max_tokens, threads, precision, embed_text, at_once, budget_seconds)
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision, view, at_once, budget_seconds)
         if model is None and not find_spec("sentence_transformers"):
             raise ModelError(f"{fetch_first(model)}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
     if model == MULTILINGUAL:
@@ -105,4 +91,4 @@ def load_embedder(
         raise ModelError(
             f"KP_PRECISION={precision} needs an exported model: run kp-worker fetch-model, or set KP_PRECISION=fp32"
         )
-    return SentenceTransformersEmbedder(model, max_tokens, threads, embed_text)
+    return SentenceTransformersEmbedder(model, max_tokens, threads, view)

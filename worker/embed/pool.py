@@ -7,16 +7,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from worker.core.novelty import unit_mean
 from worker.core.records import EmbedderIdentity
 from worker.core.trace import is_objective
-from worker.embed.embedder import Embedder, Embedding, Reading, ServedEmbedder, embed_or_diagnose
+from worker.embed.embedder import Embedder, Embedding, Reading, embed_or_diagnose, mean_of_parts
+from worker.embed.http_embedder import HttpEmbedder
 
 
 class EmbeddingPool:
     """Embeds off the event loop, in the order of submission; equal inputs of the model once.
 
-    A model on this machine has a thread for each text that it embeds at once; a ServedEmbedder needs none. As many
+    A model on this machine has a thread for each text that it embeds at once; a service needs none. As many
     texts are admitted. Fleets retry, and repeat tasks whose traces begin alike: so the embeddings of the last
     `remembered` readings are kept.
     """
@@ -24,7 +24,7 @@ class EmbeddingPool:
     def __init__(self, embedder: Embedder, remembered: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._embedder = embedder
         self._remembered = remembered
-        self._served = embedder if isinstance(embedder, ServedEmbedder) else None
+        self._service = embedder if isinstance(embedder, HttpEmbedder) else None
         self.at_once = embedder.at_once
         self._known: OrderedDict[bytes, asyncio.Future[Embedding]] = OrderedDict()
         self._clock = clock
@@ -80,8 +80,8 @@ class EmbeddingPool:
 
     def _submit(self, text: str, objective: bool, reading: Reading | None) -> asyncio.Future[Embedding]:
         self._texts += 1
-        if self._served is not None and reading is not None:
-            future = asyncio.wrap_future(self._served.submit(reading))
+        if self._service is not None and reading is not None:
+            future = asyncio.wrap_future(self._service.submit(reading))
         else:
             future = asyncio.get_running_loop().run_in_executor(self._executor, self._embed, text, objective, reading)
         future.add_done_callback(self._release)
@@ -106,27 +106,9 @@ class EmbeddingPool:
 
     def close(self) -> None:
         """Drop queued texts and let the threads end."""
-        if self._served is not None:
-            self._served.close()
+        if self._service is not None:
+            self._service.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def mean_of_parts(parts: Sequence[Embedding]) -> Embedding:
-    """Return the embedding of a trace from its parts. Raises ValueError if they cancel each other out."""
-    if len(parts) == 1:
-        return parts[0]
-    return Embedding(
-        unit_mean([part.vector for part in parts]),
-        any(part.truncated for part in parts),
-        any(part.objective_truncated for part in parts),
-    )
-
-
-def embed_trace(embedder: Embedder, texts: Sequence[str], view: str) -> Embedding:
-    """Embed a trace from its `embedded_texts` in this view, as the worker does; fails as `embed_or_diagnose` does."""
-    return mean_of_parts(
-        [embed_or_diagnose(embedder, text, is_objective(index, view)) for index, text in enumerate(texts)]
-    )
 
 
 def _together(parts: Sequence[asyncio.Future[Embedding] | Embedding]) -> asyncio.Task[Embedding]:

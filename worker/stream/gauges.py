@@ -11,7 +11,7 @@ from aiokafka import TopicPartition
 
 from worker.core.novelty import VectorCache, advice, is_short
 from worker.core.terminal import number_of
-from worker.embed.embedder import ServedEmbedder
+from worker.embed.http_embedder import HttpEmbedder
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.topic_watch import TopicWatch
 from worker.observe.metrics import Metrics, lag_seconds, set_or_drop
@@ -82,7 +82,7 @@ class Gauges:
     membership: Membership
     buffer: FetchBuffer
     pool: EmbeddingPool | None
-    service: ServedEmbedder | None
+    service: HttpEmbedder | None
 
     def __post_init__(self) -> None:
         self._growth = _Growth()
@@ -100,7 +100,7 @@ class Gauges:
         if self.service is not None:
             self._update_service(self.service)
 
-    def _update_service(self, service: ServedEmbedder) -> None:
+    def _update_service(self, service: HttpEmbedder) -> None:
         metrics = self.metrics
         metrics.service_down.set(service.problem() is not None)
         counters = {
@@ -109,7 +109,7 @@ class Gauges:
             "texts": metrics.service_texts,
             "seconds": metrics.service_seconds,
         }
-        for name, total in service.counts().items():
+        for name, total in service.service.counts.items():
             counters[name].inc(self._growth.of(service, name, total))
 
     def _update_cache(self, partition: Partition) -> None:

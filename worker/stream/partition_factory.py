@@ -18,7 +18,7 @@ from worker.core.documents import embedding_bytes
 from worker.core.records import EmbedderIdentity
 from worker.core.restore import Log, ModelCache, Report, restore
 from worker.core.terminal import number_of
-from worker.embed.embedder import ServedEmbedder
+from worker.embed.http_embedder import HttpEmbedder
 from worker.embed.load import new_scorer
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.assignment import Position, check_offsets, read_logs, report_epochs, report_skipped
@@ -55,7 +55,7 @@ class PartitionFactory:
     failure: Failure
     buffer: FetchBuffer
     pool: EmbeddingPool | None  # none: traces are not embedded
-    service: ServedEmbedder | None  # the model, if it is elsewhere
+    service: HttpEmbedder | None  # the model, if it is elsewhere
     metrics: Metrics
     tracing: Tracing
     status: Status | None

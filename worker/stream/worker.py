@@ -15,7 +15,8 @@ from worker.config import ConfigError, Settings
 from worker.config.keys import judge_keys
 from worker.config.redaction_rules import output_rules
 from worker.core.records import EmbedderIdentity
-from worker.embed.embedder import Embedder, ModelError, ServedEmbedder, ServiceUnavailableError
+from worker.embed.embedder import Embedder, ModelError, ServiceUnavailableError
+from worker.embed.http_embedder import HttpEmbedder
 from worker.embed.load import load_for_worker, slow_runtime
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.assignment import Assignment
@@ -68,7 +69,7 @@ class Worker:
         self._failure = Failure(self._topics)
         self.failed = self._failure.event
         self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
-        self._service = embedder if isinstance(embedder, ServedEmbedder) else None
+        self._service = embedder if isinstance(embedder, HttpEmbedder) else None
         budget = Budget(settings.memory_budget_bytes)
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
         self._membership = Membership(settings, client, self._buffer, budget, self._failure)

@@ -40,10 +40,10 @@ def alone(path: Path) -> dict[str, float]:
     """Embed the texts of the documents in a file, one after the other: what the machine can give at most."""
     from worker import config
     from worker.core.trace import embedding_text, parse_trace
-    from worker.embed.load import load_configured
+    from worker.embed.load import load_embedder
 
     texts = [embedding_text(parse_trace(line)) for line in path.read_bytes().split(b"\n") if line]
-    embedder = load_configured(config.load())
+    embedder = load_embedder(config.load())
     if embedder is None:
         raise BenchmarkError("no embedder is configured")
     for text in texts[:WARM_UP]:

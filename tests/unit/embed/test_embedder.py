@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import TextEmbedder, make_trace
-from worker import PartitionScorer
+from worker import PartitionScorer, config
 from worker.embed import load
 from worker.embed.embedder import (
     CHARS_A_TOKEN,
@@ -144,13 +144,13 @@ def test_the_package_s_model_is_not_imported(tmp_path: Path, monkeypatch: pytest
 
 
 def test_no_embedder_is_none() -> None:
-    assert load_embedder("none", "/does/not/matter", 256, 0, "fp32") is None
+    assert load_embedder(config.load(embedder="none", model="/does/not/matter")) is None
 
 
 def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModelError) as caught:
-        load_embedder("sentence-transformers", None, 256, 1, "fp32")
+        load_embedder(config.load(embedder="sentence-transformers", embed_threads=1))
     assert "sentence-transformers is not installed" in str(caught.value)
     assert INSTALL_HINT in str(caught.value)
 

@@ -185,7 +185,7 @@ def test_texts_wait_while_the_service_fails_on_all_or_answers_probes_alone(
     service.fault = lambda texts: None
     assert results(futures) == [vector(f"text {number}") for number in range(20)]
     wait_for(lambda: embedder.problem() is None)
-    assert embedder.counts()["failures"] > (0 if probes else TRIES)
+    assert embedder.service.counts["failures"] > (0 if probes else TRIES)
 
 
 def refused(

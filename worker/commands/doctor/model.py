@@ -24,7 +24,7 @@ from worker.embed.embedder import (
     find_model,
     is_default,
 )
-from worker.embed.load import load_configured, slow_runtime
+from worker.embed.load import load_embedder, slow_runtime
 from worker.embed.openvino_embedder import PRECISIONS, find_exported, runs_here
 
 MODEL_SECONDS: Final = 120.0
@@ -60,7 +60,7 @@ def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[by
             yield missing
             return
         started = time.perf_counter()
-        embedder = cast("Embedder", load_configured(settings))
+        embedder = cast("Embedder", load_embedder(settings))
         load_seconds = time.perf_counter() - started
         embed_seconds = _median_seconds(embedder, settings.max_tokens)
         yield from _findings(settings, embedder.identity, load_seconds, embed_seconds)

@@ -40,9 +40,8 @@ from worker.core.scoring import ScoredTrace, accepts_too_few
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, document_decoder, embedded_texts
 from worker.core.verdicts import issued_ms
-from worker.embed.embedder import Embedder, Embedding, ModelError
-from worker.embed.load import load_configured, new_scorer
-from worker.embed.pool import embed_trace
+from worker.embed.embedder import Embedder, Embedding, ModelError, embed_trace
+from worker.embed.load import load_embedder, new_scorer
 from worker.redact.markers import MARKER
 
 
@@ -64,7 +63,7 @@ def run_score(
     try:
         judged = [] if verdicts is None else read_verdicts(verdicts, verdicts.name, settings.max_message_bytes)
         with console.status("loading the model"):
-            embedder = load_configured(settings)
+            embedder = load_embedder(settings)
         columns = (TextColumn("scoring"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("scoring", total=sum(size_of(file) or 0 for file in files) or None)
