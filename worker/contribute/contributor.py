@@ -18,11 +18,12 @@ committed before it: after a crash the look-up finds the posted ones.
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -112,8 +113,9 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[
 
     async def prepare(admin: AIOKafkaAdminClient) -> Observed:
         observed = await look_at_contributed(admin, settings)
-        creates = settings.create_topics and settings.accepted_topic in observed.topics
-        return await create_contributed(admin, settings) if creates else observed
+        if settings.create_topics and settings.accepted_topic in observed.topics:
+            observed = await create_contributed(admin, settings)
+        return observed
 
     observed = await prepare_patiently(settings, client, prepare)
     if observed.denied:
@@ -140,47 +142,8 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[
     return {CONTRIBUTED: observed.output(settings.contributed), DEAD_LETTER: observed.output(settings.refused)}
 
 
-class ReceiptQueue:
-    """Commits the results of one partition, in order, one transaction after the other.
-
-    A transaction takes longer than a request, so the next traces are posted meanwhile, and their receipts share the
-    next one. After a crash all of them are looked up. `metadata` returns the metadata to commit with an offset.
-    """
-
-    def __init__(self, publisher: Publisher, metadata: Callable[[], str]) -> None:
-        self._publisher = publisher
-        self._metadata = metadata
-        self._due: list[tuple[OutputRecord | None, int, Callable[[], None]]] = []  # as `add` gets them
-        self._commits: asyncio.Task[None] | None = None
-
-    async def add(self, output: OutputRecord | None, next_offset: int, on_committed: Callable[[], None]) -> None:
-        """Commit a record, and the offset after it, soon. Raises the error of an earlier commit.
-
-        Waits while 50 are due: every trace that is posted but not committed is looked up after a crash.
-        """
-        self._due.append((output, next_offset, on_committed))
-        if self._commits is None or self._commits.done():
-            await self.flush()
-            self._commits = asyncio.create_task(self._commit_all())
-        if len(self._due) >= 50:
-            await self._commits
-
-    async def flush(self) -> None:
-        """Return when everything is committed. Raises the error of a commit."""
-        if self._commits is not None:
-            await self._commits
-
-    async def _commit_all(self) -> None:
-        while self._due:
-            batch, self._due = self._due, []
-            outputs = [output for output, _, _ in batch if output is not None]
-            await self._publisher.publish(Commit(outputs, (), batch[-1][1], self._metadata()))
-            for _, _, on_committed in batch:
-                on_committed()
-
-
 MAX_RECORDS: Final = 50
-"""Records taken at once: few, as each needs a request."""
+"""Records taken at once, and results that wait for their commit: few, as each means a request, after a crash too."""
 
 ANSWERS: Final = 3
 """Definite answers without a verdict before a trace is held, and again before it is refused. If one of two gateways
@@ -196,7 +159,7 @@ MAX_WAITING_BYTES: Final = 32 << 20
 one is tried."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Pending:
     """A record on its way to its commit."""
 
@@ -204,20 +167,18 @@ class _Pending:
     began_at: float = 0.0  # when it was first tried, s of time.monotonic
     asked_at: float = 0.0  # when it was last tried
     held: bool = False  # it has been held
-    due: tuple[OutputRecord | None, Callable[[], None]] | None = None
-    """The record to commit, and the callback afterwards; None: not known yet."""
-    skipped: Counter[str] = field(default_factory=Counter)
-    """How many of the records right after it are skipped, by reason."""
-    next_offset: int = field(init=False)  # after the record and the skipped ones
+    decided: bool = False
+    output: OutputRecord | None = None  # what is committed for it
+    counts: Counter[Any] = field(default_factory=Counter)  # what to add to which metric once it is committed
+    next_offset: int = field(init=False)  # after the record, and after the skipped ones that joined it
 
     def __post_init__(self) -> None:
         self.next_offset = self.record.offset + 1
 
     @property
     def size(self) -> int:
-        """Return the size of the trace or, once known, of the record to commit for it, bytes."""
-        value = self.record.value if self.due is None else self.due[0] and self.due[0].value
-        return len(value or b"")
+        """Return the size of the trace or, once decided, of the record to commit for it, bytes."""
+        return len((self.output or self.record).value or b"")
 
 
 @dataclass(eq=False)
@@ -234,9 +195,11 @@ class Partition:
         self.next_offset = self.claim.position.offset
         self.idle = False
         self._stop = self.claim.stop
-        self._receipts = ReceiptQueue(self.publisher, lambda: limited_metadata(self.delivery.gateway.limited_at))
+        self._metrics = self.delivery.metrics
         self._taken: deque[SourceRecord] = deque()
-        self._waiting: deque[_Pending] = deque()
+        self._waiting: deque[_Pending] = deque()  # from the first held record on
+        self._due: list[_Pending] = []  # to be committed
+        self._commits: asyncio.Task[None] | None = None
         self._pauses = Pauses()
         self._just_held = False
         self._try_next_at = self._ask_again_at = 0.0
@@ -244,7 +207,7 @@ class Partition:
     @property
     def held(self) -> int:
         """Return the number of held traces."""
-        return sum(each.due is None for each in self._waiting)
+        return sum(not pending.decided for pending in self._waiting)
 
     async def run(self) -> None:
         """Work until stopped. Raises StoppedError once everything done is committed."""
@@ -256,10 +219,10 @@ class Partition:
                 elif record := await self._next():
                     await self._handle(_Pending(record), self._work(record), ANSWERS)
                 else:
-                    await self._receipts.flush()
+                    await self._flush()
                     self.idle = True
         except (StoppedError, DeniedError):
-            await self._receipts.flush()
+            await self._flush()
             raise
 
     async def _next(self) -> SourceRecord | None:
@@ -271,117 +234,136 @@ class Partition:
         self.idle = False
         return self._taken.popleft()
 
-    async def _work_while_held(self) -> None:
-        """Do one step: try a held trace again, or try the next record, or wait."""
-        held = [each for each in self._waiting if each.due is None]
-        first, now, proven_at = held[0], time.monotonic(), self.delivery.gateway.answered_at
-        if now - proven_at < PROOF_SECONDS:
-            for each in held:
-                if each.began_at < proven_at:
-                    await self._handle(each, self._work(each.record), ANSWERS, proven=True)
-                    return
-        record = await self._next() if self._has_room() and now >= self._try_next_at else None
-        if record is None and (left := self._ask_again_at - time.monotonic()) > 0:
-            await self._stop.sleep(min(left, STEP_SECONDS))
-            self._just_held = False
-            return
-        another = _Pending(record) if record else min(held[1:], key=lambda each: each.asked_at, default=first)
-        work = self._work(another.record)
-        if isinstance(work, Skip):
-            last = self._waiting[-1]  # it joins that one, as there may be any number of them after a held trace
-            last.skipped[work.reason] += 1
-            last.next_offset = another.record.offset + 1
-            return
-        if isinstance(work, Unit) and another is not first and not self._just_held:
-            await self._handle(first, self._work(first.record), 1)
-            if first.due:
-                self._taken.extendleft([record] if record else [])
-                return
-        await self._handle(another, work, 1)
-        self._just_held = False
-        if another.due is None:
-            self._ask_again_at = time.monotonic() + self._pauses.next_seconds()
-            self._try_next_at = self._ask_again_at if record else 0.0
-
-    def _has_room(self) -> bool:
-        return self.held < MAX_WAITING and sum(each.size for each in self._waiting) < MAX_WAITING_BYTES
-
     def _work(self, record: SourceRecord) -> Unit | Skip | Refusal:
         """Decide what to do with a record."""
         if record.fault:
             return Refusal("unreadable", clean_words(record.fault.message))
         return unit_from(record.value, self.gate, self.limits)
 
-    async def _handle(self, each: _Pending, work: Unit | Skip | Refusal, answers: int, *, proven: bool = False) -> None:
-        """Skip, refuse, deliver or hold a record. `proven`: refuse it if it gets no verdict, since others do."""
-        result: Delivered | Refusal | Unanswered | Skip
-        if isinstance(work, Unit):
-            uncommitted = (self._waiting[0] if self._waiting else each).record.offset
-            remember_429 = partial(self._remember_429, uncommitted)
-            each.asked_at = time.monotonic()
-            each.began_at = each.began_at or each.asked_at
-            result = await self.delivery.deliver(work, self._stop, remember_429, answers, _place(each.record))
-            if isinstance(result, Delivered):
-                output = receipt(each.record, work, result.status, result.time)
-                await self._done(each, output, partial(self._count, work, result.status))
+    async def _work_while_held(self) -> None:
+        """Do one step: try a held trace again, or try the next record, or wait."""
+        held = [pending for pending in self._waiting if not pending.decided]
+        first, now, proven_at = held[0], time.monotonic(), self.delivery.gateway.answered_at
+        if now - proven_at < PROOF_SECONDS:
+            for pending in held:
+                if pending.began_at < proven_at:
+                    await self._handle(pending, self._work(pending.record), ANSWERS, proven=True)
+                    return
+        has_room = len(held) < MAX_WAITING and sum(pending.size for pending in self._waiting) < MAX_WAITING_BYTES
+        record = await self._next() if has_room and now >= self._try_next_at else None
+        if record is None and (left := self._ask_again_at - time.monotonic()) > 0:
+            await self._stop.sleep(min(left, STEP_SECONDS))
+            self._just_held = False
+            return
+        another = _Pending(record) if record else min(held[1:], key=lambda pending: pending.asked_at, default=first)
+        work = self._work(another.record)
+        if isinstance(work, Skip):
+            last = self._waiting[-1]  # it joins that one, as there may be any number of them after a held trace
+            last.counts[self._metrics.skipped.labels(work.reason)] += 1
+            last.next_offset = another.next_offset
+            return
+        if isinstance(work, Unit) and another is not first and not self._just_held:
+            await self._handle(first, self._work(first.record), 1)
+            if first.decided:
+                self._taken.extendleft([record] if record else [])
                 return
+        await self._handle(another, work, 1)
+        self._just_held = False
+        if not another.decided:
+            self._ask_again_at = time.monotonic() + self._pauses.next_seconds()
+            self._try_next_at = self._ask_again_at if record else 0.0
+
+    async def _handle(
+        self, pending: _Pending, work: Unit | Skip | Refusal, answers: int, *, proven: bool = False
+    ) -> None:
+        """Skip, refuse, deliver or hold a record. `proven`: refuse it if it gets no verdict, since others do."""
+        record, counts, metrics = pending.record, pending.counts, self._metrics
+        result: Delivered | Unanswered | Refusal | Skip
+        if isinstance(work, Unit):
+            pending.asked_at = time.monotonic()
+            pending.began_at = pending.began_at or pending.asked_at
+            result = await self.delivery.deliver(work, self._stop, self._remember_429, answers, _place(record))
+            if isinstance(result, Delivered):
+                pending.output = receipt(record, work, result.status, result.time)
+                counts[metrics.posted if result.status == 201 else metrics.found] += 1
+                for kind, number in work.redactions.items():
+                    counts[metrics.redactions.labels(kind)] += number
         else:
             result = work
-        if isinstance(result, Unanswered) and proven:
+        if isinstance(result, Unanswered):
+            if not proven:
+                self._hold(pending, result.words)
+                return
             self.delivery.gateway.trouble = None  # the registry is reachable; perhaps no other trace follows to show it
             message = (
                 f"{result.words}, again and again, while the registry answers other traces; find what refuses this "
                 "one in front of the registry, fix that, and redrive the trace"
             )
             result = Refusal("unanswerable", message)
-        if isinstance(result, Skip):
-            each.skipped[result.reason] += 1
-            await self._done(each, None, lambda: None)
-        elif isinstance(result, Refusal):
-            output = refused_record(each.record, result, self.gate.rules)
+        if isinstance(result, Refusal):
+            pending.output = refused_record(record, result, self.gate.rules)
+            counts[metrics.refused.labels(result.reason)] += 1
             log.warning(
                 "refused for good: %s%s", result.message, f" {result.issues}" if result.issues else "",
-                extra=_place(each.record) | {"reason": result.reason, "path": result.path},
+                extra=_place(record) | {"reason": result.reason, "path": result.path},
             )  # fmt: skip
-            await self._done(each, output, self.delivery.metrics.refused.labels(result.reason).inc)
-        else:
-            self._hold(each, result.words)
+        elif isinstance(result, Skip):
+            counts[metrics.skipped.labels(result.reason)] += 1
+        pending.decided = True
+        pending.record = record._replace(key=None, value=None, headers=())  # it may be kept for long
+        if not pending.held:
+            self._waiting.append(pending)
+        while self._waiting and self._waiting[0].decided:
+            await self._commit(self._waiting.popleft())
 
-    def _hold(self, each: _Pending, words: str) -> None:
+    def _hold(self, pending: _Pending, words: str) -> None:
         """Hold a record until the registry answers a POST."""
         if not self._waiting:
             self._pauses, self._just_held, self._try_next_at = Pauses(), True, 0.0
             self._ask_again_at = time.monotonic() + self._pauses.next_seconds()
-        if not each.held:
-            self._waiting.append(each)
-        each.held = True
-        log.warning("%s; the trace waits until the registry itself answers a POST", words, extra=_place(each.record))
+        if not pending.held:
+            self._waiting.append(pending)
+        pending.held = True
+        log.warning("%s; the trace waits until the registry itself answers a POST", words, extra=_place(pending.record))
 
-    async def _done(self, each: _Pending, output: OutputRecord | None, count: Callable[[], None]) -> None:
-        """Let a record's result be committed, once nothing before it is held."""
-        each.due = (output, count)
-        each.record = each.record._replace(key=None, value=None, headers=())  # it may be kept for long
-        if not each.held:
-            self._waiting.append(each)
-        while self._waiting and (due := self._waiting[0].due):
-            first = self._waiting.popleft()
-            await self._receipts.add(due[0], first.next_offset, partial(self._committed, first, due[1]))
+    async def _commit(self, pending: _Pending) -> None:
+        """Commit a result soon, after all before it. Raises the error of an earlier commit.
 
-    def _committed(self, done: _Pending, count: Callable[[], None]) -> None:
-        self.next_offset = done.next_offset
-        count()
-        for reason, number in done.skipped.items():
-            self.delivery.metrics.skipped.labels(reason).inc(number)
+        A transaction takes longer than a request, so the next traces are posted meanwhile, and their receipts share the
+        next one. After a crash all of them are looked up.
+        """
+        self._due.append(pending)
+        if self._commits is None or self._commits.done():
+            await self._flush()
+            self._commits = asyncio.create_task(self._commit_due())
+        if len(self._due) >= MAX_RECORDS:
+            await self._flush()
 
-    async def _remember_429(self, offset: int) -> None:
+    async def _flush(self) -> None:
+        """Return when everything is committed. Raises the error of a commit."""
+        if self._commits is not None:
+            await self._commits
+
+    async def _commit_due(self) -> None:
+        while self._due:
+            batch, self._due = self._due, []
+            outputs = [pending.output for pending in batch if pending.output is not None]
+            await self._publish(outputs, batch[-1].next_offset)
+            for pending in batch:
+                for metric, number in pending.counts.items():
+                    metric.inc(number)
+
+    async def _publish(self, outputs: list[OutputRecord], next_offset: int) -> None:
+        """Commit records and the offset, with the time of the last 429."""
+        limited_at = self.delivery.gateway.limited_at
+        metadata = "" if limited_at is None else f"kp429:{round(limited_at)}"
+        await self.publisher.publish(Commit(outputs, (), next_offset, metadata))
+        self.next_offset = next_offset
+
+    async def _remember_429(self) -> None:
         """Commit the time of the 429: a process that takes over must wait too."""
-        await self._receipts.add(None, offset, lambda: None)
-        await self._receipts.flush()
-
-    def _count(self, unit: Unit, status: int) -> None:
-        (self.delivery.metrics.posted if status == 201 else self.delivery.metrics.found).inc()
-        for kind, number in unit.redactions.items():
-            self.delivery.metrics.redactions.labels(kind).inc(number)
+        await self._flush()
+        await self._publish([], self.next_offset)
 
 
 def _place(record: SourceRecord) -> dict[str, object]:
@@ -389,77 +371,67 @@ def _place(record: SourceRecord) -> dict[str, object]:
     return {"topic": record.topic, "partition": record.partition, "offset": record.offset}
 
 
-LIMITED = "kp429:"
+_LIMITED: Final = re.compile("kp429:([0-9]{1,15})")
+"""Metadata of an offset: the time of the last 429, s since 1970."""
 
 
-def limited_metadata(limited_at: float | None) -> str:
-    """Return the metadata to commit with an offset: the time of the last 429, s since 1970."""
-    return "" if limited_at is None else f"{LIMITED}{round(limited_at)}"
-
-
-def limited_from(metadata: str) -> float | None:
-    """Read the time of the last 429 from committed metadata; None if there is none."""
-    number = metadata.removeprefix(LIMITED)
-    return float(number) if metadata.startswith(LIMITED) and number.isdigit() and len(number) < 16 else None
-
-
+@dataclass(eq=False)
 class Contributor:
     """One process's share of the accepted topic: all its partitions use one gateway to the registry."""
 
-    def __init__(
-        self, settings: Settings, client: Mapping[str, Any], outputs: Mapping[str, OutputTopic],
-        registry: RegistryClient, metrics: ContributeMetrics,
-    ) -> None:  # fmt: skip
-        self._settings = settings
-        self._client = client
-        self._outputs = outputs
-        self._metrics = metrics
-        self._rules = redaction_rules(settings, unset="strict")
+    settings: Settings
+    client: Mapping[str, Any]
+    outputs: Mapping[str, OutputTopic]
+    registry: InitVar[RegistryClient]
+    metrics: ContributeMetrics
+
+    def __post_init__(self, registry: RegistryClient) -> None:
+        self._rules = redaction_rules(self.settings, unset="strict")
         for kind in self._rules.types:
-            metrics.redactions.labels(kind)
+            self.metrics.redactions.labels(kind)
         if self._rules.name == "reference":
             log.warning(
                 "KP_REDACT_RULES=reference: secrets that the SDK's cleaner misses are posted; unset it, or set "
                 "strict (docs/redaction.md)"
             )
-        self.gateway = Gateway(registry, metrics, settings.contribute_rate)
+        self.gateway = Gateway(registry, self.metrics, self.settings.contribute_rate)
 
     def member(self) -> Member[Partition]:
         """Return the group member that does this work."""
-        settings = self._settings
+        settings = self.settings
         names = {
             "KP_ACCEPTED_TOPIC": settings.accepted_topic, "KP_CONTRIBUTED_TOPIC": settings.contributed,
             "KP_REFUSED_TOPIC": settings.refused,
         }  # fmt: skip
         return Member(
-            settings, self._client, self, group=settings.contribute_group, topics=[settings.accepted_topic],
+            settings, self.client, self, group=settings.contribute_group, topics=[settings.accepted_topic],
             drain_seconds=2 * settings.contribute_timeout_seconds + settings.transaction_timeout_seconds,
-            watch=TopicWatch(settings, self._client, names, state={settings.accepted_topic}),
-            set_ready=self._metrics.ready.set,
+            watch=TopicWatch(settings, self.client, names, state={settings.accepted_topic}),
+            set_ready=self.metrics.ready.set,
         )  # fmt: skip
 
     def transactional_id(self, tp: TopicPartition) -> str:
         """Return the transactional id of the partition's producer."""
-        return f"{self._settings.contribute_group}-{tp.partition}"
+        return f"{self.settings.contribute_group}-{tp.partition}"
 
     async def restore(self, positions: Mapping[TopicPartition, Position], consumer: AIOKafkaConsumer) -> None:
         """Wait after a 429 for as long as the former owner would have; its time is committed with the offsets."""
         for position in positions.values():
-            self._metrics.skipped.labels("lost").inc(position.lost)
-            limited_at = limited_from(position.metadata)
-            if limited_at is not None and (left := limited_at + AFTER_429_SECONDS - time.time()) > 0:
+            self.metrics.skipped.labels("lost").inc(position.lost)
+            limited = _LIMITED.fullmatch(position.metadata)
+            if limited and (left := int(limited[1]) + AFTER_429_SECONDS - time.time()) > 0:
                 log.warning("the registry answered 429 before; nothing is sent for %.0f s", left)
-                self.gateway.remember_429(limited_at, min(left, AFTER_429_SECONDS))
+                self.gateway.remember_429(int(limited[1]), min(left, AFTER_429_SECONDS))
 
     def open(self, claim: Claim) -> Partition:
         """Return the work on a partition."""
-        settings, group = self._settings, self._settings.contribute_group
+        settings, group = self.settings, self.settings.contribute_group
         return Partition(
             claim=claim,
             publisher=Publisher(
-                claim.producer, group, claim.tp, self._outputs, None, partial(current_limit, self._client)
+                claim.producer, group, claim.tp, self.outputs, None, partial(current_limit, self.client)
             ),
-            delivery=Delivery(self.gateway, self._metrics, 2 * settings.contribute_timeout_seconds, group),
+            delivery=Delivery(self.gateway, self.metrics, 2 * settings.contribute_timeout_seconds, group),
             gate=Gate(
                 frozenset(settings.contribute_visibility.split(",")),
                 frozenset(settings.contribute_privacy.split(",")), self._rules,
@@ -479,14 +451,14 @@ class Contributor:
 
     def measure(self, tp: TopicPartition, work: Partition, lag: int | None) -> None:
         """Update the gauges of a partition."""
-        self._metrics.held.labels(str(tp.partition)).set(work.held)
-        set_or_drop(self._metrics.lag, lag, str(tp.partition))
+        self.metrics.held.labels(str(tp.partition)).set(work.held)
+        set_or_drop(self.metrics.lag, lag, str(tp.partition))
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
         """Drop the partitions' gauges, and the trouble with their traces, which another member may post."""
         self.gateway.trouble = None
         for tp in tps:
-            self._metrics.forget_partition(tp.partition)
+            self.metrics.forget_partition(tp.partition)
 
 
 class ContributeProcess:

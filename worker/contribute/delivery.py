@@ -26,7 +26,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
@@ -70,7 +69,7 @@ class RequestPace:
     """
 
     now: float
-    most: float | None = None  # requests a minute that a setting allows; None: no limit
+    most: float = math.inf  # requests a minute that a setting allows
     fallback: float | None = None  # counts if an answer states no limit
     limit: float | None = None
     unstated: bool = False  # an answer came that states no limit
@@ -120,7 +119,7 @@ class RequestPace:
     def _rate(self) -> float:
         """Return our current refill, tokens a second."""
         limit = self._limit()
-        full = (limit if self.most is None else min(limit, self.most)) / 60
+        full = min(limit, self.most) / 60
         if self.limit is None:
             return full if self.unstated or not self.in_flight else 0.0
         reserve = min(max(3.0, 0.1 * limit), limit / 2)  # with fewer tokens at the registry nothing is sent
@@ -129,13 +128,10 @@ class RequestPace:
 
     def _capacity(self) -> float:
         """Return the size of our bucket, tokens: two seconds of its refill, so that a pause saves up no more."""
-        limit = self._limit()
-        return max(1.0, 2.0 * (limit if self.most is None else min(limit, self.most)) / 60)
+        return max(1.0, 2.0 * min(self._limit(), self.most) / 60)
 
     def _limit(self) -> float:
-        if self.limit is not None:
-            return self.limit
-        return self.fallback if self.unstated and self.fallback is not None else UNKNOWN_LIMIT
+        return self.limit or (self.unstated and self.fallback) or UNKNOWN_LIMIT
 
 
 @dataclass(slots=True)
@@ -171,8 +167,8 @@ class Gateway:
     def __init__(self, client: RegistryClient, metrics: ContributeMetrics, most: float | None) -> None:
         now = time.monotonic()
         self.client = client
-        self.posts = RequestPace(now, most, most)
-        self.look_ups = RequestPace(now, None, most)
+        self.posts = RequestPace(now, most or math.inf, most)
+        self.look_ups = RequestPace(now, fallback=most)
         self.trouble: str | None = None
         """Why nothing gets through at the moment; None: it does."""
         self.limited_at: float | None = None
@@ -192,7 +188,8 @@ class Gateway:
         try:
             yield turn
         finally:
-            turn.end()
+            for pace in turn.unused.values():
+                pace.give_back(time.monotonic())
             if self.look_ups.fallback is None:  # in case only the answers to POSTs state a limit
                 self.look_ups.fallback = self.posts.limit
             if self.posts.limit is not None:
@@ -220,10 +217,10 @@ class Turn:
 
     def __init__(self, gateway: Gateway, stop: Stop) -> None:
         self._gateway, self._stop = gateway, stop
-        self._paces = {"look_up": gateway.look_ups, "post": gateway.posts}
+        self.unused = {"look_up": gateway.look_ups, "post": gateway.posts}
         self._looked_up: HttpAnswer | None = None
         self.began = time.monotonic()
-        for pace in self._paces.values():
+        for pace in self.unused.values():
             pace.spend(self.began)
 
     async def look_up(self, trace_id: str) -> Verdict:
@@ -261,13 +258,8 @@ class Turn:
         own = judge_look_up(nobodys, trace_id) == Absent()
         return own and ours is not None and others is not None and ours.limit == others.limit
 
-    def end(self) -> None:
-        """Give back the unused requests."""
-        for pace in self._paces.values():
-            pace.give_back(time.monotonic())
-
     async def _asked(self, kind: str, request: Awaitable[HttpAnswer | Doubtful]) -> HttpAnswer | Doubtful:
-        pace = self._paces.pop(kind)
+        pace = self.unused.pop(kind)
         try:
             answer = await request
         finally:
@@ -309,13 +301,9 @@ class Delivery:
     _looks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def deliver(
-        self,
-        unit: Unit,
-        stop: Stop,
-        on_limited: Callable[[], Awaitable[None]],
-        answers: float = math.inf,
-        place: Mapping[str, object] = MappingProxyType({}),
-    ) -> Delivered | Refusal | Unanswered:
+        self, unit: Unit, stop: Stop, on_limited: Callable[[], Awaitable[None]], answers: float,
+        place: Mapping[str, object],
+    ) -> Delivered | Refusal | Unanswered:  # fmt: skip
         """Return when the registry holds the unit or refuses it. Raises DeniedError, and StoppedError between requests.
 
         Waits for as long as it takes: nothing is lost if the registry is down, slow or wrong. After `answers` definite
@@ -349,8 +337,10 @@ class Delivery:
                         message = "the registry has a unit with this id and other content"
                         result = Refusal("conflict", message, "id", 200)
                 case Created(replayed=False):
-                    if doubted:
-                        self._look_later(unit.trace_id, verdict.time)
+                    if doubted and verdict.time:
+                        look = asyncio.create_task(self._count_if_late(unit.trace_id, verdict.time))
+                        self._looks.add(look)
+                        look.add_done_callback(self._looks.discard)
                     result = Delivered(201, verdict.time)
                 case Rejected(replayed=False):
                     message = f"the registry refuses the unit ({verdict.status}); kp-error-issues says why"
@@ -382,20 +372,13 @@ class Delivery:
             log.warning("%s; the next attempt follows in %.1f s", words, seconds, extra={**place, "reason": cause})
             await stop.sleep(seconds)
 
-    def _look_later(self, trace_id: str, registry_time: str) -> None:
+    async def _count_if_late(self, trace_id: str, registry_time: str) -> None:
         """Look the unit up again later, and count it if the first POST landed after the second one, at this time."""
-
-        async def look() -> None:
-            await asyncio.sleep(self.late_seconds)
-            async with self.gateway.turn(Stop()) as turn:
-                verdict = await turn.look_up(trace_id)
-            if isinstance(verdict, Present) and verdict.time not in ("", registry_time):
-                self.metrics.late.inc()
-
-        if registry_time:
-            task = asyncio.create_task(look())
-            self._looks.add(task)
-            task.add_done_callback(self._looks.discard)
+        await asyncio.sleep(self.late_seconds)
+        async with self.gateway.turn(Stop()) as turn:
+            verdict = await turn.look_up(trace_id)
+        if isinstance(verdict, Present) and verdict.time not in ("", registry_time):
+            self.metrics.late.inc()
 
 
 def denied_words(denied: Denied) -> str:

@@ -139,7 +139,7 @@ class HttpAnswer:
     status: int  # 0 if there is none that can be read
     headers: Mapping[str, str]  # by lower-case name, or in any case
     body: bytes = field(repr=False)  # empty if it was too long or broke off
-    key: str = field(default="", repr=False)  # idempotency key of the request, which an answer may repeat
+    key: str = field(default="", repr=False)  # of the request's Authorization, which an answer may repeat
 
     def without_key(self, text: str) -> str:
         """Return words of the answer without the key."""

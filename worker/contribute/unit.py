@@ -175,8 +175,6 @@ def known_fields(document: Any) -> dict[str, Any]:
 
 
 def _known(value: Any, kind: Any) -> Any:
-    if get_origin(kind) in (Annotated, UnionType):
-        kind = get_args(kind)[0]
     if get_origin(kind) is list and isinstance(value, list):
         return [_known(item, get_args(kind)[0]) for item in value]
     if get_origin(kind) is dict and isinstance(value, dict):
@@ -189,7 +187,10 @@ def _known(value: Any, kind: Any) -> Any:
 
 @cache  # msgspec builds the fields again for each call
 def _field_types(kind: type[Struct]) -> dict[str, Any]:
-    return {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
+    """Return the types of a struct's fields, without limits and without UNSET."""
+    types = {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
+    wrapped = (Annotated, UnionType)
+    return {name: get_args(kind)[0] if get_origin(kind) in wrapped else kind for name, kind in types.items()}
 
 
 def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bool:
@@ -233,8 +234,6 @@ def _few(document: dict[str, Any]) -> bool:
 
 def _same(ours: Any, theirs: Any, kind: Any) -> bool:
     """Return whether JavaScript reads both values as equal: numbers are doubles, and no bool is a number."""
-    if get_origin(kind) in (Annotated, UnionType):
-        kind = get_args(kind)[0]
     if isinstance(ours, list) and isinstance(theirs, list):
         item = get_args(kind)[0] if get_origin(kind) is list else None
         return len(ours) == len(theirs) and all(_same(a, b, item) for a, b in zip(ours, theirs, strict=True))
@@ -300,8 +299,10 @@ def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT
 def _cleaned(record: SourceRecord, rules: Rules) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
     """Return key, value and headers of a record without secrets."""
     headers = [
-        (name, value) if name in KEPT_HEADERS else (clean_words(name, rules), clean_bytes(value, rules))
-        for name, value in ((name, content or b"") for name, content in record.headers)
+        (name, content or b"")
+        if name in KEPT_HEADERS
+        else (clean_words(name, rules), clean_bytes(content or b"", rules))
+        for name, content in record.headers
     ]
     key = None if record.key is None else clean_bytes(record.key, rules)
     return key, _redacted(record.value, rules), headers

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -50,7 +51,7 @@ class Sender:
 
     async def deliver(self, posted: Unit) -> Delivered | Refusal:
         async with asyncio.timeout(60):
-            result = await self.delivery.deliver(posted, self.stop, self._note)
+            result = await self.delivery.deliver(posted, self.stop, self._note, math.inf, {})
         assert not isinstance(result, Unanswered)  # no number of answers is given
         return result
 

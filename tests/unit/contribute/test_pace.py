@@ -3,6 +3,7 @@
 import heapq
 import random
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 
@@ -24,7 +25,7 @@ class Outcome:
 
 def simulate(
     rng: random.Random, limit: int, processes: int, *, tasks: int = 2, latency: float = 0.02, seconds: float = 600.0,
-    tokens_before: int = 0, idle_until: float = 0.0, most: float | None = None,
+    tokens_before: int = 0, idle_until: float = 0.0, most: float = inf,
 ) -> Outcome:  # fmt: skip
     """Let processes with `tasks` requests in flight at most send as fast as their paces allow."""
     buckets = TokenBuckets()
@@ -122,7 +123,7 @@ def test_before_the_first_answer_one_request_is_in_flight() -> None:
 
 def test_a_registry_that_states_no_limit_gets_the_lowest_tiers_rate_or_that_of_the_setting() -> None:
     for fallback, seconds in ((None, 2.0), (600.0, 0.1)):
-        pace = RequestPace(0.0, fallback, fallback)
+        pace = RequestPace(0.0, fallback or inf, fallback)
         pace.spend(0.0)
         pace.finished()
         pace.unstated = True
