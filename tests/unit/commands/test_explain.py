@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
@@ -29,7 +28,7 @@ from tests.support.builders import (
 from worker.cli import cli
 from worker.commands.explain import is_file, parse_target, read_document
 from worker.commands.shared.console import Command, CommandError
-from worker.commands.shared.explanation import explain_trace, explanation_text
+from worker.commands.shared.explanation import agrees, explain_trace, explanation_text
 from worker.commands.shared.options import given_options, settings_options
 from worker.config import load
 from worker.core.documents import RecordPlace, scored_record
@@ -65,7 +64,7 @@ def test_what_the_worker_wrote_is_explained_with_its_own_figures(seed: int) -> N
         document = scored_record(make_record(raw, offset), scored, None).value
         assert document is not None
         explanation = explain_trace(document, settings)
-        assert (explanation.score, explanation.agrees) == (scored.score, True)
+        assert (explanation.score, agrees(explanation)) == (scored.score, True)
         assert (explanation.decision == "accepted") == scored.accepted
         assert explanation.nearest is None or scored.nearest is not None
 
@@ -275,7 +274,8 @@ def test_a_printed_command_has_the_settings_that_were_given_and_no_secret(tmp_pa
     config = tmp_path / "a b.toml"
     config.write_text("threshold = 0.8\n")
     given = ["--text", "--config", str(config), "-b", "kafka:9092", "-g", "mine", "--set", "profiles.x.threshold=0.5"]
-    trace = msgspec.structs.replace(explain_trace(json.dumps(document).encode(), load()), record=RecordPlace("t", 0, 0))
+    explanation = explain_trace(json.dumps(document).encode(), load())
+    explanation.record = RecordPlace("t", 0, 0)
     printed = []
 
     @click.command(cls=Command)
@@ -289,5 +289,5 @@ def test_a_printed_command_has_the_settings_that_were_given_and_no_secret(tmp_pa
     assert shlex.split(options) == given[1:]
     assert "hunter" not in options
     console = Console(width=400, record=True, file=io.StringIO())
-    console.print(explanation_text(trace, options))
-    assert f"kp-worker explain{options} {trace.nearest.id if trace.nearest else ''}" in console.export_text()
+    console.print(explanation_text(explanation, options))
+    assert f"kp-worker explain{options} {explanation.nearest.id}" in console.export_text()

@@ -20,7 +20,7 @@ from worker.commands.doctor.finding import Head
 from worker.commands.doctor.traces import judged_shares, late_judges
 from worker.commands.report.numbers import Asked, Traces
 from worker.commands.score.lines import score_lines
-from worker.commands.shared.explanation import explain_trace
+from worker.commands.shared.explanation import agrees, explain_trace
 from worker.commands.shared.placed_verdicts import (
     PlacedVerdict,
     Standings,
@@ -180,7 +180,7 @@ def test_explain_reproduces_a_score_by_the_record(seed: int) -> None:
     settings = load()
     for document in documents_by_record(random.Random(seed)):
         found, said = explain_trace(document, settings), json.loads(document)
-        assert found.agrees
+        assert agrees(found)
         assert found.score == said["scoring"]["score"]
         assert found.components["outcome_confidence"].value == said["scoring"]["components"]["outcome_confidence"]
         assert found.confidence is not None

@@ -105,7 +105,7 @@ async def test_a_row_has_the_steps_that_explain_shows() -> None:
     assert list(shown["formulas"]) == ["complexity", "novelty", "tool_diversity", "outcome_confidence"]
     outputs = [output for batch in desk.publisher.committed for output in batch.outputs]
     for row, output in zip(reversed(shown["traces"]), outputs, strict=True):
-        explained = json.loads(msgspec.json.encode(explain_trace(output.value or b"", desk.settings)))
+        explained = json.loads(msgspec.json.encode(explain_trace(output.value or b"", desk.settings), enc_hook=vars))
         formulas = explained["components"].values()
         assert row["components"] == [formula["value"] for formula in formulas]
         assert row["weights"] == [formula["weight"] for formula in formulas]

@@ -50,7 +50,7 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool) 
     if novelty is not None and novelty != novelty:  # NaN is within any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
-    from worker.commands.shared.explanation import explain_trace, explanation_text
+    from worker.commands.shared.explanation import agrees, explain_trace, explanation_text
 
     options = given_options()
     if is_file(trace):
@@ -77,7 +77,7 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool) 
         write_json(explanation)
     else:
         text_console().print(explanation_text(explanation, options))
-    sys.exit(0 if explanation.agrees else 1)
+    sys.exit(0 if agrees(explanation) else 1)
 
 
 def is_file(target: str) -> bool:

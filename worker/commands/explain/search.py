@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from worker.commands.shared.console import CommandError, text_console, write_line
-from worker.commands.shared.explanation import Explanation, explain_trace, named_rows
+from worker.commands.shared.explanation import explain_trace, named_rows
 from worker.commands.shared.session import Session, SessionError, read_to, run_session
 from worker.commands.shared.shown import Pasted
 from worker.config import Settings
@@ -79,7 +80,7 @@ def find(target: str, wanted: Wanted, settings: Settings, options: str) -> list[
     return exact
 
 
-def explain_found(hit: Hit, others: Sequence[Hit], novelty: float | None, settings: Settings) -> Explanation:
+def explain_found(hit: Hit, others: Sequence[Hit], novelty: float | None, settings: Settings) -> SimpleNamespace:
     """Explain a scored document, and name the other records of its trace. Raises CommandError."""
     raw = hit.record.value or b""
     # It was scored, so it was within the limits of that time.
@@ -88,12 +89,9 @@ def explain_found(hit: Hit, others: Sequence[Hit], novelty: float | None, settin
         explanation = explain_trace(raw, settings, novelty, limits)
     except InvalidTrace as error:
         raise CommandError(f"{hit.place}: {error.reason}: {error.message}") from None
-    return msgspec.structs.replace(
-        explanation,
-        record=hit.place,
-        record_time=rfc3339(hit.record.time_ms),
-        also=[str(other.place) for other in others],
-    )
+    explanation.record, explanation.record_time = hit.place, rfc3339(hit.record.time_ms)
+    explanation.also = [str(other.place) for other in others]
+    return explanation
 
 
 class _Head(Struct):

@@ -83,7 +83,6 @@ def report(
         raise click.UsageError("--outcome with confidence=record requires --verdicts or --from-kafka")
     if page is not None:  # before the documents are read
         require_extra("report")
-    from msgspec import to_builtins
     from rich.console import Console
 
     from worker.commands.report.numbers import Traces
@@ -107,7 +106,7 @@ def report(
     for line in left_out(result):
         say(line)
     if as_json:
-        write_json(to_builtins(result, enc_hook=vars))
+        write_json(result)
     else:
         print_report(result)
     if page is not None:

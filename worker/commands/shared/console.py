@@ -222,11 +222,14 @@ def write_line(text: str) -> None:
 
 
 def write_json(*values: object) -> None:
-    """Write values to standard output, each as one line of JSON that cannot control a terminal."""
+    """Write values to standard output, each as one line of JSON that cannot control a terminal.
+
+    A SimpleNamespace is an object.
+    """
     import msgspec
 
     for value in values:
-        write_line(clean_json(msgspec.json.encode(value).decode()))
+        write_line(clean_json(msgspec.json.encode(value, enc_hook=vars).decode()))
 
 
 def text_console(*, stderr: bool = False) -> Console:

@@ -2,15 +2,15 @@
 
 import shlex
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import msgspec
-from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from worker.commands.shared.shown import Pasted, PlainTable, columns, fixed, shown_score, shown_threshold
 from worker.config import Settings
-from worker.core.documents import Nearest, ReadScoring, RecordPlace, rfc3339
+from worker.core.documents import ReadScoring, rfc3339
 from worker.core.scoring import (
     COMPLEXITY,
     DEFAULT_PROFILE,
@@ -18,9 +18,6 @@ from worker.core.scoring import (
     NEUTRAL_NOVELTY,
     OUTCOME_CONFIDENCE,
     TOOL_DIVERSITY,
-    Confidence,
-    Counts,
-    Override,
     Profile,
     arithmetic,
     counted,
@@ -32,56 +29,10 @@ from worker.core.trace import Limits, ReasoningTrace, created_at_ms, document_de
 from worker.core.track_record import HALF, PRIOR_WEIGHT
 
 
-class Formula(Struct, frozen=True):
-    """One component of the score."""
-
-    formula: str
-    numbers: str  # the formula with the trace's numbers
-    value: float
-    weight: float
-    weighted: float
-
-
-class Explanation(Struct, frozen=True):
-    """A score in steps, in their order. Field names are those of the JSON output."""
-
-    id: str
-    objective: str
-    counts: Counts
-    novelty_from: str
-    nearest: Nearest | None
-    task_domain: str
-    profile: str
-    profile_because: str
-    components: dict[str, Formula]
-    weighted_sum: float
-    overrides: list[Override]
-    before_clamp: float
-    score: float
-    threshold: float
-    threshold_from: str
-    decision: str
-    recorded_score: float | None  # in the document; None for a trace that is not scored, or with another novelty
-    created_at: str
-    stream_time: str | None  # of a scored document, as is `source`
-    source: RecordPlace | None
-    notes: list[str]
-    record: RecordPlace | None = None  # the document's own place, if it comes from a topic
-    record_time: str | None = None  # its timestamp
-    also: list[str] = []  # places of the same trace's other records, newest first
-    confidence: Confidence | None = None  # of the document, with KP_CONFIDENCE=record
-    used_from: str | None = None  # how the used confidence follows, in words
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the document's own score follows from its figures; True if it has none."""
-        return self.recorded_score is None or self.recorded_score == self.score
-
-
 def explain_trace(
     raw: bytes, settings: Settings, novelty: float | None = None, limits: Limits | None = None
-) -> Explanation:
-    """Explain the score of a trace, or of a document that kp-worker has scored. Raises InvalidTrace.
+) -> SimpleNamespace:
+    """Explain the score of a trace, or of a scored document, as --json writes it. Raises InvalidTrace.
 
     A scored document is explained with its own novelty, confidence, profile and threshold; a bare trace with those of
     the settings, and `novelty` or 0.5. `limits`: by default the settings'.
@@ -125,7 +76,7 @@ def explain_trace(
         "tool_diversity": TOOL_DIVERSITY.numbers(counts),
         "outcome_confidence": OUTCOME_CONFIDENCE.numbers(counts),
     }
-    return Explanation(
+    return SimpleNamespace(
         id=trace.id,
         objective=trace.task.objective,
         counts=counts,
@@ -135,8 +86,12 @@ def explain_trace(
         profile=score.profile,
         profile_because=because,
         components={
-            name: Formula(
-                words, numbers[name], getattr(score.components, name), getattr(score.weights, name), steps.parts[name]
+            name: SimpleNamespace(
+                formula=words,
+                numbers=numbers[name],  # the formula with the trace's numbers
+                value=getattr(score.components, name),
+                weight=getattr(score.weights, name),
+                weighted=steps.parts[name],
             )
             for name, words in FORMULAS.items()
         },
@@ -147,14 +102,22 @@ def explain_trace(
         threshold=threshold,
         threshold_from=threshold_from,
         decision="accepted" if score.score >= threshold else "rejected",
-        recorded_score=recorded_score,
+        recorded_score=recorded_score,  # in the document; None for a trace that is not scored, or with another novelty
         created_at=trace.metadata.created_at,
         stream_time=rfc3339(recorded.stream_time_ms) if recorded else None,
         source=recorded.source if recorded else None,
         notes=notes,
-        confidence=confidence,
-        used_from=None if confidence is None else _used_from(trace),
+        record=None,  # the document's own place, if it comes from a topic
+        record_time=None,  # its timestamp
+        also=[],  # places of the same trace's other records, newest first
+        confidence=confidence,  # of the document, with KP_CONFIDENCE=record
+        used_from=None if confidence is None else _used_from(trace),  # in words
     )
+
+
+def agrees(it: SimpleNamespace) -> bool:
+    """Return whether the document's own score follows from its figures; True if it has none."""
+    return it.recorded_score in (None, it.score)
 
 
 def _used_from(trace: ReasoningTrace) -> str:
@@ -192,7 +155,7 @@ def _about_time(trace: ReasoningTrace, recorded: ReadScoring, step: float | None
 # -- as tables
 
 
-def explanation_text(it: Explanation, options: str = "") -> RenderableType:
+def explanation_text(it: SimpleNamespace, options: str = "") -> RenderableType:
     """Return the explanation for a terminal; `options`: those that give a printed command the same settings."""
     objective = Text(clean(it.objective), "dim", no_wrap=True, overflow="ellipsis")
     numbers = ("value", "* weight", "= part")
@@ -215,7 +178,7 @@ def named_rows() -> PlainTable:
     return table
 
 
-def _formulas(it: Explanation) -> PlainTable:
+def _formulas(it: SimpleNamespace) -> PlainTable:
     table = named_rows()
     for name, formula in it.components.items():
         table.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
@@ -227,7 +190,7 @@ def _formulas(it: Explanation) -> PlainTable:
     return table
 
 
-def _steps(it: Explanation) -> PlainTable:
+def _steps(it: SimpleNamespace) -> PlainTable:
     table = named_rows()
     table.add_row("profile", Text(clean(f"{it.profile}, because {it.profile_because}")))
     for override in it.overrides:
@@ -245,11 +208,11 @@ def _steps(it: Explanation) -> PlainTable:
     return table
 
 
-def _score(it: Explanation, value: float) -> str:
+def _score(it: SimpleNamespace, value: float) -> str:
     return shown_score(value, it.threshold, 4)
 
 
-def _places(it: Explanation, options: str) -> PlainTable:
+def _places(it: SimpleNamespace, options: str) -> PlainTable:
     """Tabulate places and times of the verdict and its trace, and how to explain the nearest trace."""
     table = named_rows()
     if it.record is not None:

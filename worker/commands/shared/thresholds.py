@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from decimal import ROUND_FLOOR, Decimal
 from fractions import Fraction
@@ -75,12 +75,24 @@ def config_to_paste(
 
     `comments`: by profile, shown after its threshold.
     """
+    default = PROFILES[DEFAULT_PROFILE].weights
     lines = [f"threshold = {threshold!r}"] if threshold != DEFAULT_THRESHOLD else []
     for name in dict.fromkeys((DEFAULT_PROFILE, *profiles)):
-        profile = profiles[name]
-        if profile != PROFILES.get(name):
-            comment = (comments or {}).get(name, "")
-            lines += ["", *_table(f"profiles.{_key(name)}", profile, _weights_left_out(name, profiles), comment)]
+        profile, key, comment = profiles[name], f"profiles.{_key(name)}", (comments or {}).get(name)
+        if profile == PROFILES.get(name):
+            continue
+        if name in PROFILES:
+            weights_differ = profile.weights != PROFILES[name].weights
+        else:  # without weights it takes default's, which are others if the file changes them
+            weights_differ = profiles[DEFAULT_PROFILE].weights != default or profile.weights != default
+        lines.append("")
+        if profile.threshold is not None or not weights_differ:
+            lines.append(f"[{key}]")
+        if profile.threshold is not None:
+            lines.append(f"threshold = {profile.threshold!r}" + (f"  # {comment}" if comment else ""))
+        if weights_differ:
+            lines.append(f"[{key}.weights]")
+            lines += (f"{component} = {weight!r}" for component, weight in asdict(profile.weights).items())
     return "\n".join(lines).strip("\n")
 
 
@@ -98,26 +110,6 @@ def interval_text(interval: tuple[float, float]) -> str:
 def too_few(traces: int) -> str:
     """Return why no threshold is proposed."""
     return f"{number_of(traces, 'trace is', 'traces are')} too few to propose a threshold ({LEAST_TRACES} at least)"
-
-
-def _weights_left_out(name: str, profiles: Mapping[str, Profile]) -> Profile | None:
-    """Return the profile whose weights apply if the file gives none; None: the file must give them."""
-    if name in PROFILES:
-        return PROFILES[name]
-    # A new profile takes default's weights, which depend on the file if the file changes default too.
-    built_in = PROFILES[DEFAULT_PROFILE]
-    return built_in if profiles[DEFAULT_PROFILE].weights == built_in.weights else None
-
-
-def _table(key: str, profile: Profile, left_out: Profile | None, comment: str) -> Iterator[str]:
-    given = left_out is None or profile.weights != left_out.weights
-    if profile.threshold is not None or not given:
-        yield f"[{key}]"
-    if profile.threshold is not None:
-        yield f"threshold = {profile.threshold!r}" + (f"  # {comment}" if comment else "")
-    if given:
-        yield f"[{key}.weights]"
-        yield from (f"{name} = {weight!r}" for name, weight in asdict(profile.weights).items())
 
 
 def _key(name: str) -> str:
