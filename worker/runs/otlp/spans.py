@@ -11,8 +11,7 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -150,12 +149,72 @@ _PLACES: Final[Mapping[type, tuple[str, str, str]]] = {
 """Their names in JSON, by which places are named."""
 
 
-def _scopes(message: _Message) -> Iterator[tuple[Any, Any, Any, str]]:
-    """Yield each scope's resource, the scope, its spans or log records, and their place."""
-    (outer, middle, inner), names = _LEVELS[type(message)], _PLACES[type(message)]
-    for number, resource in enumerate(getattr(message, outer)):
-        for scope_number, scoped in enumerate(getattr(resource, middle)):
-            yield resource, scoped, getattr(scoped, inner), f"{names[0]}.{number}.{names[1]}.{scope_number}.{names[2]}"
+_At: TypeAlias = tuple[int, int, int]
+"""Where a span or log record stands: the numbers of its resource, of its scope in that, and its own in the scope."""
+
+
+def _rows(message: _Message) -> Iterator[Any]:
+    """Yield the spans or log records of a message."""
+    outer, middle, inner = _LEVELS[type(message)]
+    for resource in getattr(message, outer):
+        for scoped in getattr(resource, middle):
+            yield from getattr(scoped, inner)
+
+
+@dataclass(slots=True)
+class _Record:
+    """A record as a message, and which of its spans or log records are bad: these may be empty in the message."""
+
+    message: _Message
+    source: Any  # what was read: the message itself, or a record whose parts are bytes, with the fields `levels`
+    levels: tuple[str, str, str]
+    bad: dict[_At, InvalidSpans] = field(default_factory=dict)
+
+    def scopes(self) -> Iterator[tuple[Any, Any, Iterator[tuple[_At, Any]]]]:
+        """Yield each scope's resource, the scope, and its good spans or log records with their positions."""
+        outer, middle, inner = _LEVELS[type(self.message)]
+        for number, resource in enumerate(getattr(self.message, outer)):
+            for scope_number, scoped in enumerate(getattr(resource, middle)):
+                yield resource, scoped, self._good(number, scope_number, getattr(scoped, inner))
+
+    def _good(self, resource: int, scope: int, rows: Any) -> Iterator[tuple[_At, Any]]:
+        for number, row in enumerate(rows):
+            at = (resource, scope, number)
+            if self.bad and at in self.bad:
+                continue
+            if words := _wrong_ids(row):
+                self.bad[at] = self.placed(at, InvalidSpans("invalid_value", "", words))
+            else:
+                yield at, row
+
+    def placed(self, at: Sequence[int], error: InvalidSpans) -> InvalidSpans:
+        """Return the error of a row, or of a whole resource or scope, with its place."""
+        path = [f"{name}.{number}" for name, number in zip(_PLACES[type(self.message)], at, strict=False)]
+        return InvalidSpans(error.reason, ".".join([*path, error.path] if error.path else path), error.message)
+
+    def refused(self, *, any_good: bool) -> Refused | None:
+        """Return what is bad, taken out of the source. Raises the first error if nothing is good."""
+        if not self.bad:
+            return None
+        first = self.bad[min(self.bad)]
+        if not any_good:
+            raise first
+        outer, middle, inner = self.levels
+        resources = getattr(self.source, outer)
+        for number, resource in reversed([*enumerate(resources)]):
+            scopes = getattr(resource, middle) or []
+            for scope_number, scoped in reversed([*enumerate(scopes)]):
+                rows = getattr(scoped, inner) or []
+                kept = [row for at, row in enumerate(rows) if (number, scope_number, at) in self.bad]
+                del rows[:]
+                rows.extend(kept)
+                if not kept:
+                    del scopes[scope_number]
+            if not scopes:
+                del resources[number]
+        is_json = isinstance(self.source, _JsonRecord)
+        value = msgspec.json.encode(self.source) if is_json else self.source.SerializeToString(deterministic=True)
+        return Refused(first, len(self.bad), value)
 
 
 def decoded(value: bytes) -> Decoded:
@@ -163,15 +222,15 @@ def decoded(value: bytes) -> Decoded:
 
     Raises InvalidSpans, and nothing else, for a record in which nothing is good.
     """
-    message, bad = _message(value)
-    traces = isinstance(message, TracesData)
+    record = _record(value)
+    traces = isinstance(record.message, TracesData)
     read: Callable[..., Any] = _span if traces else _log_event
     made: list[Any] = []
     untraced = 0
     last: Any = None
     shared: dict[str, Value] = {}
     problem: InvalidSpans | None = None
-    for resource, scoped, ones, place in _scopes(message):
+    for resource, scoped, rows in record.scopes():
         if resource is not last:
             last, shared, problem = resource, {}, None
             try:
@@ -179,17 +238,17 @@ def decoded(value: bytes) -> Decoded:
             except InvalidSpans as error:
                 problem = error
         name, url = scoped.scope.name, scoped.schema_url or resource.schema_url
-        for number, one in enumerate(ones):
-            if not traces and not any(one.trace_id):
+        for at, row in rows:
+            if not traces and not any(row.trace_id):
                 untraced += 1
                 continue
             try:
                 if problem is not None:
                     raise problem
-                made.append(read(one, shared, name, url))
+                made.append(read(row, shared, name, url))
             except InvalidSpans as error:
-                bad.add(InvalidSpans(error.reason, f"{place}.{number}", error.message), resource, scoped, one)
-    refused = bad.refused(any_good=bool(made))
+                record.bad[at] = record.placed(at, error)
+    refused = record.refused(any_good=bool(made))
     return Decoded(tuple(made), (), 0, refused) if traces else Decoded((), tuple(made), untraced, refused)
 
 
@@ -204,11 +263,10 @@ def links(value: bytes) -> Iterator[tuple[str, str]]:
         message.ParseFromString(value)
     except DecodeError:
         return  # log records
-    for _, _, spans, _ in _scopes(message):
-        for span in spans:
-            if not span.span_id:
-                return  # log records that can be read as spans
-            yield span.span_id.hex(), _parent_id(span)
+    for span in _rows(message):
+        if not span.span_id:
+            return  # log records that can be read as spans
+        yield span.span_id.hex(), _parent_id(span)
 
 
 def is_complete(links: Iterable[tuple[str, str]]) -> bool:
@@ -232,26 +290,29 @@ def split(value: bytes, refused: list[Refused] | None = None) -> dict[str, bytes
     without a trace id are left out. What is bad is added to `refused`. Raises InvalidSpans for a record in which
     nothing is good, or whose parts would be far larger than itself.
     """
-    message, bad = _message(value)
-    _check_copies(message)
-    outer, middle, inner = _LEVELS[type(message)]
+    record = _record(value)
+    outer, middle, inner = _LEVELS[type(record.message)]
     parts: dict[bytes, Any] = {}
-    for resource, scoped, ones, _ in _scopes(message):
+    copied = 0
+    for resource, scoped, good in record.scopes():
         here: dict[bytes, Any] = {}
-        for one in ones:
-            trace_id = one.trace_id
+        for _, row in good:
+            trace_id = row.trace_id
             rows = here.get(trace_id)
             if rows is None:
                 if not any(trace_id):
                     continue
-                part = getattr(parts.setdefault(trace_id, type(message)()), outer).add()
+                part = getattr(parts.setdefault(trace_id, type(record.message)()), outer).add()
                 part.resource.CopyFrom(resource.resource)
                 part.schema_url = resource.schema_url
                 target = getattr(part, middle).add(schema_url=scoped.schema_url)
                 target.scope.CopyFrom(scoped.scope)
+                if here:
+                    copied += part.ByteSize()
+                    _check_copied(copied)
                 rows = here[trace_id] = getattr(target, inner)
-            rows.append(one)
-    found = bad.refused(any_good=bool(parts))
+            rows.append(row)
+    found = record.refused(any_good=bool(parts))
     if found is not None and refused is not None:
         refused.append(found)
     if found is None and len(parts) == 1 and value[:1] == b"\n" and value.lstrip(_SPACE)[:1] not in (b"{", b"["):
@@ -259,19 +320,11 @@ def split(value: bytes, refused: list[Refused] | None = None) -> dict[str, bytes
     return {name.hex(): part.SerializeToString(deterministic=True) for name, part in parts.items()}
 
 
-def _check_copies(message: _Message) -> None:
-    copied = size = 0
-    last: Any = None
-    for resource, scoped, ones, _ in _scopes(message):
-        traces = len({one.trace_id for one in ones})
-        if traces > 1:
-            if resource is not last:
-                last, size = resource, resource.resource.ByteSize() + len(resource.schema_url)
-            copied += (traces - 1) * (size + scoped.scope.ByteSize() + len(scoped.schema_url))
-    if copied > MAX_COPIED_BYTES:
+def _check_copied(size: int) -> None:
+    if size > MAX_COPIED_BYTES:
         words = (
-            f"taken apart by trace it has {copied} more bytes, because each trace gets its resource; "
-            f"{MAX_COPIED_BYTES} are allowed: make the resource smaller, or the batches (send_batch_max_size)"
+            f"taken apart by trace it has more than {MAX_COPIED_BYTES} more bytes, because each trace gets its resource"
+            ": make the resource smaller, or the batches (send_batch_max_size)"
         )
         raise InvalidSpans("too_large", "", words)
 
@@ -323,51 +376,8 @@ def _value(value: AnyValue, depth: int = 0) -> Value:
 # The message of a record
 
 
-class _Bad:
-    """The bad spans of a record, as they are found."""
-
-    def __init__(self) -> None:
-        self.first: InvalidSpans | None = None
-        self.count = 0
-        self._kept: list[tuple[Any, list[tuple[Any, list[Any]]]]] = []  # by resource and scope
-
-    def add(self, error: InvalidSpans, resource: Any, scoped: Any, one: Any) -> None:
-        """Add a span or log record with its resource and scope: messages, or parts of a record that are read singly."""
-        self.first = self.first or error
-        self.count += 1
-        if not self._kept or self._kept[-1][0] is not resource:
-            self._kept.append((resource, []))
-        scopes = self._kept[-1][1]
-        if not scopes or scopes[-1][0] is not scoped:
-            scopes.append((scoped, []))
-        scopes[-1][1].append(one)
-
-    def refused(self, *, any_good: bool) -> Refused | None:
-        """Return what was found. Raises the first error if nothing is good."""
-        if self.first is None:
-            return None
-        if not any_good:
-            raise self.first
-        outer, resources = "", []
-        for resource, scopes in self._kept:
-            outer, middle, inner = next(names for names in _LEVELS.values() if getattr(resource, names[1], None))
-            kept = [_with(scoped, "scope", inner, ones) for scoped, ones in scopes]
-            resources.append(_with(resource, "resource", middle, kept))
-        if isinstance(resources[0], _JsonResource):
-            value = msgspec.json.encode(_JsonRecord(**{outer: resources}))
-        else:
-            rows = [each.SerializeToString(deterministic=True) for each in resources]
-            value = _Resources(resource_spans=rows).SerializeToString()
-        return Refused(self.first, self.count, value)
-
-
-def _with(each: Any, head: str, rows: str, kept: list[Any]) -> Any:
-    """Return a resource or scope with only these scopes or spans."""
-    return type(each)(**{head: getattr(each, head), "schema_url": each.schema_url, rows: kept})
-
-
-def _message(value: bytes) -> tuple[_Message, _Bad]:
-    """Return a record as a message whose ids are complete, and what is bad in it. Raises InvalidSpans."""
+def _record(value: bytes) -> _Record:
+    """Return a record. Raises InvalidSpans."""
     text = value.lstrip(_SPACE)
     if text[:1] in (b"{", b"["):
         try:
@@ -375,60 +385,41 @@ def _message(value: bytes) -> tuple[_Message, _Bad]:
         except InvalidSpans as error:
             if error.reason != "not_json" or value[:1] != b"\n":
                 raise  # protobuf, too, begins with 0x0a, and the length after it may be 0x7b or 0x5b
-    message, bad = _from_protobuf(value)
-    _take_out_bad_ids(message, bad)
-    return message, bad
+    return _from_protobuf(value)
 
 
-def _from_protobuf(value: bytes) -> tuple[_Message, _Bad]:
+def _from_protobuf(value: bytes) -> _Record:
     """Traces and logs have the same outer shape, but a log record has no field that a span's ids could be read from."""
     _check_fields(value)
     traces, logs = TracesData(), LogsData()
     try:
         traces.ParseFromString(value)
-        spans = [span for _, _, ones, _ in _scopes(traces) for span in ones]
+        spans = list(_rows(traces))
         if not spans or any(span.trace_id or span.span_id for span in spans):
             if value and not traces.resource_spans:
                 words = "protobuf, but not OTLP; the exporter's encoding is otlp_proto or otlp_json"
                 raise InvalidSpans("not_otlp", "", words)
-            return traces, _Bad()
+            return _Record(traces, traces, _LEVELS[TracesData])
     except DecodeError:
         pass
     try:
         logs.ParseFromString(value)
     except DecodeError:
         return _from_parts(value)
-    records = [record for _, _, ones, _ in _scopes(logs) for record in ones]
-    if not any(each.trace_id or each.time_unix_nano or each.observed_time_unix_nano for each in records):
+    if not any(row.trace_id or row.time_unix_nano or row.observed_time_unix_nano for row in _rows(logs)):
         raise InvalidSpans("not_otlp", "", "protobuf, but neither spans nor log records; point the exporter at traces")
-    return logs, _Bad()
+    return _Record(logs, logs, _LEVELS[LogsData])
 
 
-def _take_out_bad_ids(message: _Message, bad: _Bad) -> None:
-    """Remove spans and log records with wrong ids from a message."""
-    right: Callable[[Any], bool]
-    right, words = (_has_span_ids, SPAN_IDS) if isinstance(message, TracesData) else (_has_log_ids, LOG_IDS)
-    for resource, scoped, ones, place in _scopes(message):
-        good = [one for one in ones if right(one)]
-        if len(good) < len(ones):
-            for position, one in enumerate(ones):
-                if not right(one):
-                    bad.add(InvalidSpans("invalid_value", f"{place}.{position}", words), resource, scoped, one)
-            del ones[:]
-            ones.extend(good)
-
-
-SPAN_IDS: Final = "a span needs a traceId of 16 bytes and a spanId of 8, not all of them 0"
-LOG_IDS: Final = "a traceId has 16 bytes and a spanId 8, or they are absent"
-
-
-def _has_span_ids(span: SpanMessage) -> bool:
-    sized = len(span.trace_id) == 16 and len(span.span_id) == 8 and len(span.parent_span_id) in (0, 8)
-    return sized and span.trace_id != _NO_TRACE and span.span_id != _NO_SPAN
-
-
-def _has_log_ids(record: LogRecord) -> bool:
-    return len(record.trace_id) in (0, 16) and len(record.span_id) in (0, 8)
+def _wrong_ids(row: Any) -> str:
+    """Return what is wrong with the ids of a span or a log record, "" if nothing is."""
+    sizes = len(row.trace_id), len(row.span_id)
+    if isinstance(row, LogRecord):
+        is_right = sizes[0] in (0, 16) and sizes[1] in (0, 8)
+        return "" if is_right else "a traceId has 16 bytes and a spanId 8, or they are absent"
+    is_right = sizes == (16, 8) and len(row.parent_span_id) in (0, 8) and row.trace_id != _NO_TRACE
+    is_right = is_right and row.span_id != _NO_SPAN
+    return "" if is_right else "a span needs a traceId of 16 bytes and a spanId of 8, not all of them 0"
 
 
 _Shape: TypeAlias = "dict[int, _Shape]"
@@ -486,92 +477,81 @@ def _check_fields(value: bytes, count: Callable[[bytes], int] = fields_in) -> No
 # Records whose parts are read singly
 
 
-_Fill: TypeAlias = Callable[[Any, Any], object]
-"""Fills a resource, a scope, a span or a log record with a part of a record. `_problem` knows what it raises."""
+def _read_singly(
+    source: Any, levels: tuple[str, str, str], message: _Message, read: Callable[[type[Any], Any], dict[str, Any]]
+) -> _Record:
+    """Fill a message from a record whose parts are bytes. `read`: returns a part as the fields of a kind of message."""
+    record = _Record(message, source, levels)
+    outer, middle, inner = _LEVELS[type(message)]
+    kind = SpanMessage if isinstance(message, TracesData) else LogRecord
 
-
-def _read_singly(record: Any, levels: tuple[str, str, str], message: _Message, fill: _Fill) -> _Bad:
-    """Fill a message from a record whose parts are bytes (in the fields `levels`); return what cannot be read."""
-    (outer, middle, inner), names, bad = _LEVELS[type(message)], _PLACES[type(message)], _Bad()
-
-    def head(name: str, target: Any, part: Any) -> None:
-        fill(getattr(target, name), getattr(part, name))
-        url = part.schema_url or ""
-        target.schema_url = url if isinstance(url, str) else url.decode()
-
-    def row(rows: Any, part: Any) -> None:
+    def add(
+        rows: Any, at: Sequence[int], kind: type[Any], part: Any, head: str = ""
+    ) -> tuple[Any, InvalidSpans | None]:
+        """Add a row, or a resource or scope, which is in the field `head` of its part; return it, and what is wrong."""
         try:
-            fill(rows.add(), part)
-        except Exception:
-            del rows[-1]
-            raise
+            if not head:
+                return rows.add(**read(kind, part)), None
+            url = part.schema_url or ""
+            fields = {head: read(kind, getattr(part, head))}
+            return rows.add(**fields, schema_url=url if isinstance(url, str) else url.decode()), None
+        except InvalidSpans as error:
+            wrong = error
+        except (UnicodeError, msgspec.DecodeError):
+            wrong = InvalidSpans("invalid_value", "", "a text is not UTF-8; send OTLP in JSON as UTF-8")
+        return rows.add(), record.placed(at, wrong)
 
-    for number, resource in enumerate(getattr(record, levels[0]) or ()):
-        place = f"{names[0]}.{number}"
-        target = getattr(message, outer).add()
-        problem = _problem(partial(head, "resource"), target, resource, place)
-        for scope_number, scoped in enumerate(getattr(resource, levels[1]) or ()):
-            scope_place = f"{place}.{names[1]}.{scope_number}"
-            scope = getattr(target, middle).add()
-            wrong = problem or _problem(partial(head, "scope"), scope, scoped, scope_place)
-            rows = getattr(scope, inner)
-            for position, one in enumerate(getattr(scoped, levels[2]) or ()):
-                error = wrong or _problem(row, rows, one, f"{scope_place}.{names[2]}.{position}")
-                if error is not None:
-                    bad.add(error, resource, scoped, one)
-    return bad
-
-
-def _problem(read: _Fill, target: Any, part: Any, place: str) -> InvalidSpans | None:
-    """Read a part of a record; return why it cannot be read."""
-    try:
-        read(target, part)
-    except InvalidSpans as error:
-        return InvalidSpans(error.reason, place, error.message)
-    except msgspec.ValidationError as error:
-        wrong = _refusal(error)
-        return InvalidSpans(wrong.reason, f"{place}.{wrong.path}" if wrong.path else place, wrong.message)
-    except DecodeError:
-        words = "a text that is not UTF-8, or too many levels of values; the other spans of the record are read"
-        return InvalidSpans("not_otlp", place, words)
-    except RecursionError:
-        return InvalidSpans("too_deep", place, TOO_DEEP)
-    except (UnicodeError, msgspec.DecodeError):
-        return InvalidSpans("invalid_value", place, "a text is not UTF-8; send OTLP in JSON as UTF-8")
-    return None
+    for at, resource in enumerate(getattr(source, levels[0]) or ()):
+        target, of_resource = add(getattr(message, outer), [at], Resource, resource, "resource")
+        for at_scope, scoped in enumerate(getattr(resource, levels[1]) or ()):
+            scopes = getattr(target, middle)
+            scope, of_scope = add(scopes, [at, at_scope], InstrumentationScope, scoped, "scope")
+            wrong, rows = of_resource or of_scope, getattr(scope, inner)
+            for at_row, part in enumerate(getattr(scoped, levels[2]) or ()):
+                place = (at, at_scope, at_row)
+                if (error := wrong or add(rows, place, kind, part)[1]) is not None:
+                    record.bad[place] = error
+    return record
 
 
-def _parts() -> Sequence[type[Any]]:
-    """Return classes for records with resources as bytes, and with spans: protobuf encodes messages like bytes."""
+def _parts() -> Any:
+    """Return the class of a record with spans as bytes: protobuf encodes messages like bytes."""
     file = FileDescriptorProto(name="kp_worker/parts.proto", package="kp", syntax="proto3")
     for message, head, rows, inner in (
-        ("Resources", "", "resource_spans", ""), ("Parts", "", "resource_spans", "Resource"),
-        ("Resource", "resource", "scope_spans", "Scope"), ("Scope", "scope", "spans", ""),
+        ("Parts", "", "resource_spans", "Resource"), ("Resource", "resource", "scope_spans", "Scope"),
+        ("Scope", "scope", "spans", ""),
     ):  # fmt: skip
         fields = file.message_type.add(name=message).field
         for number, name in ((1, head), (3, "schema_url")) if head else ():
             fields.add(name=name, number=number, type="TYPE_BYTES", label="LABEL_OPTIONAL")
-        field = fields.add(name=rows, number=2 if head else 1, type="TYPE_BYTES", label="LABEL_REPEATED")
+        rows_field = fields.add(name=rows, number=2 if head else 1, type="TYPE_BYTES", label="LABEL_REPEATED")
         if inner:
-            field.type, field.type_name = field.TYPE_MESSAGE, f".kp.{inner}"
+            rows_field.type, rows_field.type_name = rows_field.TYPE_MESSAGE, f".kp.{inner}"
     pool = DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return [GetMessageClass(pool.FindMessageTypeByName(f"kp.{name}")) for name in ("Resources", "Parts")]
+    return GetMessageClass(pool.FindMessageTypeByName("kp.Parts"))
 
 
-_Resources, _Parts = _parts()
+_Parts = _parts()
 
 
-def _from_parts(value: bytes) -> tuple[_Message, _Bad]:
+def _from_parts(value: bytes) -> _Record:
     """Return what protobuf can read of a record part by part. Raises InvalidSpans."""
     with suppress(DecodeError):
-        parts = _Parts.FromString(value)
         for message in (TracesData(), LogsData()):
-            bad = _read_singly(parts, _LEVELS[TracesData], message, lambda target, part: target.ParseFromString(part))
-            if any(one.trace_id for _, _, ones, _ in _scopes(message) for one in ones):
-                return message, bad
+            record = _read_singly(_Parts.FromString(value), _LEVELS[TracesData], message, _from_bytes)
+            if any(row.trace_id for row in _rows(message)):
+                return record
     words = "not OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json"
     raise InvalidSpans("not_otlp", "", words)
+
+
+def _from_bytes(kind: type[Any], part: bytes) -> dict[str, Any]:
+    try:
+        return {field.name: value for field, value in kind.FromString(part).ListFields()}
+    except DecodeError:
+        words = "a text that is not UTF-8, or too many levels of values; the other spans of the record are read"
+        raise InvalidSpans("not_otlp", "", words) from None
 
 
 # JSON
@@ -596,42 +576,42 @@ class _JsonRecord(Struct, rename="camel", omit_defaults=True):
     resource_logs: list[_JsonResource] | None = None
 
 
-def _from_json(text: bytes) -> tuple[_Message, _Bad]:
+_RECORDS: Final = msgspec.json.Decoder(_JsonRecord | list[Raw])
+_NAMES: Final = msgspec.json.Decoder(dict[str, Raw])
+
+
+def _from_json(text: bytes) -> _Record:
     _check_fields(text, lambda text: text.count(b"{") + text.count(b"["))
     try:
-        if text[:1] == b"[":
-            msgspec.json.decode(text, type=Raw)
-            words = "a JSON list; OTLP in JSON is an object with resourceSpans or resourceLogs"
-            raise InvalidSpans("not_otlp", "", words)
-        record = msgspec.json.decode(text, type=_JsonRecord)
-        names = msgspec.json.decode(text, type=dict[str, Raw]) if record == _JsonRecord() else {}
-    except RecursionError:
-        raise InvalidSpans("too_deep", "", TOO_DEEP) from None
-    except msgspec.ValidationError as error:
-        raise _refusal(error) from None
-    except (msgspec.MsgspecError, UnicodeError) as error:
+        record = _json(text, _RECORDS)
+        names = _json(text, _NAMES) if record == _JsonRecord() else {}
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise InvalidSpans("not_json", "", f"{error}; a record is one whole JSON object") from None
+    if isinstance(record, list):
+        raise InvalidSpans("not_otlp", "", "a JSON list; OTLP in JSON is an object with resourceSpans or resourceLogs")
     if record.resource_spans is not None and record.resource_logs is not None:
         raise InvalidSpans("not_otlp", "", "both resourceSpans and resourceLogs; a record has one of them")
     if names and "resourceSpans" not in names:
         found = ", ".join(sorted(names)[:3])
         raise InvalidSpans("not_otlp", "", f"an object with {found[:60]}; OTLP has resourceSpans or resourceLogs")
     message: _Message = TracesData() if record.resource_logs is None else LogsData()
-    return message, _read_singly(record, _LEVELS[type(message)], message, _from_object)
+    return _read_singly(record, _LEVELS[type(message)], message, _from_object)
 
 
-def _refusal(error: msgspec.ValidationError) -> InvalidSpans:
-    """Return why a value of JSON is refused: a wrong type, or what `_scalar` has raised."""
-    words, _, path = str(error).partition(" - at `$.")
-    reason: Why = "invalid_type" if type(error.__cause__) in (NoneType, TypeError) else "invalid_value"
-    return InvalidSpans(reason, re.sub(r"\[(\d+)\]", r".\1", path[:-1]), words)
+def _json(text: bytes | Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
+    """Return the value of a JSON text. Raises InvalidSpans if its type is wrong (see also `_scalar`)."""
+    try:
+        return decoder.decode(text)
+    except RecursionError:
+        raise InvalidSpans("too_deep", "", TOO_DEEP) from None
+    except msgspec.ValidationError as error:
+        words, _, path = str(error).partition(" - at `$.")
+        reason: Why = "invalid_type" if type(error.__cause__) in (NoneType, TypeError) else "invalid_value"
+        raise InvalidSpans(reason, re.sub(r"\[(\d+)\]", r".\1", path[:-1]), words) from None
 
 
-def _from_object(message: Any, part: Raw) -> None:
-    """Fill a message from its JSON."""
-    message.CopyFrom(type(message)(**_fields(_DECODERS[type(message)].decode(part)) or {}))
-    if isinstance(message, SpanMessage) and not _has_span_ids(message):
-        raise InvalidSpans("invalid_value", "", SPAN_IDS)
+def _from_object(kind: type[Any], part: Raw) -> dict[str, Any]:
+    return _fields(_json(part, _DECODERS[kind])) or {}
 
 
 def _fields(value: Any, depth: int = 0) -> Any:
