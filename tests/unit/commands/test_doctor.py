@@ -13,9 +13,9 @@ from tests.support.embedding_service import MODEL as SERVED
 from tests.support.embedding_service import EmbeddingService
 from worker.commands.doctor.finding import Examination, Finding
 from worker.commands.doctor.model import check_model, long_texts, other_entries
-from worker.commands.doctor.traces import capacity, restored, sizes, standings
+from worker.commands.doctor.traces import Memory, capacity, restored, sizes, standings
 from worker.config import Settings, load, read
-from worker.core.changelog import Committed, Entry, decode_all, encode, slot_key
+from worker.core.changelog import Committed, encode, slot_key
 from worker.core.novelty import unit
 from worker.core.records import EmbedderIdentity
 from worker.core.restore import Log
@@ -53,11 +53,10 @@ class Written:
         self.log.apply(slot_key(scored.sequence, self.settings.cache_max_elements, 1), value, self.log.end)
         self.offset += 1
 
-    def entries(self, committed: int | None = None) -> int:
+    def memory(self, committed: int | None = None) -> Memory:
         offset = self.offset if committed is None else committed
         metadata = Committed(TOPIC_ID, 1, 0, self.scorer.stream_time_ms)
-        position = Position(offset, True, metadata, TOPIC_ID)
-        return restored(self.settings, self.log, position)[0]
+        return restored(self.settings, self.log, Position(offset, True, metadata, TOPIC_ID))
 
 
 def test_the_entries_are_those_of_the_scorer(seed: int) -> None:
@@ -68,18 +67,18 @@ def test_the_entries_are_those_of_the_scorer(seed: int) -> None:
         for vector in rng.normal(size=(chance.randint(1, 90), DIMENSIONS)).astype(np.float32):
             now += chance.choice([0, 100, 3000])
             part.score(vector, now)
-        assert part.entries() == len(part.scorer.cache)
+        assert part.memory().live == len(part.scorer.cache)
 
 
 def test_only_what_is_committed_and_of_the_last_model_counts() -> None:
     part = Written(settings_of(10, "none"))
-    assert part.entries() == 0
+    assert part.memory().live == 0
     for number in range(6):
         part.score(np.eye(8)[number], T0 + number)
-    assert (part.entries(4), part.entries()) == (4, 6)
+    assert (part.memory(4).live, part.memory().live) == (4, 6)
     part.model = "another:1:8"
     part.score(np.eye(8)[1], T0)
-    assert part.entries() == 1
+    assert part.memory().live == 1
 
 
 @pytest.mark.slow
@@ -94,14 +93,11 @@ def test_damaged_entries_fail_no_check(seed: int) -> None:
         if number == 0:
             for place, (_, value) in enumerate(bad_entries(fields)):
                 part.log.apply(b"1:1034:%d" % (100 + place), value, part.log.end)
-            assert part.entries() == 10
+            assert part.memory().live == 10
         used = [slot_key(place, 10, 1) for place in range(20)]
         for _ in range(rng.randint(1, 8)):
             part.log.apply(some_key(rng, used), mutated(rng, [packed(fields)]), part.log.end)
-        part.entries()
-        decoded = decode_all([mutated(rng, [packed(fields)]) for _ in range(10)])
-        if entries := [entry for entry in decoded if isinstance(entry, Entry)]:
-            capacity(settings, {0: entries})
+        capacity(settings, {0: part.memory()})
 
 
 def test_a_long_list_names_the_ten_greatest() -> None:

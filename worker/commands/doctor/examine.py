@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from worker.commands.doctor.finding import Check, Examination, Finding, fail, ok, reading, warn
 from worker.commands.doctor.kafka import check_kafka
 from worker.commands.doctor.model import check_model
-from worker.commands.doctor.traces import check_cache, check_memory, check_outputs, check_verdicts
+from worker.commands.doctor.traces import check_memory, check_outputs, check_verdicts
 from worker.commands.shared.console import CommandError, require_extra
 from worker.commands.shared.options import load_settings
 from worker.config import ConfigError, Settings
@@ -226,9 +226,8 @@ async def _unread_content(examination: Examination) -> AsyncIterator[Finding]:
 CHECKS: Final[tuple[Check, ...]] = (
     check_settings,
     check_kafka,
-    reading(check_cache, "cache", "the last entries", 10.0),
     reading(
-        check_memory, "caches", "the changelog", 20.0,
+        check_memory, "cache", "the changelog", 20.0,
         "look at kp_cache_entries, and at scoring.confidence of the agents' traces",
     ),
     reading(check_outputs, "domains", "the last scored traces", 10.0),

@@ -5,7 +5,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from aiokafka.errors import UnknownTopicOrPartitionError
@@ -16,7 +16,7 @@ from worker.commands.shared.placed_verdicts import read_judged, switch_to_record
 from worker.commands.shared.session import Session, read_topics
 from worker.commands.shared.shown import shown_name, shown_score
 from worker.config import Settings
-from worker.core.changelog import CorruptRecord, Entry, Kind, decode, kind_of
+from worker.core.changelog import CorruptRecord, Entry, Kind, decode
 from worker.core.novelty import CACHED_ID_LENGTH, VectorCache, advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.restore import Log, ModelCache, restore
@@ -33,75 +33,38 @@ NAMED: Final = 5
 MOST_NAMED: Final = 10
 """Partitions and track records that are named."""
 
-# -- the capacity of the caches, by the rate of the last entries
-
-
-async def check_cache(examination: Examination) -> AsyncIterator[Finding]:
-    """Check capacity and TTL by the rate of the last entries; keep their models."""
-    if examination.settings.embedder != "none":
-        entries = await _last_entries(Session(examination.settings))
-        examination.models.update(those[-1].model for those in entries.values())
-        yield capacity(examination.settings, entries)
-
-
-async def _last_entries(session: Session) -> dict[int, list[Entry]]:
-    """Return the last entries of each changelog partition that has readable ones."""
-    name = session.settings.changelog
-    async with session.admin() as admin:
-        topic = (await session.topics(admin, name)).get(name)
-    entries: dict[int, list[Entry]] = defaultdict(list)
-    if topic is None:
-        return entries
-    async for record in session.newest(topic, 500):  # at a low rate every other offset is a marker's
-        if kind_of(record.key) is Kind.ENTRY:
-            with suppress(CorruptRecord):  # or a tombstone
-                entry = decode(record.value)
-                entries[record.partition].append(entry)  # a partition without a readable entry is left out
-    return entries
-
-
-def capacity(settings: Settings, entries: Mapping[int, Sequence[Entry]]) -> Finding:
-    """Return whether the caches hold the TTL. `entries`: the last ones of each partition, in the order of writing."""
-    size, ttl_ms = settings.cache_max_elements, settings.cache_ttl_ms
-    rates: dict[int, float] = {}
-    for number, those in entries.items():
-        last = those[-1].epoch, those[-1].model
-        times = {it.sequence: it.stream_time_ms for it in those if (it.epoch, it.model) == last}
-        rate = per_second([time_ms for _, time_ms in sorted(times.items())])
-        if rate is not None and len(times) >= 100:  # fewer are no basis for advice
-            rates[number] = rate
-    dimensions = next((len(those[-1].vector) // 4 for those in entries.values()), 384)
-    message = f"{size} entries for each partition, at most {megabytes(size * entry_bytes(dimensions))}"
-    if not rates:
-        return ok("cache", f"{message}; too few traces yet to tell their rate (capacity = rate x TTL)")
-    partition, rate = max(rates.items(), key=lambda it: it[1])
-    reach_ms = 1000 * size / rate
-    message += f"; partition {partition}, the busiest, takes {rate:.3g} traces a second of stream time"
-    message += f": they hold {reach_ms / 1000:.0f} s, " + (
-        "without a TTL" if ttl_ms is None else f"the TTL is {ttl_ms / 1000:.0f} s"
-    )
-    if ttl_ms is not None and is_short(reach_ms, ttl_ms):
-        return warn("cache", message, advice(rate, reach_ms, ttl_ms, dimensions))
-    return ok("cache", message)
-
-
-# -- what a worker would restore: the entries of each cache, and the track records
+# -- what a worker would restore from the changelog: the cache of each partition, and its track records
 
 Record = tuple[str, str, Standing]
 """Agent, domain, and standing."""
 
 
+class Memory(NamedTuple):
+    """What a worker that takes over a partition remembers."""
+
+    live: int  # entries of the model that wrote the last one
+    records: list[Record]
+    latest: Entry | None  # the last entry
+    rate: float | None  # traces a second of stream time; None: too few to tell
+
+
 async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
-    """Count the live entries of the caches, and name the track records; nothing before the first commit."""
+    """Check that the caches hold the TTL, count their entries, and name the track records; keep the caches' models."""
     memory = await _restored(Session(examination.settings))
-    if memory and examination.settings.embedder != "none":
-        yield ok("cache entries", sizes({number: count for number, (count, _) in memory.items()}))
-    if records := [record for _, those in memory.values() for record in those]:
+    if examination.settings.embedder != "none":
+        examination.models.update(it.latest.model for it in memory.values() if it.latest is not None)
+        yield capacity(examination.settings, memory)
+        if memory:
+            yield ok("cache entries", sizes({number: it.live for number, it in memory.items()}))
+    if records := [record for it in memory.values() for record in it.records]:
         yield ok("track records", standings(records))
 
 
-async def _restored(session: Session) -> dict[int, tuple[int, list[Record]]]:
-    """Restore each partition as a worker that takes it over, but without a producer, so that nobody is fenced."""
+async def _restored(session: Session) -> dict[int, Memory]:
+    """Restore each partition as a worker that takes it over, but without a producer, so that nobody is fenced.
+
+    Partitions without a committed offset have no memory.
+    """
     settings, seconds = session.settings, 20.0
     async with session.admin() as admin:
         topics = await session.topics(admin, settings.source_topic, settings.changelog)
@@ -113,21 +76,51 @@ async def _restored(session: Session) -> dict[int, tuple[int, list[Record]]]:
         positions = await read_positions(session.client, settings.group_id, settings.source_topic, numbers, seconds)
     except OffsetsError:  # reported by the check of the lag
         return {}
-    committed = {number: each for number, each in positions.items() if each.has_offset}
+    committed = {number: position for number, position in positions.items() if position.has_offset}
     return await read_logs(
         session.client, settings.changelog, list(committed), seconds, settings.max_batch_bytes,
         lambda number, log: restored(settings, log, committed[number]),
     )  # fmt: skip
 
 
-def restored(settings: Settings, log: Log, position: Position) -> tuple[int, list[Record]]:
-    """Return the number of live entries of the model that wrote the last one, and the track records."""
+def restored(settings: Settings, log: Log, position: Position) -> Memory:
+    """Return what is restored from a partition's changelog."""
     size, latest = settings.cache_max_elements, log.latest(position.offset)
     model = None if latest is None else ModelCache(latest.model, len(latest.vector) // 4, size)
     state = restore(log, position, model)
     cache = VectorCache(size, 1 if model is None else model.dimensions, settings.cache_ttl_ms)
     cache.restore(state.cache(), position.stream_time_ms)
-    return len(cache), list(state.track_record.listed())
+    rate = None if latest is None else _rate(log, latest)
+    return Memory(len(cache), list(state.track_record.listed()), latest, rate)
+
+
+def _rate(log: Log, latest: Entry) -> float | None:
+    """Return the rate of the last 500 entries, as far as they are of the latest's epoch and model."""
+    times: dict[int, int] = {}
+    for record in log.by_kind()[Kind.ENTRY][-500:]:
+        with suppress(CorruptRecord):
+            entry = decode(record.value)
+            if (entry.epoch, entry.model) == (latest.epoch, latest.model):
+                times[entry.sequence] = entry.stream_time_ms
+    return per_second([times[sequence] for sequence in sorted(times)]) if len(times) >= 100 else None
+
+
+def capacity(settings: Settings, memory: Mapping[int, Memory]) -> Finding:
+    """Return whether the caches hold the TTL, by partition."""
+    size, ttl_ms = settings.cache_max_elements, settings.cache_ttl_ms
+    dimensions = next((len(it.latest.vector) // 4 for it in memory.values() if it.latest is not None), 384)
+    message = f"{size} entries for each partition, at most {megabytes(size * entry_bytes(dimensions))}"
+    rate, partition = max(((it.rate, number) for number, it in memory.items() if it.rate is not None), default=(0, 0))
+    if not rate:
+        return ok("cache", f"{message}; too few traces yet to tell their rate (capacity = rate x TTL)")
+    reach_ms = 1000 * size / rate
+    message += f"; partition {partition}, the busiest, takes {rate:.3g} traces a second of stream time"
+    message += f": they hold {reach_ms / 1000:.0f} s, " + (
+        "without a TTL" if ttl_ms is None else f"the TTL is {ttl_ms / 1000:.0f} s"
+    )
+    if ttl_ms is not None and is_short(reach_ms, ttl_ms):
+        return warn("cache", message, advice(rate, reach_ms, ttl_ms, dimensions))
+    return ok("cache", message)
 
 
 def sizes(entries: Mapping[int, int]) -> str:
