@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 import msgspec
 
-from worker.commands.shared.console import (
-    ArgumentError,
-    BadLines,
-    Command,
-    CommandError,
-    open_file,
-    say,
-)
+from worker.commands.shared.console import ArgumentError, BadLines, Command, CommandError, open_file, say
 from worker.commands.shared.json_lines import lines_as_they_come
 from worker.commands.shared.options import read_settings, settings_options
 from worker.core.terminal import number_of

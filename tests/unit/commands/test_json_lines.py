@@ -17,14 +17,7 @@ from tests.support.builders import trace_bytes
 from tests.support.processes import WORKER
 from tests.support.reports import scored
 from worker.cli import cli
-from worker.commands.shared.json_lines import (
-    LINE_FACTOR,
-    Line,
-    LineSplitter,
-    not_traces,
-    read_lines,
-    too_long,
-)
+from worker.commands.shared.json_lines import LINE_FACTOR, Line, LineSplitter, not_traces, read_lines, too_long
 
 CONVERT = (
     "convert", "--from", "chat", "--success", "true", "--confidence", "1", "--domain", "d", "--visibility", "org",

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -34,11 +33,11 @@ from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 
 from worker.commands.publish.send import KeyField, key_of
 from worker.commands.shared.marks import (
-    MarkedBatch,
     MarkedRecord,
     followed_topic,
     needed_marks_topic,
     read_marks,
+    send_marked,
     written,
 )
 from worker.commands.shared.run_traces import KEY_ROOM, Options, fitted, trace_of_request
@@ -49,12 +48,10 @@ from worker.core.records import Clean, exact_size
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, parse_trace
 from worker.kafka.connections import UnreachableError
-from worker.kafka.describe import current_limit
 from worker.kafka.errors import error_text
 from worker.kafka.producer import Producer, PublishError
 from worker.kafka.rows import OutputTopic, Row, TopicRefusedError, key_partition
 from worker.kafka.topic_watch import watched
-from worker.kafka.transaction import run_transaction
 from worker.observe import logs
 from worker.runs.fields import RunRefused, fault
 from worker.runs.sessions.formats import Format
@@ -109,7 +106,7 @@ class _Follower:
     # Since the last start of the producer:
     producer: Producer = field(init=False)
     target: OutputTopic = field(init=False)
-    marks: OutputTopic = field(init=False)
+    marks: Topic = field(init=False)
     published: set[bytes] = field(init=False)  # keys of marks
     batch: list[tuple[Closed, MarkedRecord, Mapping[str, int]]] = field(init=False)
     size: int = 0  # of the batch, bytes
@@ -161,7 +158,7 @@ class _Follower:
         session, settings, followed = self.session, self.session.settings, self.followed
         (target,) = await session.existing(followed.topic)
         marks = await needed_marks_topic(session, followed_topic(settings))
-        self.target, self.marks, self.batch, self.size = written(target), written(marks), [], 0
+        self.target, self.marks, self.batch, self.size = written(target), marks, [], 0
         name = sha256(followed.name.encode("utf-8", "replace")).hexdigest()[:16]
         transactional_id, timeout_seconds = f"{settings.group_id}-follow-{name}", settings.transaction_timeout_seconds
         self.producer = Producer(session.client, transactional_id, timeout_seconds)
@@ -193,13 +190,7 @@ class _Follower:
                 await self._wait(min(max(1.0, 20 * (time.monotonic() - began)), 10.0))
 
     async def _send(self, records: Sequence[MarkedRecord]) -> Mapping[int, TopicRefusedError]:
-        """Send records and marks in one transaction (3a to 3c); return why the topic refuses some, by position.
-
-        After any error it is unknown whether it was committed.
-        """
-        contents = MarkedBatch(records, self.marks, keep_marks=True)
-        await run_transaction(self.producer, contents, partial(current_limit, self.session.client))
-        return contents.refused
+        return await send_marked(self.session, self.producer, self.marks, records, keep_marks=True)  # 3a to 3c
 
     async def _add(self, closed: Closed) -> None:
         """Add a request unless it has a mark, and commit when the batch is full."""

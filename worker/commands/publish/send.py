@@ -15,14 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from worker.commands.shared.console import (
-    ArgumentError,
-    BadLines,
-    CommandError,
-    open_file,
-    say,
-    size_of,
-)
+from worker.commands.shared.console import ArgumentError, BadLines, CommandError, open_file, say, size_of
 from worker.commands.shared.json_lines import lines_as_they_come, not_traces
 from worker.commands.shared.options import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session

@@ -20,7 +20,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,12 +38,12 @@ from rich.text import Text
 
 from worker.commands.shared.console import BadLines, json_output, naming, text_console
 from worker.commands.shared.marks import (
-    MarkedBatch,
     MarkedRecord,
     find_marks_topic,
     marks_topic,
     needed_marks_topic,
     read_marks,
+    send_marked,
     written,
 )
 from worker.commands.shared.session import Session, SessionError, Topic, read_to
@@ -53,10 +53,7 @@ from worker.core.dead_letters import NO_VALUE, REDRIVEN_FROM, DeadLetter, as_jso
 from worker.core.records import REDRIVE_COUNT, exact_size
 from worker.core.terminal import clean, number_of
 from worker.core.trace import Reason
-from worker.kafka.describe import current_limit
 from worker.kafka.producer import Producer
-from worker.kafka.rows import OutputTopic
-from worker.kafka.transaction import run_transaction
 
 OF_CLOSED_RUNS: Final = frozenset({Reason.LATE_SPAN, Reason.ASSEMBLY_FAILED})
 """Reasons of `assemble` for spans of a closed run: they would be late again, or become a second trace of it."""
@@ -114,16 +111,15 @@ class Counts:
     foreign: int = 0  # of a topic that these settings do not name, or not of the worker
     late: int = 0  # spans of runs that had closed before
     sent: Counter[str] = field(default_factory=Counter)  # those done, by the topic they go back to
-    old: Counter[str] = field(default_factory=Counter)  # those sent whose timestamp is older than the topic's retention
-    retention_ms: Mapping[str, int | None] = field(default_factory=dict)  # by topic; None: without limit
+    old: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Those done whose timestamp is older than their topic's retention: by topic and retention, ms."""
 
-    def count_done(self, letter: DeadLetter) -> None:
+    def count_done(self, letter: DeadLetter, source: Topic | None) -> None:
         """Count a dead letter that was redriven, written, or would be, and keep the first ones."""
-        topic = letter.source_topic
-        retention_ms = self.retention_ms.get(topic)
-        self.sent[topic] += 1
+        self.sent[letter.source_topic] += 1
+        retention_ms = None if source is None else source.retention_ms
         if retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - retention_ms:
-            self.old[topic] += 1
+            self.old[letter.source_topic, retention_ms] += 1
         self.done[letter.reason] += 1
         if self.done[letter.reason] <= 2:
             self.examples.append(letter)
@@ -172,29 +168,18 @@ class Redrive:
         topic, _ = await session.existing(settings.dead_letter_topic, settings.source_topic)
         async with session.admin() as admin:
             sources = await session.topics(admin, settings.source_topic, *settings.span_topics)
-        counts.retention_ms = {name: source.retention_ms for name, source in sources.items()}
-        name = marks_topic(settings)
-        output: BinaryIO | None = None
-        commit: Callable[[Sequence[tuple[DeadLetter, MarkedRecord]]], Awaitable[None]] | None = None
-        batch: list[tuple[DeadLetter, MarkedRecord]] = []
-        size = 0
+        sends = execute and to_file is None
+        marks = await (needed_marks_topic if sends else find_marks_topic)(session, marks_topic(settings))
+        transactional_id, timeout_seconds = f"{settings.group_id}-redrive", settings.transaction_timeout_seconds
+        producer = Producer(session.client, transactional_id, timeout_seconds) if sends else None
         async with AsyncExitStack() as stack:
-            if execute and to_file is None:
-                marks: Topic | None
-                marks = needed = await needed_marks_topic(session, name)
-                producer = Producer(
-                    session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds
-                )
+            if producer is not None:
                 await stack.enter_async_context(session.connected(producer))  # 1
-                commit = partial(self._commit, producer, written(needed))
-            else:
-                marks = await find_marks_topic(session, name)
-            if execute and to_file is not None:
-                file = nullcontext(sys.stdout.buffer) if to_file == "-" else _whole_file(Path(to_file))
-                output = json_output(stack.enter_context(file))
+            output = stack.enter_context(_output(to_file)) if execute and to_file is not None else None
             reader = await stack.enter_async_context(session.connected(session.reader()))
             lookup = await stack.enter_async_context(session.connected(session.reader(tolerant=True)))
             marked = {record.key or b"" async for record in read_marks(session, reader, marks)}  # 2
+            batch, size = list[tuple[DeadLetter, MarkedRecord]](), 0
             async for letter in self._unmarked(reader, topic, marked):  # 3
                 with counts.refusing(letter):
                     if to_file is None and letter.redriven >= self.max_redrives:
@@ -205,36 +190,36 @@ class Redrive:
                     key, value, headers = await self._whole(letter, lookup)
                     if output is not None:
                         output.write(as_json(letter, key, value, headers) + b"\n")
-                    record = None if to_file is not None else redriven_record(letter, key, value, headers, sources)
-                    if commit is not None and record is not None:
-                        batch.append((letter, record))
+                    if to_file is None:
+                        batch.append((letter, redriven_record(letter, key, value, headers, sources)))
                         size += len(value or b"")
-                    else:
-                        counts.count_done(letter)
-                if commit is not None and (len(batch) >= MAX_RECORDS or size >= MAX_BYTES):
-                    await commit(batch)
+                    if producer is None:
+                        counts.count_done(letter, sources.get(letter.source_topic))
+                if len(batch) >= MAX_RECORDS or size >= MAX_BYTES:
+                    await self._commit(producer, marks, batch, sources)
                     batch, size = [], 0
-            if commit is not None and batch:
-                await commit(batch)
+            await self._commit(producer, marks, batch, sources)
 
     async def _commit(
-        self, producer: Producer, marks: OutputTopic, batch: Sequence[tuple[DeadLetter, MarkedRecord]]
-    ) -> None:
+        self, producer: Producer | None, marks: Topic | None, batch: Sequence[tuple[DeadLetter, MarkedRecord]],
+        sources: Mapping[str, Topic],
+    ) -> None:  # fmt: skip
         """Send records and marks in one transaction; records that their topic rejects are reported and skipped.
 
-        Raises SessionError if a newer run has taken over, and PublishError.
+        Nothing to do in a dry run, without a producer. Raises SessionError if a newer run has taken over, PublishError.
         """
-        contents = MarkedBatch([record for _, record in batch], marks, keep_marks=False)
+        if not batch or producer is None or marks is None:
+            return
         try:
-            await run_transaction(producer, contents, partial(current_limit, self.session.client))  # 3a to 3c
+            refused = await send_marked(self.session, producer, marks, [record for _, record in batch])  # 3a to 3c
         except (ProducerFenced, InvalidProducerEpoch) as error:
             group = self.session.settings.group_id
             raise SessionError(f"another redrive of group {group} has taken over; this one stops") from error
         for position, (letter, record) in enumerate(batch):
             with self.counts.refusing(letter):
-                if (why := contents.refused.get(position)) is not None:
+                if (why := refused.get(position)) is not None:
                     raise RefusedError(f"topic {record.topic.name} refuses it: {why.name} ({why.words}); {why.advice}")
-                self.counts.count_done(letter)
+                self.counts.count_done(letter, sources[letter.source_topic])
 
     async def _unmarked(self, reader: AIOKafkaConsumer, topic: Topic, marked: Set[bytes]) -> AsyncIterator[DeadLetter]:
         """Yield the selected dead letters up to the topic's end that were not redriven, one for each source record."""
@@ -319,8 +304,12 @@ def redriven_record(
 
 
 @contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that appears complete or not at all. Raises SessionError if it exists already."""
+def _output(file: str) -> Iterator[BinaryIO]:
+    """Open standard output, or a new file that appears complete or not at all. Raises SessionError if it exists."""
+    if file == "-":
+        yield json_output(sys.stdout.buffer)
+        return
+    path = Path(file)
     if path.is_file():
         raise SessionError(f"{path} exists; remove it, or name another file")
     if path.exists():
@@ -328,7 +317,7 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
     part = path.with_name(f"{path.name}.part")
     try:
         with naming(part), part.open("wb") as output:
-            yield output
+            yield json_output(output)
             output.flush()
             os.fsync(output.fileno())
         part.rename(path)
@@ -379,12 +368,11 @@ def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
         tell(f"\nDry run: nothing was {verb}. --execute {does} {done} to {target}")
     else:
         tell("\nNothing to do")
-    for topic, old in sorted(counts.old.items()):
-        days = (counts.retention_ms[topic] or 0) / 86_400_000
+    for (topic, retention_ms), old in sorted(counts.old.items()):
         tell(
             f"{number_of(old, 'of them is', 'of them are')} older than topic {escape(clean(topic))} keeps records "
-            f"({days:.1f} days). Redriven records keep their timestamps, so Kafka may delete them before they are "
-            "read: keep their reader running, or raise retention.ms",
+            f"({retention_ms / 86_400_000:.1f} days). Redriven records keep their timestamps, so Kafka may delete them "
+            "before they are read: keep their reader running, or raise retention.ms",
             style="yellow",
         )
 

@@ -11,6 +11,8 @@ where the requests of its file are published.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer
@@ -19,9 +21,11 @@ from aiokafka.admin import AIOKafkaAdminClient
 from worker.commands.shared.session import Session, Topic, read_to
 from worker.config import ConfigError, Settings
 from worker.core.records import SourceRecord
-from worker.kafka.producer import PublishError
+from worker.kafka.describe import current_limit
+from worker.kafka.producer import Producer, PublishError
 from worker.kafka.rows import OutputTopic, PartitionRows, Row, TopicRefusedError, by_partition
 from worker.kafka.topics import SETTLE_ATTEMPTS, TopicPlan, create
+from worker.kafka.transaction import run_transaction
 
 
 def marks_topic(settings: Settings) -> str:
@@ -98,25 +102,34 @@ class MarkedRecord(NamedTuple):
     mark: tuple[bytes, bytes]  # key and value
 
 
-class MarkedBatch:
-    """The contents of one transaction: records, and their marks on the topic `marks`.
+async def send_marked(
+    session: Session, producer: Producer, marks: Topic, records: Sequence[MarkedRecord], *, keep_marks: bool = False
+) -> Mapping[int, TopicRefusedError]:
+    """Send records and their marks in one transaction; return why topics refuse some, by position.
 
-    `refused`: by position, the records that their topic rejects. They are omitted, and so are their marks unless
-    `keep_marks`.
+    Those are omitted, and so are their marks unless `keep_marks`. After any error it is unknown whether the transaction
+    was committed. Raises PublishError, ProducerFenced, KafkaError.
     """
+    contents = _MarkedBatch(records, written(marks), keep_marks)
+    await run_transaction(producer, contents, partial(current_limit, session.client))
+    return contents.refused
 
-    def __init__(self, records: Sequence[MarkedRecord], marks: OutputTopic, *, keep_marks: bool) -> None:
-        self.refused: dict[int, TopicRefusedError] = {}
-        self._records = records
-        self._marks = marks
-        self._keep_marks = keep_marks
+
+@dataclass(slots=True)
+class _MarkedBatch:
+    """The contents of one transaction."""
+
+    records: Sequence[MarkedRecord]
+    marks: OutputTopic
+    keep_marks: bool
+    refused: dict[int, TopicRefusedError] = field(default_factory=dict)
 
     def partition_rows(self) -> list[PartitionRows]:
         """Return the rows of marks and records; empty if no mark is left."""
         rows: list[tuple[OutputTopic, int, Row, int | None]] = []
-        for position, (row, topic, partition, mark) in enumerate(self._records):
-            if position not in self.refused or self._keep_marks:
-                rows.append((self._marks, 0, (*mark, None, []), None))
+        for position, (row, topic, partition, mark) in enumerate(self.records):
+            if position not in self.refused or self.keep_marks:
+                rows.append((self.marks, 0, (*mark, None, []), None))
             if row is not None and position not in self.refused:
                 rows.append((topic, partition, row, position))
         return by_partition(rows)
