@@ -201,7 +201,7 @@ class Slow(ConsumerRebalanceListener):  # type: ignore[misc]
     """Takes its time to give partitions up, so that everybody waits for the next assignment."""
 
     async def on_partitions_revoked(self, revoked: object) -> None:
-        await asyncio.sleep(6)
+        await asyncio.sleep(4)
 
     async def on_partitions_assigned(self, assigned: object) -> None:
         pass
@@ -212,7 +212,7 @@ async def test_a_rebalance_that_begins_during_a_restore_does_not_stop_the_flow(
 ) -> None:
     """The restore ends between the revocation and the next assignment, when records must not flow yet, but soon."""
     bootstrap = kafka.bootstrap_servers
-    env = settings(bootstrap, TEST_RESTORE_MS="3000")
+    env = settings(bootstrap, TEST_RESTORE_MS="2000")
     await create_topics_async(bootstrap, chaos.topics(env))
     placed = await produce_async(bootstrap, env["KP_SOURCE_TOPIC"], islice(traces(seed, 4), 400))
     slow, third = member(env, Slow()), member(env, None)

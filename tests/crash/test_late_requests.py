@@ -129,7 +129,7 @@ def test_nothing_is_torn_lost_or_doubled(transactions: int, tmp_path: Path, seed
         watch.direct = direct = kafka.bootstrap("PLAINTEXT")
         environments = [settings(kafka, unique("late")), settings(kafka, unique("late") + REFUSING)]
         with contextlib.ExitStack() as stack:
-            stack.callback(lambda: proxy.run_there(watch.close()))
+            stack.callback(lambda: proxy.call(watch.close()))
             fleets = [run(stack, kafka, env, tmp_path, seed) for env in environments]
             wait_until(lambda: sum(late.delivered.values()) >= LATE, 180)
             for env, fleet, load in fleets:

@@ -214,7 +214,7 @@ def test_while_a_gateway_is_away_or_refuses_all_everything_waits_and_a_crash_cha
     closed = True
     denied = Reply(401, b'{"error": "Invalid API key"}', JSON)
     with GatewayThread(registry.url, lambda asked: denied if closed and asked.method == "POST" else None) as gateway:
-        booth = Booth(kafka.bootstrap_servers, registry, 1, gateway.url)
+        booth = Booth(kafka.bootstrap_servers, registry, 1, gateway.url, KP_SESSION_TIMEOUT_SECONDS="2")
         booth.put([accepted_document("kp:trace:0"), accepted_document("kp:trace:1")])
         contributor = workers(booth.env, ("contribute",))
         contributor.wait_words("2 traces wait until the registry itself answers a POST")
@@ -273,7 +273,7 @@ def test_what_is_in_flight_at_a_stop_is_finished(kafka: EmbeddedKafka, workers: 
 
 def test_a_429_is_remembered_over_a_crash(kafka: EmbeddedKafka, workers: Workers) -> None:
     with RegistryThread(limit=2) as tight:
-        booth = Booth(kafka.bootstrap_servers, tight, partitions=1)
+        booth = Booth(kafka.bootstrap_servers, tight, partitions=1, KP_SESSION_TIMEOUT_SECONDS="2")
         for number in range(2):  # another program of the same agent
             request = urllib.request.Request(
                 f"{tight.url}/v1/knowledge",

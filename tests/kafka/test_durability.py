@@ -207,7 +207,7 @@ async def test_a_restore_from_a_broker_that_falls_silent_ends(kafka: EmbeddedKaf
 
     with Proxy(kafka.bootstrap_servers, silent) as proxy:
         try:
-            reading = read_logs({"bootstrap_servers": proxy.address}, name, [0], 1.0, 1 << 20, lambda *read: read)
+            reading = read_logs({"bootstrap_servers": proxy.url}, name, [0], 1.0, 1 << 20, lambda *read: read)
             with pytest.raises(TimeoutError, match=f"nothing arrived from {name} for 1 s"):
                 await asyncio.wait_for(reading, 30)
         finally:

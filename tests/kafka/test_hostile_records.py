@@ -116,7 +116,7 @@ def test_every_kind_comes_out_once_and_changes_no_other(
 
 def test_a_restart_in_the_middle_loses_and_repeats_nothing(kafka: EmbeddedKafka, workers: Workers, seed: int) -> None:
     rng = random.Random(seed)
-    stage = stage_of(kafka, REFUSING, KP_COMMIT_INTERVAL_SECONDS="0")
+    stage = stage_of(kafka, REFUSING, KP_COMMIT_INTERVAL_SECONDS="0", KP_SESSION_TIMEOUT_SECONDS="2")
     names = list(KINDS)
     rng.shuffle(names)
     sent = send(stage, names, int(time.time() * 1000))

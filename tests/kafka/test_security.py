@@ -116,6 +116,8 @@ def origins(secure: SecureKafka, name: str) -> list[tuple[int, int]]:
 )
 def test_each_login_creates_topics_and_scores_exactly_once(secure: SecureKafka, workers: Workers, way: str) -> None:
     name = unique("login")
+    if way.startswith("SCRAM"):
+        secure.add_user(way)
     secure.allow(USER, documented(name, "run", "exactly_once", CHECK, CREATE))
     login_env = login(secure, way)
     worker = workers({**names(name, "true"), **login_env}).wait_ready()

@@ -370,7 +370,7 @@ async def prepared(kafka: EmbeddedKafka, cut: Callable[[int, int], Cut | None], 
         changelog = f"{stage.name}-novelty-changelog"
         await create_topics_async(kafka.bootstrap_servers, {stage.name: 3, changelog: (1, CHANGELOG_CONFIG)})
     with Proxy(kafka.bootstrap_servers, cut) as proxy:
-        settings = stage.settings().model_copy(update={"bootstrap_servers": proxy.address})
+        settings = stage.settings().model_copy(update={"bootstrap_servers": proxy.url})
         return await prepare_topics(settings, client_arguments(settings)), proxy.requests
 
 
@@ -424,7 +424,7 @@ def test_a_worker_starts_behind_a_broker_that_closes_connections(kafka: Embedded
 
     stage = Stage(kafka)
     with Proxy(kafka.bootstrap_servers, cut) as proxy:
-        worker = workers({**stage.env, "KP_BOOTSTRAP_SERVERS": proxy.address}).wait_ready()
+        worker = workers({**stage.env, "KP_BOOTSTRAP_SERVERS": proxy.url}).wait_ready()
         worker.close()
     assert seen == preparing
     assert "trying again for 30 s" in worker.log()

@@ -36,7 +36,9 @@ LINE = {
 
 def stage_of(kafka: EmbeddedKafka, keys: Path, **settings: str) -> Stage:
     keys.write_text(f"ci {CI}\nann {ANN}\n")
-    stage = Stage(kafka, KP_VERDICT_KEY_FILE=str(keys), KP_CONFIDENCE="record", **settings)
+    stage = Stage(
+        kafka, KP_VERDICT_KEY_FILE=str(keys), KP_CONFIDENCE="record", KP_SESSION_TIMEOUT_SECONDS="2", **settings
+    )
     stage.env["KP_JUDGED_TOPIC"] = f"{stage.name}.judged"
     create_topics(stage.bootstrap, {stage.name: 2})
     return stage

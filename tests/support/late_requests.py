@@ -12,13 +12,14 @@ import contextlib
 import random
 import struct
 import sys
-import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.support import kafka_versions
+from tests.support.proxy import frames, listening
+from tests.support.servers import ServerThread
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_node import HOST, free_ports
 
@@ -214,51 +215,19 @@ class LateRequests:
             await self._deliver(name)
 
 
-class Proxy(threading.Thread):
+class Proxy(ServerThread):
     """The proxy, in a thread of its own."""
 
     def __init__(self, port: int, upstream: int, late: LateRequests) -> None:
-        super().__init__(daemon=True)
+        super().__init__(lambda _: listening(self._accept, port))
         self.late = late
-        self._port = port
         self._upstream = upstream
-        self._loop = asyncio.new_event_loop()
-        self._stopped = asyncio.Event()
-        self._listening = threading.Event()
-
-    def run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    def __enter__(self) -> Proxy:
-        self.start()
-        assert self._listening.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stopped.set)
-        self.join(10)
-
-    def run_there(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the proxy's loop."""
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
-
-    async def _serve(self) -> None:
-        self._pipes: set[asyncio.Task[None]] = set()
-        server = await asyncio.start_server(self._accept, HOST, self._port, limit=1 << 26)
-        self._listening.set()
-        await self._stopped.wait()
-        server.close()
-        for task in self._pipes:
-            task.cancel()
-        await asyncio.gather(*self._pipes, return_exceptions=True)
+        self._pipes: set[asyncio.Task[None] | None] = set()  # asyncio keeps none that waits for a late request
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._pipes.add(task)
+        self._pipes.add(asyncio.current_task())
         try:
-            broker_reader, broker_writer = await asyncio.open_connection(HOST, self._upstream, limit=1 << 26)
+            broker_reader, broker_writer = await asyncio.open_connection(HOST, self._upstream)
         except OSError:
             writer.transport.abort()
             return
@@ -274,17 +243,17 @@ class Proxy(threading.Thread):
         await asyncio.gather(up, down, return_exceptions=True)
         writer.transport.abort()
         broker_writer.transport.abort()
-        self._pipes.discard(task)
+        self._pipes.discard(asyncio.current_task())
 
     async def _up(self, pipe: Pipe, reader: asyncio.StreamReader) -> None:
-        async for data in _frames(reader):
+        async for data in frames(reader):
             frame = read_frame(data)
             if not await self.late.request(pipe, frame):
                 return
             pipe.forward(frame)
 
     async def _down(self, pipe: Pipe, reader: asyncio.StreamReader) -> None:
-        async for data in _frames(reader):
+        async for data in frames(reader):
             frame = pipe.sent.popleft()
             late = pipe.answers.pop(frame, None)
             if late is not None:
@@ -294,13 +263,6 @@ class Proxy(threading.Thread):
             self.late.answered(frame)
             if not pipe.client.is_closing():
                 pipe.client.write(data)
-
-
-async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-        while True:
-            head = await reader.readexactly(4)
-            yield head + await reader.readexactly(struct.unpack(">i", head)[0])
 
 
 @contextlib.contextmanager

@@ -1,20 +1,20 @@
 """A proxy in front of one broker, which ends connections at chosen requests, as a broker that restarts does."""
 
+import asyncio
 import contextlib
-import socket
 import struct
-import threading
-from collections.abc import Callable
-from typing import Literal, Self
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Literal
 
-HOST = "127.0.0.1"
+from tests.support.servers import ServerThread
+from worker.lab.broker.kafka_node import HOST
 
 Cut = Literal["before", "after"]
 """Close the connection before the broker gets the request, or after it has answered, without passing the answer on."""
 
 
-class Proxy:
-    """Passes requests to a broker, and its own address to clients in place of the broker's; `with` stops it.
+class Proxy(ServerThread):
+    """Passes requests to a broker, and its own address to clients in place of the broker's.
 
     `cut`: takes the number of a request (from 0) and its API key, and returns what to do. `requests`: the API keys of
     all requests so far.
@@ -22,70 +22,47 @@ class Proxy:
 
     def __init__(self, broker: str, cut: Callable[[int, int], Cut | None]) -> None:
         self.requests: list[int] = []
-        self._broker = HOST, int(broker.rpartition(":")[2])
+        self._broker_port = int(broker.rpartition(":")[2])
         self._cut = cut
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._server = socket.create_server((HOST, 0))
-        self._port: int = self._server.getsockname()[1]
-        self.address = f"{HOST}:{self._port}"
+        super().__init__(lambda port: listening(self._serve, port))
 
-    def __enter__(self) -> Self:
-        self._start(self._accept)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._server.shutdown(socket.SHUT_RDWR)  # ends accept
-            self._server.close()
-            for each in self._open:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
-            thread.join()
-
-    def _start(self, work: Callable[..., None], *args: socket.socket) -> None:
-        self._threads.append(threading.Thread(target=work, args=args))
-        self._threads[-1].start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._server.accept()
-                self._start(self._serve, client)
-
-    def _serve(self, client: socket.socket) -> None:
-        brokers, mine = (HOST.encode() + struct.pack(">i", port) for port in (self._broker[1], self._port))
-        with client, socket.create_connection(self._broker) as broker, contextlib.suppress(EOFError, OSError):
-            with self._lock:
-                self._open |= {client, broker}
-            while True:  # clients may send several requests before an answer: they wait here
-                request = _frame(client)
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ports = self._broker_port, int(self.url.rpartition(":")[2])
+        brokers, mine = (HOST.encode() + struct.pack(">i", port) for port in ports)
+        broker_reader, broker_writer = await asyncio.open_connection(HOST, self._broker_port)
+        answers = frames(broker_reader)
+        try:
+            async for request in frames(reader):  # clients may send several before an answer: they wait here
                 (key,) = struct.unpack_from(">h", request, 4)
-                with self._lock:
-                    cut = self._cut(len(self.requests), key)
-                    self.requests.append(key)
+                cut = self._cut(len(self.requests), key)
+                self.requests.append(key)
                 if cut == "before":
                     return
-                broker.sendall(request)
-                answer = _frame(broker)
-                if cut == "after":
+                broker_writer.write(request)
+                answer = await anext(answers, None)
+                if cut == "after" or answer is None:
                     return
-                client.sendall(answer.replace(brokers, mine))
+                writer.write(answer.replace(brokers, mine))
+        finally:
+            for each in (writer, broker_writer):
+                each.transport.abort()
 
 
-def _frame(source: socket.socket) -> bytes:
-    """Return one request or answer with its length. Raises EOFError."""
-    head = _exactly(source, 4)
-    return head + _exactly(source, struct.unpack(">i", head)[0])
+@contextlib.asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], port: int
+) -> AsyncIterator[str]:
+    """Listen on a port; yields the address. Connections outlive the end."""
+    server = await asyncio.start_server(serve, HOST, port)
+    try:
+        yield f"{HOST}:{port}"
+    finally:
+        server.close()
 
 
-def _exactly(source: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = source.recv(size - len(data))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return bytes(data)
+async def frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield requests or answers, each with its length, until the connection ends."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await reader.readexactly(4)
+            yield head + await reader.readexactly(struct.unpack(">i", head)[0])

@@ -143,6 +143,19 @@ class SecureKafka:
 
         admin(self.admin, ask)
 
+    def add_user(self, mechanism: str) -> None:
+        """Let USER log in by SCRAM. Runs kafka-configs: the admin client of aiokafka has no such request."""
+        runtime = self.broker.runtime
+        assert runtime is not None
+        class_path, class_name = config_command(runtime)
+        command = [
+            str(runtime.jre.java), "-XX:TieredStopAtLevel=1", "-cp", class_path, class_name,
+            "--bootstrap-server", self.admin, "--alter", "--entity-type", "users", "--entity-name", USER,
+            "--add-config", f"{mechanism}=[iterations=4096,password={PASSWORD}]",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
 
 @contextmanager
 def secure_kafka(directory: Path) -> Iterator[SecureKafka]:
@@ -170,23 +183,4 @@ def secure_kafka(directory: Path) -> Iterator[SecureKafka]:
     }  # fmt: skip
     listeners = {"MTLS": "SSL", "USERS": "SASL_SSL", "CLEAR": "SASL_PLAINTEXT", "EXPIRED": "SSL", "ELSEWHERE": "SSL"}
     with EmbeddedKafka(listeners=listeners, config=config) as broker:
-        _add_scram_user(broker)
         yield SecureKafka(broker, files)
-
-
-def _add_scram_user(broker: EmbeddedKafka) -> None:
-    """Run kafka-configs (the admin client of aiokafka has no such request), once for each mechanism, both at once."""
-    runtime = broker.runtime
-    assert runtime is not None
-    class_path, class_name = config_command(runtime)
-    started = []
-    for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
-        command = [
-            str(runtime.jre.java), "-XX:TieredStopAtLevel=1", "-cp", class_path, class_name,
-            "--bootstrap-server", broker.bootstrap_servers, "--alter", "--entity-type", "users", "--entity-name", USER,
-            "--add-config", f"{mechanism}=[iterations=4096,password={PASSWORD}]",
-        ]  # fmt: skip
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    for process in started:
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, output

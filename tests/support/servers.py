@@ -53,16 +53,17 @@ class ServerThread:
     def start(self) -> None:
         # While it is stopped, no connection may get its port, as one of those that the system chooses from.
         self._serving = self._make(int(self.url.rpartition(":")[2] or free_ports(1)[0]))
-        self.url = self._call(self._serving.__aenter__())
+        self.url = self.call(self._serving.__aenter__())
 
     def stop(self) -> None:
         """Close all connections, and refuse new ones."""
         if self._serving is not None:
-            self._call(self._serving.__aexit__(None, None, None))
+            self.call(self._serving.__aexit__(None, None, None))
             self._serving = None
 
-    def _call(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+    def call(self, work: Any) -> Any:
+        """Run a coroutine in the server's loop; return what it returns."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -71,7 +72,8 @@ class ServerThread:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._call(self._cancel_all())
+        self.call(self._cancel_all())
+        self.call(self._loop.shutdown_asyncgens())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
