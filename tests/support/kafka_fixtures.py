@@ -126,14 +126,18 @@ async def create_topics_async(bootstrap: str, topics: Mapping[str, TopicSpec]) -
 
 async def produce_async(bootstrap: str, topic: str, records: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     """Produce Records (or plain tuples, shorter ones too) with acks=all; return (partition, offset) of each."""
-    async with AIOKafkaProducer(
+    producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_request_size=16 << 20
-    ) as producer:
+    )
+    try:  # `async with` would leave one open whose start fails
+        await producer.start()
         sent = [
             await producer.send(topic, r.value, r.key, r.partition, r.timestamp_ms, list(r.headers))
             for r in (Record(*record) for record in records)
         ]
         done = await asyncio.gather(*sent)
+    finally:
+        await producer.stop()
     return [(metadata.partition, metadata.offset) for metadata in done]
 
 
