@@ -53,9 +53,9 @@ def convert(command: str, folder: Path) -> tuple[str, Any]:
 def test_the_command_prints_what_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(RUN)
     (command,) = CONSOLE.commands()
-    said, trace = convert(command, tmp_path)
+    reported, trace = convert(command, tmp_path)
     shown = CONSOLE.text.replace("\\\n", " ").splitlines(keepends=True)
-    assert said == "".join(line for line in shown if not line.startswith("$ "))
+    assert reported == "".join(line for line in shown if not line.startswith("$ "))
     assert trace | {"id": "kp:trace:ID"} == json.loads((DOCS / "examples/converted-run.json").read_text("utf-8"))
 
 
@@ -73,8 +73,8 @@ def test_the_python_logs_a_run_that_loses_only_its_system_message(tmp_path: Path
     fields = {"resolved": True, "agent": "desk-3", "queue": "customer_service", "run": "r-1"}
     names["log_run"](tmp_path / "runs.jsonl", messages, **fields)
     (command,) = CONSOLE.commands()
-    said, trace = convert(command.replace("run.json", "--from chat runs.jsonl"), tmp_path)
-    assert said.endswith("not in the traces:\n    1  system messages\n")
+    reported, trace = convert(command.replace("run.json", "--from chat runs.jsonl"), tmp_path)
+    assert reported.endswith("not in the traces:\n    1  system messages\n")
     assert [step["type"] for step in trace["steps"]] == [
         "tool_call", "tool_call", "error_recovery", "observation", "thought", "thought",
     ]  # fmt: skip

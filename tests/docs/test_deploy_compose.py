@@ -35,14 +35,14 @@ def test_versions_are_pinned_and_ours() -> None:
 
 def test_topics_are_those_that_the_worker_would_create() -> None:
     (script,) = SERVICES["topics"]["command"]
-    found = {
+    topics = {
         line.split()[1]: dict(option.split("=") for option in re.findall(r"--config (\S+)", line))
         for line in script.replace("\\\n", " ").splitlines()
         if line.startswith("create ")
     }
     settings = Settings()
     output = {"max.message.bytes": str(settings.max_message_bytes + OUTPUT_OVERHEAD)}
-    assert found == {
+    assert topics == {
         settings.source_topic: {AFTER: str(SOURCE_AFTER_MS)},
         settings.accepted_topic: output,
         settings.rejected_topic: output,

@@ -89,6 +89,6 @@ async def test_health_check_says_what_the_worker_says(
         ({"KP_HTTP_PORT": "0"}, 1, "KP_HTTP_PORT=0"),
         ({"KP_CONFIG": str(file)}, 1, "KP_CONFIG cannot be read"),
     ):
-        found, text = await ask(**environment)
-        assert found == code
+        exit_code, text = await ask(**environment)
+        assert exit_code == code
         assert part in text

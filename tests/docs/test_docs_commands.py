@@ -90,8 +90,8 @@ def texts_of(path: Path) -> Iterator[str]:
 def with_options(text: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield the words and the options of each `kp-worker WORDS ... --option` in a text."""
     rest = r"[^\n`|;,()&]*"
-    for found in re.finditer(rf"kp-worker((?: [a-z][a-z-]*)+)((?: {rest}?)? --?[a-z][a-z-]*{rest})", text):
-        yield found[1].split(), re.findall(r"(?<![\w-])--?[a-z][a-z-]*", found[2])
+    for command in re.finditer(rf"kp-worker((?: [a-z][a-z-]*)+)((?: {rest}?)? --?[a-z][a-z-]*{rest})", text):
+        yield command[1].split(), re.findall(r"(?<![\w-])--?[a-z][a-z-]*", command[2])
 
 
 def test_every_command_with_options_that_is_printed_or_shown_is_one() -> None:

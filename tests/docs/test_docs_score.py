@@ -17,8 +17,8 @@ from worker.core.trace import parse_trace
 
 def tables(first_cell: str) -> list[list[list[str]]]:
     """The rows of each table whose header begins with that cell."""
-    found = re.findall(rf"^\| {first_cell} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
-    return [[[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()] for table in found]
+    bodies = re.findall(rf"^\| {first_cell} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    return [[[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()] for table in bodies]
 
 
 def calculate(expression: str) -> float:
@@ -63,8 +63,8 @@ def test_a_second_tool_would_have_saved_it() -> None:
 
 def test_the_profiles_are_the_code_s_and_the_example_of_own_ones_is_taken() -> None:
     (rows,) = tables("profile")
-    found = {name: tuple(map(float, weights)) for name, *weights in rows}
-    assert found == {
+    weights_by_profile = {name: tuple(map(float, weights)) for name, *weights in rows}
+    assert weights_by_profile == {
         name: tuple(getattr(profile.weights, part) for part in Components.__dataclass_fields__)
         for name, profile in PROFILES.items()
     }

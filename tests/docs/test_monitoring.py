@@ -95,10 +95,10 @@ def test_each_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() 
 
 def test_panels_have_an_id_a_description_a_unit_and_the_chosen_data_source() -> None:
     document = dashboard()
-    found = list(panels(document))
-    assert len({panel["id"] for panel in found}) == len(found)
+    all_panels = list(panels(document))
+    assert len({panel["id"] for panel in all_panels}) == len(all_panels)
     source = {"type": "prometheus", "uid": "${datasource}"}
-    for panel in found:
+    for panel in all_panels:
         if panel["type"] == "row":
             continue
         assert panel["description"], panel["title"]

@@ -26,19 +26,19 @@ def prose(path: Path) -> str:
 @cache
 def anchors(path: Path) -> set[str]:
     """The anchors that GitHub gives the headings of a page: lower case, without punctuation, numbered if repeated."""
-    found: set[str] = set(re.findall(r'<a (?:id|name)="([^"]+)"', prose(path)))
+    names: set[str] = set(re.findall(r'<a (?:id|name)="([^"]+)"', prose(path)))
     seen: Counter[str] = Counter()
     for heading in re.findall(r"^#{1,6} +(.+?) *#*$", prose(path), re.MULTILINE):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
         name = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
-        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        names.add(f"{name}-{seen[name]}" if seen[name] else name)
         seen[name] += 1
-    return found
+    return names
 
 
 def links(page: Path) -> list[str]:
-    found = [match[1] or match[2] for match in LINK.finditer(re.sub(r"`[^`\n]*`", "", prose(page)))]
-    return [link for link in found if not re.match(r"[a-z][a-z0-9+.-]*:", link)]
+    targets = [match[1] or match[2] for match in LINK.finditer(re.sub(r"`[^`\n]*`", "", prose(page)))]
+    return [link for link in targets if not re.match(r"[a-z][a-z0-9+.-]*:", link)]
 
 
 @pytest.mark.parametrize("page", [*PAGES, *(ROOT / "schemas").glob("*.md")], ids=lambda page: page.name)

@@ -65,6 +65,6 @@ def test_the_commands_of_a_block_run(block: Snippet, tmp_path: Path) -> None:
             env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        said = done.stdout + done.stderr
+        printed = done.stdout + done.stderr
         shown = block.text.split(command + "\n")[1].splitlines()[0]
-        assert shown.split()[:2] == said.split()[:2] or said.startswith("{"), said
+        assert shown.split()[:2] == printed.split()[:2] or printed.startswith("{"), printed

@@ -28,9 +28,15 @@ def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
             )
         return {}
     variable = f"KP_VERDICT_KEY_FILE={path}"
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"{variable} cannot be read: {error.strerror}; check the path, the mount and the permissions"
+        ) from None
     judges: dict[str, list[bytes]] = {}
     owners: dict[bytes, str] = {}
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(filter(None, map(bytes.strip, lines)), 1):
         name, _, key = (part.strip() for part in line.partition(b" "))
         judge = name.decode("utf-8", "replace")
         if not re.fullmatch(r"[A-Za-z0-9._@:/-]{1,64}", judge) or not key:
@@ -47,18 +53,6 @@ def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
     if not judges:
         raise ConfigError(f"{variable} is empty; write a line JUDGE KEY for each judge ({_MAKE})")
     return judges
-
-
-def _lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that are not empty. Raises ConfigError."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"KP_VERDICT_KEY_FILE={path} cannot be read: {error.strerror}; check the path, the mount and the "
-            "permissions"
-        ) from None
-    return [line.strip() for line in lines if line.strip()]
 
 
 class TokenError(Exception):
@@ -78,16 +72,14 @@ class Token:
 
     def read(self) -> str:
         """Return the token as it is now. Raises TokenError."""
-        if self._path is not None:
-            self._refresh(self._path)
-        return self._value
-
-    def _refresh(self, path: Path) -> None:
+        path = self._path
+        if path is None:
+            return self._value
         try:
             now = path.stat()
             seen = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode)
             if seen == self._seen:
-                return
+                return self._value
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -99,6 +91,7 @@ class Token:
                 "%s=%s may be written by others (mode %03o), who could replace the key; run chmod go-w on it",
                 self.source, path, stat.S_IMODE(now.st_mode),
             )  # fmt: skip
+        return self._value
 
 
 def _checked(text: str, where: str) -> str:

@@ -41,12 +41,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5,
 STAGE_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *SECONDS)
 """The stages parse and novelty take microseconds."""
 
-END_TO_END_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-"""Up to an hour, because this one shows a backlog."""
-
+WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SCORES = tuple(round(0.05 * i, 2) for i in range(1, 21))
-COMMIT_TRACES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-TURN_WAITS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Histogram(Collector):
@@ -179,7 +175,7 @@ class Metrics:
         self.end_to_end = histogram(
             "kp_end_to_end_latency_seconds",
             "From the source record's timestamp to the commit of its output.",
-            buckets=END_TO_END_SECONDS,
+            buckets=(*WAIT_SECONDS, 300.0, 1800.0, 3600.0),  # up to an hour, because this one shows a backlog
         )
         self.over_budget = counter(
             "kp_evaluations_over_budget_total", "Evaluations slower than KP_LATENCY_BUDGET_SECONDS."
@@ -196,9 +192,13 @@ class Metrics:
             "kp_screened_total", "Committed traces that a rule of the screen matched.", rule=SCREEN_RULES
         )
         self.score = histogram("kp_score", "Scores of committed traces.", buckets=SCORES)
-        self.commit_traces = histogram("kp_commit_traces", "Records in one commit.", buckets=COMMIT_TRACES)
+        self.commit_traces = histogram(
+            "kp_commit_traces", "Records in one commit.", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+        )
         self.turn_wait = histogram(
-            "kp_turn_wait_seconds", "Wait of a partition with records for its turn.", buckets=TURN_WAITS
+            "kp_turn_wait_seconds",
+            "Wait of a partition with records for its turn.",
+            buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
         )
         self.truncated = counter("kp_truncated_texts_total", "Texts beyond KP_MAX_TOKENS, whose end was not embedded.")
         self.truncated_objectives = counter(
@@ -392,7 +392,6 @@ def process_registry() -> CollectorRegistry:
 
 # -- of `kp-worker contribute`
 
-SKIP_REASONS = ("visibility", "privacy", "lost")
 REFUSAL_REASONS = (
     "conflict", "invalid_unit", "too_large", "invalid_trace", "secret_in_id", "id_too_long", "unreadable",
     "unanswerable", "screened", "evaluation_failed",
@@ -400,8 +399,6 @@ REFUSAL_REASONS = (
 RETRY_CAUSES = (
     "server_error", "timeout", "connection", "redirect", "unexpected_answer", "rate_limit", "stored_answer", "key_file",
 )  # fmt: skip
-
-REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class ContributeMetrics:
@@ -419,7 +416,7 @@ class ContributeMetrics:
         self.skipped = counter(
             "kp_contribute_skipped_total",
             "Traces kept back by their visibility or privacy, or deleted by retention (lost).",
-            reason=SKIP_REASONS,
+            reason=("visibility", "privacy", "lost"),
         )
         self.redactions = counter("kp_contribute_redactions_total", "Markers in posted traces.", type=STRICT_TYPES)
         self.lag = gauge("kp_contribute_lag", "Accepted records not yet processed.", ["partition"])
@@ -430,7 +427,7 @@ class ContributeMetrics:
         self.duration = histogram(
             "kp_contribute_request_duration_seconds",
             "Time of a request to the registry, answered or not.",
-            buckets=REQUEST_SECONDS,
+            buckets=WAIT_SECONDS,
         )
         self.late = counter("kp_contribute_late_total", "Requests that took effect after a look-up had found nothing.")
         self.retries = counter(
@@ -446,9 +443,6 @@ class ContributeMetrics:
 
 # -- of `kp-worker assemble`
 
-CAUSES = ("root_ended", "gap", "too_large", "memory")
-DELAY_SECONDS = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 90.0, 120.0, 300.0, 900.0, 1800.0, 3600.0, 21_600.0, 86_400.0)
-
 
 class AssembleMetrics:
     """The metrics of one `assemble` process, registered in `registry`. Counters start with all their series at 0."""
@@ -463,7 +457,9 @@ class AssembleMetrics:
         self.parts = counter("kp_assemble_parts_total", "Parts of records: one for each trace in a record.")
         self.repeated = counter("kp_assemble_repeated_parts_total", "Parts that came again while their run was open.")
         self.spans = counter("kp_assemble_spans_total", "Spans of closed runs.")
-        self.closed = counter("kp_assemble_closed_runs_total", "Closed runs.", cause=CAUSES)
+        self.closed = counter(
+            "kp_assemble_closed_runs_total", "Closed runs.", cause=("root_ended", "gap", "too_large", "memory")
+        )
         self.traces = counter("kp_assemble_traces_total", "Traces written to the worker's source topic.")
         self.shortened = counter(
             "kp_assemble_shortened_traces_total", "Traces whose longest texts were cut to fit the limits."
@@ -485,7 +481,7 @@ class AssembleMetrics:
         self.delay = histogram(
             "kp_assemble_delay_seconds",
             "From the end of a run's last span to the commit of its trace.",
-            buckets=DELAY_SECONDS,
+            buckets=(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 90.0, 120.0, 300.0, 900.0, 1800.0, 3600.0, 21_600.0, 86_400.0),
         )
         self.open_runs = gauge("kp_assemble_open_runs", "Open runs.", ["partition"])
         self.open_bytes = gauge("kp_assemble_open_bytes", "Approximate memory of the open runs.", ["partition"])

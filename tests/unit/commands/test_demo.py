@@ -74,11 +74,11 @@ def test_samples_are_valid_varied_and_in_order() -> None:
 
 
 def test_the_story_spans_the_ttl_in_one_partition() -> None:
-    told = [document["metadata"] for document in DOCUMENTS if document["id"].startswith(demo_view.STORY)]
-    minutes = [int(when["created_at"][11:13]) * 60 + int(when["created_at"][14:16]) for when in told]
-    assert len(told) == 3
+    incident = [document["metadata"] for document in DOCUMENTS if document["id"].startswith(demo_view.STORY)]
+    minutes = [int(when["created_at"][11:13]) * 60 + int(when["created_at"][14:16]) for when in incident]
+    assert len(incident) == 3
     assert minutes[1] - minutes[0] < 60 < minutes[2] - minutes[1]
-    assert len({partition_of(metadata["agent_id"]) for metadata in told}) == 1
+    assert len({partition_of(metadata["agent_id"]) for metadata in incident}) == 1
     assert {partition_of(document["metadata"]["agent_id"]) for document in DOCUMENTS} == {0, 1}
 
 

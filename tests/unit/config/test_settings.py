@@ -216,62 +216,51 @@ def test_a_profile_without_weights_has_those_that_the_default_is_given(order: st
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("{x", ["KP_PROFILES", "JSON"]),
-        ("[]", ["KP_PROFILES", "JSON object"]),
-        ('{"code": {"threshold": 2}}', ["KP_PROFILES", "code.threshold", "less than or equal to 1"]),
-        ('{"code": {"treshold": 0.2}}', ["KP_PROFILES", "at code.treshold", "did you mean threshold?"]),
-        (profile('{"novelty": 1}'), ["at code.weights", "complexity, tool_diversity, outcome_confidence are missing"]),
-        (profile(EVEN.replace("0.25}", "0.5}")), ["at code.weights", "sum to 1", "1.25"]),
-        (profile('{"speed": 1}'), ["KP_PROFILES", "code.weights", "novelty"]),
-        (profile(EVEN.replace("0.25}", "NaN}")), ["at code.weights", "0..1"]),
+        ("{x", "KP_PROFILES must be JSON (one object)"),
+        ("[]", "KP_PROFILES=[] is wrong: give a table: in the config file [profiles.DOMAIN], in a variable a JSON obj"),
+        ('{"code": {"threshold": 2}}', "at code.threshold: it must be less than or equal to 1"),
+        ('{"code": {"treshold": 0.2}}', "at code.treshold: it is not a key of a profile; did you mean threshold?"),
+        (profile('{"novelty": 1}'), "at code.weights: complexity, tool_diversity, outcome_confidence are missing"),
+        (
+            profile(EVEN.replace("0.25}", "0.5}")),
+            "at code.weights: weights must sum to 1, got (0.25, 0.25, 0.25, 0.5) with sum 1.25",
+        ),
+        (profile('{"speed": 1}'), "at code.weights.speed: it must be 'complexity', 'novelty', "),
+        (profile(EVEN.replace("0.25}", "NaN}")), "at code.weights: each weight must lie in 0..1"),
     ],
 )
-def test_a_wrong_profile_is_explained(value: str, words: list[str]) -> None:
-    message = error_of(KP_PROFILES=value)
-    for word in words:
-        assert word in message
+def test_a_wrong_profile_is_explained(value: str, words: str) -> None:
+    assert words in error_of(KP_PROFILES=value)
 
 
 # -- security
 
-LOGIN = {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "PLAIN", "KP_SASL_USERNAME": "u"}
+SSL = {"KP_SECURITY_PROTOCOL": "SSL"}
+SASL = {"KP_SECURITY_PROTOCOL": "SASL_SSL"}
+LOGIN = SASL | {"KP_SASL_MECHANISM": "PLAIN", "KP_SASL_USERNAME": "u"}
 
 
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"KP_SASL_MECHANISM": "PLAIN"}, ["KP_SASL_MECHANISM is set", "PLAINTEXT uses no SASL", "SASL_SSL"]),
-        ({"KP_SASL_PASSWORD": "x", "KP_SECURITY_PROTOCOL": "SSL"}, ["KP_SASL_PASSWORD is set", "SSL uses no SASL"]),
-        ({"KP_SASL_TOKEN_FILE": "/t"}, ["KP_SASL_TOKEN_FILE is set", "uses no SASL"]),
-        ({"KP_TLS_CA_FILE": "/ca"}, ["KP_TLS_CA_FILE is set", "PLAINTEXT uses no TLS"]),
-        (
-            {"KP_SECURITY_PROTOCOL": "SSL", "KP_TLS_KEY_FILE": "/k"},
-            ["KP_TLS_KEY_FILE", "without KP_TLS_CERTIFICATE_FILE"],
-        ),
-        ({"KP_SECURITY_PROTOCOL": "SASL_SSL"}, ["SASL_SSL needs KP_SASL_MECHANISM", "OAUTHBEARER"]),
-        ({"KP_SECURITY_PROTOCOL": "TLS"}, ["KP_SECURITY_PROTOCOL='TLS'", "SASL_SSL"]),
-        (LOGIN, ["KP_SASL_MECHANISM=PLAIN needs", "KP_SASL_PASSWORD_FILE"]),
-        ({**LOGIN, "KP_SASL_USERNAME": "", "KP_SASL_PASSWORD": "x"}, ["needs KP_SASL_USERNAME"]),
-        (
-            {**LOGIN, "KP_SASL_PASSWORD": "x", "KP_SASL_PASSWORD_FILE": "/x"},
-            ["KP_SASL_PASSWORD and KP_SASL_PASSWORD_FILE are both set"],
-        ),
-        ({**LOGIN, "KP_SASL_PASSWORD": "x", "KP_SASL_TOKEN_FILE": "/t"}, ["KP_SASL_TOKEN_FILE is set", "a password"]),
-        ({**LOGIN, "KP_SASL_MECHANISM": "OAUTHBEARER"}, ["KP_SASL_USERNAME is set", "uses only KP_SASL_TOKEN_FILE"]),
-        (
-            {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "OAUTHBEARER"},
-            ["OAUTHBEARER needs KP_SASL_TOKEN_FILE"],
-        ),
-        (
-            {"KP_SECURITY_PROTOCOL": "SSL", "KP_TLS_CA_FILE": "-----BEGIN CERTIFICATE-----\nAbC"},
-            ["KP_TLS_CA_FILE=(not shown)", "give the path"],
-        ),
+        ({"KP_SASL_MECHANISM": "PLAIN"}, "KP_SASL_MECHANISM is set, but KP_SECURITY_PROTOCOL=PLAINTEXT uses no SASL"),
+        (SSL | {"KP_SASL_PASSWORD": "x"}, "KP_SASL_PASSWORD is set, but KP_SECURITY_PROTOCOL=SSL uses no SASL"),
+        ({"KP_SASL_TOKEN_FILE": "/t"}, "KP_SASL_TOKEN_FILE is set, but KP_SECURITY_PROTOCOL=PLAINTEXT uses no SASL"),
+        ({"KP_TLS_CA_FILE": "/ca"}, "KP_TLS_CA_FILE is set, but KP_SECURITY_PROTOCOL=PLAINTEXT uses no TLS"),
+        (SSL | {"KP_TLS_KEY_FILE": "/k"}, "KP_TLS_KEY_FILE is set without KP_TLS_CERTIFICATE_FILE; set both"),
+        (SASL, "KP_SECURITY_PROTOCOL=SASL_SSL needs KP_SASL_MECHANISM: PLAIN, "),
+        ({"KP_SECURITY_PROTOCOL": "TLS"}, "KP_SECURITY_PROTOCOL='TLS' is wrong: it must be "),
+        (LOGIN, "KP_SASL_MECHANISM=PLAIN needs KP_SASL_USERNAME, and KP_SASL_PASSWORD_FILE or KP_SASL_PASSWORD"),
+        (LOGIN | {"KP_SASL_USERNAME": "", "KP_SASL_PASSWORD": "x"}, "KP_SASL_MECHANISM=PLAIN needs KP_SASL_USERNAME"),
+        (LOGIN | {"KP_SASL_PASSWORD": "x", "KP_SASL_PASSWORD_FILE": "/x"}, "KP_SASL_PASSWORD_FILE are both set"),
+        (LOGIN | {"KP_SASL_PASSWORD": "x", "KP_SASL_TOKEN_FILE": "/t"}, "KP_SASL_TOKEN_FILE is set, but KP_SASL_MECH"),
+        (LOGIN | {"KP_SASL_MECHANISM": "OAUTHBEARER"}, "KP_SASL_USERNAME is set, but KP_SASL_MECHANISM=OAUTHBEARER"),
+        (SASL | {"KP_SASL_MECHANISM": "OAUTHBEARER"}, "KP_SASL_MECHANISM=OAUTHBEARER needs KP_SASL_TOKEN_FILE"),
+        (SSL | {"KP_TLS_CA_FILE": "-----BEGIN X-----\nAbC"}, "KP_TLS_CA_FILE=(not shown) is wrong: give the path of"),
     ],
 )
-def test_unfit_security_settings_are_explained(variables: dict[str, str], words: list[str]) -> None:
-    message = error_of(**variables)
-    for word in words:
-        assert word in message
+def test_unfit_security_settings_are_explained(variables: dict[str, str], words: str) -> None:
+    assert words in error_of(**variables)
 
 
 def test_settings_cannot_be_changed_later() -> None:

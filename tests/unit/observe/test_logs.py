@@ -126,9 +126,11 @@ def test_both_formats_carry_what_an_event_is_about() -> None:
     record.__dict__.update(about, other="not a field of ours")
     line = TextFormatter().format(record)
     assert line.endswith("dead letter [topic=traces partition=0 offset=42 trace=kp:trace:\\n1 reason=not_json]")
-    found = json.loads(JsonFormatter().format(record))
-    assert {name: found[name] for name in found.keys() & about.keys()} == {k: v for k, v in about.items() if v != ""}
-    assert "other" not in found
+    written = json.loads(JsonFormatter().format(record))
+    assert {name: written[name] for name in written.keys() & about.keys()} == {
+        k: v for k, v in about.items() if v != ""
+    }
+    assert "other" not in written
 
 
 @pytest.mark.parametrize(("style", "formatter"), [("text", TextFormatter), ("json", JsonFormatter)])
@@ -153,17 +155,17 @@ def test_configure(style: str, formatter: type[logging.Formatter], monkeypatch: 
 def test_a_coordinator_that_is_not_there_yet_is_no_error_until_it_takes_long() -> None:
     now = 0.0
     missing = OrdinaryLines(lambda: now)
-    found = []
+    passed = []
     gone, denied = GroupCoordinatorNotAvailableError(), GroupAuthorizationFailedError()
     for error in (gone, gone, denied):
         words = "Group Coordinator Request failed: %s"
         record = logging.LogRecord(group_coordinator.__name__, logging.ERROR, "", 0, words, (error,), None)
         assert missing.filter(record)
-        found.append((record.levelname, record.getMessage()))
+        passed.append((record.levelname, record.getMessage()))
         now += COORDINATOR_SECONDS
     words = "the group has no coordinator yet ([Error 15] GroupCoordinatorNotAvailableError); asking again"
-    assert found[:2] == [("INFO", words), ("WARNING", words)]
-    assert found[2][0] == "ERROR"
+    assert passed[:2] == [("INFO", words), ("WARNING", words)]
+    assert passed[2][0] == "ERROR"
 
 
 def test_a_member_that_joins_is_no_warning() -> None:

@@ -65,8 +65,8 @@ async def test_the_oldest_record_of_a_lane_is_the_first_past_the_committed_offse
     stage = TaskHarness()
 
     def oldest() -> int | None:
-        found = stage.task.oldest()
-        return None if found is None else found.offset
+        oldest_record = stage.task.oldest()
+        return None if oldest_record is None else oldest_record.offset
 
     assert oldest() is None
     stage.take(0, 1, 2)

@@ -92,8 +92,8 @@ async def test_what_was_redacted_is_not_shown() -> None:
         if redact == "accepted":
             _, accepted = page["traces"]
             assert (accepted["domain"], accepted["objective"]) == ("[REDACTED:email]", "password=[REDACTED:password]")
-        found = [desk.metrics.redactions.labels(kind)._value.get() for kind in ("password", "email", "ip")]
-        assert found == [2 - shown, 2 - shown, 0]
+        counts = [desk.metrics.redactions.labels(kind)._value.get() for kind in ("password", "email", "ip")]
+        assert counts == [2 - shown, 2 - shown, 0]
         await desk.task.close()
 
 

@@ -82,8 +82,8 @@ async def test_a_span_follows_the_conventions_and_is_the_producer_s_child() -> N
 async def test_without_a_valid_parent_a_trace_begins(headers: list[tuple[str, bytes]]) -> None:
     span, output = await Traced().run(trace_bytes(), *headers)
     assert span.parent is None
-    found = [value for name, value in output.headers if name == "traceparent"]
-    assert found == [
+    parents = [value for name, value in output.headers if name == "traceparent"]
+    assert parents == [
         f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-{span.context.trace_flags:02x}".encode()
     ]
 
@@ -134,8 +134,8 @@ async def test_a_slow_evaluation_leads_to_its_span_if_that_is_exported(parent: b
     await stage.task.drain()
     await stage.task.close()
     (family,) = stage.metrics.evaluation.collect()
-    found = [sample.exemplar.labels for sample in family.samples if sample.exemplar is not None]
-    assert found == [{"trace_id": parent[3:35].decode()}] * exemplars
+    exemplar_labels = [sample.exemplar.labels for sample in family.samples if sample.exemplar is not None]
+    assert exemplar_labels == [{"trace_id": parent[3:35].decode()}] * exemplars
 
 
 def test_none_is_the_word_for_spans_that_are_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,13 +120,12 @@ class EmbeddedKafka:
 
     def stop_node(self, i: int, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop a node with SIGTERM and wait; after the timeout, kill it and raise BrokerError."""
-        self._nodes[i].send_signal(signal.SIGTERM)
-        self._nodes[i].send_signal(signal.SIGCONT)
+        self._nodes[i].end(signal.SIGTERM)
         self._nodes[i].reap(timeout_s)
 
     def kill_node(self, i: int) -> None:
         """Kill a node, as in a crash."""
-        self._nodes[i].send_signal(signal.SIGKILL)
+        self._nodes[i].end(signal.SIGKILL)
         self._nodes[i].reap()
 
     def pause_node(self, i: int) -> None:

@@ -75,11 +75,11 @@ def kafka_version(jars: Sequence[Jar]) -> str:
 
 def check(jar: Jar, path: Path, kept: Path) -> None:
     """Raise BrokerError unless the file has the committed sha256. `kept`: the directory for the message."""
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != jar.sha256:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != jar.sha256:
         raise BrokerError(
-            f"sha256 of {jar.name} is {found}, but the committed list of {kept.name} says {jar.sha256}; the jar is not "
-            f"used. Delete the cached jars (kp-worker/{kept.name} in your cache directory) and start again "
+            f"sha256 of {jar.name} is {digest}, but the committed list of {kept.name} says {jar.sha256}; the jar is "
+            f"not used. Delete the cached jars (kp-worker/{kept.name} in your cache directory) and start again "
             f"to fetch them again. If the sum is still wrong, find out who changed jar or list before you run it."
         )
 

@@ -31,13 +31,13 @@ _given: deque[int] = deque(maxlen=500)
 
 def free_ports(count: int) -> list[int]:
     """Return this many free random ports, none of them among the last 500 returned. Raises BrokerError."""
-    found: list[int] = []
+    ports: list[int] = []
     for port in random.SystemRandom().sample(PORT_RANGE, len(PORT_RANGE)):
-        if len(found) == count:
-            _given.extend(found)
-            return found
+        if len(ports) == count:
+            _given.extend(ports)
+            return ports
         if port not in _given and is_free(port):
-            found.append(port)
+            ports.append(port)
     raise BrokerError(f"no {count} free ports in {PORT_RANGE}")
 
 
@@ -192,7 +192,7 @@ class KafkaNode:
     @property
     def pid(self) -> int:
         """Return the process id. Raises BrokerError if the node does not run."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or not self.alive:
             raise BrokerError(f"node {self._number} is not running")
         return self._process.pid
 

@@ -91,7 +91,8 @@ class DemoProcess:
         """Return evaluation times from /metrics, as text."""
         name = "kp_evaluation_duration_seconds_bucket"
         families = text_string_to_metric_families(self.get("/metrics")[1])
-        buckets = {float(it.labels["le"]): it.value for family in families for it in family.samples if it.name == name}
+        samples = (sample for family in families for sample in family.samples if sample.name == name)
+        buckets = {float(sample.labels["le"]): sample.value for sample in samples}
         p50, p99 = quantile(buckets, 0.5) * 1000, quantile(buckets, 0.99) * 1000
         return f"evaluation p50 {p50:.3g} ms, p99 {p99:.3g} ms"
 
@@ -260,15 +261,17 @@ async def scored(
     consumer: AIOKafkaConsumer, process: DemoProcess, count: int, wanted: Container[str] | None = None
 ) -> list[TailRecord]:
     """Return `count` scored runs with a wanted id (None: any), in source order. Raises DemoError."""
-    found: list[TailRecord] = []
+    records: list[TailRecord] = []
     began = time.monotonic()
-    while len(found) < count:
+    while len(records) < count:
         process.check()
         if time.monotonic() - began > STALL_SECONDS:
-            raise DemoError(f"{len(found)} of {count} runs were scored.\n{process.tail()}")
+            raise DemoError(f"{len(records)} of {count} runs were scored.\n{process.tail()}")
         read = _read(await consumer.getmany(timeout_ms=100))
-        found += [it for it in read if it.document and (wanted is None or it.document["id"] in wanted)]
-    return sorted(found, key=lambda it: it.source)
+        records += [
+            record for record in read if record.document and (wanted is None or record.document["id"] in wanted)
+        ]
+    return sorted(records, key=lambda record: record.source)
 
 
 async def run_flow(

@@ -200,9 +200,9 @@ def showing_spans(stage: Stage) -> Iterator[None]:
     with stage.running("spans", "assemble", "assemble", variables, says="assemble") as assemble:
         with step(stage.console, "spans") as say:
             say(f"published {len(records)} records on {SPANS}; a run is complete a second after its last span")
-            found = asyncio.run(_scores(stage.bootstrap, records, assemble))
-        title = Text(f"\nFrom OpenTelemetry: {len(found)} runs in {len(records)} records of spans", "bold")
-        stage.console.print(title, rows(found), "", sep="\n")
+            scores = asyncio.run(_scores(stage.bootstrap, records, assemble))
+        title = Text(f"\nFrom OpenTelemetry: {len(scores)} runs in {len(records)} records of spans", "bold")
+        stage.console.print(title, rows(scores), "", sep="\n")
         yield
         assemble.stop()
 
@@ -268,10 +268,10 @@ def _verdict_table(rounds: list[dict[str, Document]]) -> PlainTable:
     for number, last in enumerate(rounds, 1):
         for place, (agent, document) in enumerate(last.items()):
             scoring = document["scoring"]
-            said = scoring["confidence"]
+            confidence = scoring["confidence"]
             table.add_row(
-                "" if place else str(number), agent, f"{said['stated']:.2f}",
-                f"{said['succeeded']:.0f} of {said['judged']}", Text(f"{said['used']:.2f}", "bold"),
+                "" if place else str(number), agent, f"{confidence['stated']:.2f}",
+                f"{confidence['succeeded']:.0f} of {confidence['judged']}", Text(f"{confidence['used']:.2f}", "bold"),
                 f"{scoring['score']:.2f}", Text(scoring["decision"], COLOURS[scoring["decision"]]),
                 f"{sum(weights[name] * value for name, value in scoring['components'].items()):.2f}",
                 end_section=bool(place) and number < len(rounds),
@@ -309,13 +309,15 @@ async def _judged_rounds(bootstrap: str, worker: DemoProcess, key: bytes) -> lis
                 for place, (agent, (claimed, _)) in enumerate(AGENTS.items()):
                     value = json.dumps(_run_of((number * RUNS + run) * len(AGENTS) + place, agent, claimed)).encode()
                     await producer.send_and_wait(JUDGED, value, agent.encode())
-            done = [it.document or {} for it in await scored(consumer, worker, RUNS * len(AGENTS))]
-            mine = {agent: [it for it in done if it["metadata"]["agent_id"] == agent] for agent in AGENTS}
-            rounds.append({agent: documents[-1] for agent, documents in mine.items()})
+            documents = [record.document or {} for record in await scored(consumer, worker, RUNS * len(AGENTS))]
+            runs = {agent: [it for it in documents if it["metadata"]["agent_id"] == agent] for agent in AGENTS}
+            rounds.append({agent: documents[-1] for agent, documents in runs.items()})
             for agent, (_, rate) in AGENTS.items():
-                for run, document in enumerate(mine[agent]):
+                for run, document in enumerate(runs[agent]):
                     line = document | {"success": run < round(rate * RUNS), "judge": JUDGE}
                     verdict = make_verdict(line, topic=JUDGED, topic_id=identity, issued_at=datetime.now(UTC))
-                    it = sign_verdict(verdict, key)
-                    await producer.send_and_wait(JUDGED, it.value, it.key, it.partition, headers=it.headers)
+                    signed = sign_verdict(verdict, key)
+                    await producer.send_and_wait(
+                        JUDGED, signed.value, signed.key, signed.partition, headers=signed.headers
+                    )
     return rounds
