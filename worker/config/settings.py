@@ -71,14 +71,10 @@ class KafkaSettings(BaseModel):
     changelog_topic: TopicName | None = Field(
         None, description="compacted topic of the caches (default: <group>-novelty-changelog)"
     )
-    judged_topic: TopicName | None = Field(
-        None, description="topic of the verdicts that count (default: <source>.judged)"
-    )
+    judged_topic: TopicName | None = Field(None, description="topic of verdicts that count (default: <source>.judged)")
     create_topics: bool = Field(False, description="create missing topics at startup")
     topic_partitions: int = Field(4, ge=1, le=10_000, description="partitions of a created source topic")
-    topic_replication: int = Field(
-        -1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default"
-    )
+    topic_replication: int = Field(-1, ge=-1, le=100, description="replicas of created topics; -1: broker's default")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="protocol of the brokers (docs/security.md)"
     )
@@ -88,14 +84,10 @@ class KafkaSettings(BaseModel):
     sasl_username: str | None = Field(None, description="user for PLAIN and SCRAM")
     sasl_password: SecretStr | None = Field(None, description="password for PLAIN and SCRAM; better in a file")
     sasl_password_file: FilePath | None = Field(None, description="file with the password")
-    sasl_token_file: FilePath | None = Field(
-        None, description="file with the token for OAUTHBEARER; read for each connection"
-    )
+    sasl_token_file: FilePath | None = Field(None, description="file with OAUTHBEARER's token; read on each connection")
     tls_ca_file: FilePath | None = Field(None, description="PEM file of the brokers' CAs (default: the system's)")
     tls_certificate_file: FilePath | None = Field(None, description="PEM file of the worker's certificate chain (mTLS)")
-    tls_key_file: FilePath | None = Field(
-        None, description="PEM file of the private key (default: in KP_TLS_CERTIFICATE_FILE)"
-    )
+    tls_key_file: FilePath | None = Field(None, description="PEM file of the key (default: in KP_TLS_CERTIFICATE_FILE)")
     tls_key_password: SecretStr | None = Field(None, description="password of the key; better in a file")
     tls_key_password_file: FilePath | None = Field(None, description="file with the password of the key")
     delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
@@ -242,17 +234,13 @@ class ModelSettings(BaseModel):
     embedder_url: Annotated[str, AfterValidator(check_embedder_url)] | None = Field(
         None, description="URL of the service, with OpenAI's /v1/embeddings"
     )
-    embedder_token_file: FilePath | None = Field(
-        None, description="file with the service's token; read again when it changes"
-    )
+    embedder_token_file: FilePath | None = Field(None, description="the service's token file; re-read when it changes")
     model: str | None = Field(
         None,
         description="multilingual, a model's directory, its hub name, or the service's name for it (default: "
         "all-MiniLM-L6-v2; docs/models.md)",
     )
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32", description="number format of an exported model (docs/settings.md)"
-    )
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="exported model's number format (docs/settings.md)")
     embed_text: Literal["whole", "objective"] = Field(
         "whole", description="embed the text, or the objective and the text in equal parts (docs/tuning.md)"
     )
@@ -337,9 +325,7 @@ class LimitSettings(BaseModel):
         description="/healthz returns 503 when an embedding takes longer; with KP_EMBEDDER=http, the time limit of a "
         "request",
     )
-    shutdown_timeout_seconds: float = Field(
-        20.0, gt=0, description="longest drain on SIGTERM, before the process exits"
-    )
+    shutdown_timeout_seconds: float = Field(20.0, gt=0, description="longest drain on SIGTERM before the process exits")
 
     @property
     def limits(self) -> Limits:
@@ -363,16 +349,12 @@ class HttpSettings(BaseModel):
     http_port: int = Field(9108, ge=0, le=65535, description="HTTP port; 0: a free one")
     status_page: bool = Field(False, description="serve the status page at / (docs/security.md)")
     status_hosts: str = Field("", description="more host names of the status page, separated by commas; others get 421")
-    status_texts: bool = Field(
-        False, description="also show objectives and dead letters' messages, which quote the record"
-    )
+    status_texts: bool = Field(False, description="show objectives and dead letters' messages, which quote the record")
     tracing: bool = Field(
         False, description="export OpenTelemetry spans, configured by OTEL_* variables (docs/tracing-and-logs.md)"
     )
     log_format: Literal["text", "json"] = Field("text", description="log format")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="lowest severity that is logged"
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity logged")
 
 
 class ContributeSettings(KafkaSettings):
@@ -395,9 +377,7 @@ class ContributeSettings(KafkaSettings):
     contribute_rate: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="most POSTs a minute per process; unset: the registry's limit"
     )
-    contribute_timeout_seconds: float = Field(
-        30.0, ge=0.1, le=300, description="time limit of a request to the registry"
-    )
+    contribute_timeout_seconds: float = Field(30.0, ge=0.1, le=300, description="time limit of a registry request")
     contributed_topic: TopicName | None = Field(
         None, description="compacted topic of receipts (default: <accepted>.contributed)"
     )

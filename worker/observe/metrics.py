@@ -156,7 +156,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, profiles: Iterable[str] = PROFILES) -> None:
         self.registry = registry
-        self._profiles = frozenset(profiles)
+        self._profiles = profiles = frozenset(profiles)
         counter, gauge = partial(counter_at_zero, registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self.evaluation = histogram(
@@ -177,20 +177,12 @@ class Metrics:
             "From the source record's timestamp to the commit of its output.",
             buckets=(*WAIT_SECONDS, 300.0, 1800.0, 3600.0),  # up to an hour, because this one shows a backlog
         )
-        self.over_budget = counter(
-            "kp_evaluations_over_budget_total", "Evaluations slower than KP_LATENCY_BUDGET_SECONDS."
-        )
-        self.consumed = counter(
-            "kp_records_consumed_total", "Committed source records: traces, dead letters and verdicts."
-        )
-        self.traces = counter(
-            "kp_traces_total", "Committed traces.", decision=(ACCEPTED, REJECTED), profile=self._profiles
-        )
+        self.over_budget = counter("kp_evaluations_over_budget_total", "Evaluations over KP_LATENCY_BUDGET_SECONDS.")
+        self.consumed = counter("kp_records_consumed_total", "Committed records: traces, dead letters and verdicts.")
+        self.traces = counter("kp_traces_total", "Committed traces.", decision=(ACCEPTED, REJECTED), profile=profiles)
         self.dead_letters = counter("kp_dead_letters_total", "Committed dead letters.", reason=map(str, Reason))
         self.redactions = counter("kp_redactions_total", "Markers in committed traces.", type=STRICT_TYPES)
-        self.screened = counter(
-            "kp_screened_total", "Committed traces that a rule of the screen matched.", rule=SCREEN_RULES
-        )
+        self.screened = counter("kp_screened_total", "Committed traces that the screen marked.", rule=SCREEN_RULES)
         self.score = histogram("kp_score", "Scores of committed traces.", buckets=SCORES)
         self.commit_traces = histogram(
             "kp_commit_traces", "Records in one commit.", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -209,12 +201,8 @@ class Metrics:
             "kp_embedder_requests_total", "Requests to the embedding service.", result=("answered", "failed")
         )
         self.service_texts = counter("kp_embedder_texts_total", "Texts that the embedding service embedded.")
-        self.service_seconds = counter(
-            "kp_embedder_request_seconds_total", "Time of all requests to the embedding service."
-        )
-        self.service_down = gauge(
-            "kp_embedder_down", "1 while texts wait because the embedding service does not answer."
-        )
+        self.service_seconds = counter("kp_embedder_request_seconds_total", "Time of all embedding service requests.")
+        self.service_down = gauge("kp_embedder_down", "1 while texts wait: the embedding service does not answer.")
         self.cache_entries = gauge("kp_cache_entries", "Unexpired entries of the novelty cache.", ["partition"])
         self.cache_evictions = counter(
             "kp_cache_evictions_total", "Entries evicted from the novelty cache.", cause=("capacity", "expired")
@@ -227,31 +215,29 @@ class Metrics:
         self.verdicts = counter(
             "kp_verdicts_total",
             "Committed verdicts that count; decision unknown: made without the document.",
-            profile=self._profiles,
+            profile=profiles,
             decision=(ACCEPTED, REJECTED, "unknown"),
         )
         self.verdict_successes = counter(
             "kp_verdict_successes_total",
             "Sum of the successes of verdicts that count, 0 to 1 each.",
-            profile=self._profiles,
+            profile=profiles,
             decision=(ACCEPTED, REJECTED, "unknown"),
         )
         self.verdict_errors = counter(
             "kp_verdict_squared_error_total",
             "Sum of (confidence used - success)^2; divided by kp_verdicts_compared_total: the Brier score.",
-            profile=self._profiles,
+            profile=profiles,
         )
         self.verdicts_compared = counter(
-            "kp_verdicts_compared_total", "Committed verdicts that name the confidence used.", profile=self._profiles
+            "kp_verdicts_compared_total", "Committed verdicts that name the confidence used.", profile=profiles
         )
         self.verdicts_late = counter(
             "kp_verdicts_superseded_total", "Committed verdicts that change nothing: copies and older ones."
         )
         self.track_records = gauge("kp_track_records", "Track records: agents with verdicts, by domain.", ["partition"])
         self.stream_time = gauge("kp_stream_time_seconds", "Stream time, in seconds since 1970.", ["partition"])
-        self.lag = gauge(
-            "kp_consumer_lag", "Source records not yet committed; absent while no broker answers.", ["partition"]
-        )
+        self.lag = gauge("kp_consumer_lag", "Uncommitted source records; absent if no broker answers.", ["partition"])
         self.lag_seconds = gauge(
             "kp_consumer_lag_seconds",
             "Age of the oldest uncommitted source record, by its timestamp; 0: none.",
@@ -277,9 +263,7 @@ class Metrics:
             "Changelog entries that a restore skipped.",
             cause=("corrupt", "other_model"),
         )
-        self.lost = counter(
-            "kp_source_records_lost_total", "Source records deleted by retention before they were scored."
-        )
+        self.lost = counter("kp_source_records_lost_total", "Records deleted by retention before they were scored.")
         self.rebalances = counter("kp_rebalances_total", "Partition assignments.")
         self.partitions = gauge("kp_assigned_partitions", "Source partitions assigned to this worker.")
         self.ready = gauge("kp_ready", "1 while /readyz answers 200.")
@@ -409,9 +393,7 @@ class ContributeMetrics:
         counter, gauge = partial(counter_at_zero, registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self.posted = counter("kp_contribute_posted_total", "Traces that the registry stored (201).")
-        self.found = counter(
-            "kp_contribute_found_total", "Traces that the registry already had, with the same content."
-        )
+        self.found = counter("kp_contribute_found_total", "Traces that the registry already had with the same content.")
         self.refused = counter("kp_contribute_refused_total", "Traces refused for good.", reason=REFUSAL_REASONS)
         self.skipped = counter(
             "kp_contribute_skipped_total",
@@ -430,9 +412,7 @@ class ContributeMetrics:
             buckets=WAIT_SECONDS,
         )
         self.late = counter("kp_contribute_late_total", "Requests that took effect after a look-up had found nothing.")
-        self.retries = counter(
-            "kp_contribute_retries_total", "Requests that failed and are tried again.", cause=RETRY_CAUSES
-        )
+        self.retries = counter("kp_contribute_retries_total", "Failed requests that are retried.", cause=RETRY_CAUSES)
         self.ready = gauge("kp_contribute_ready", "1 while /readyz answers 200.")
         self.build = Info("kp_contribute_build", "Version and consumer group.", registry=registry)
 
@@ -461,15 +441,9 @@ class AssembleMetrics:
             "kp_assemble_closed_runs_total", "Closed runs.", cause=("root_ended", "gap", "too_large", "memory")
         )
         self.traces = counter("kp_assemble_traces_total", "Traces written to the worker's source topic.")
-        self.shortened = counter(
-            "kp_assemble_shortened_traces_total", "Traces whose longest texts were cut to fit the limits."
-        )
-        self.without_trace = counter(
-            "kp_assemble_without_trace_total", "Runs that did not become a trace.", reason=missing
-        )
-        self.unread_runs = counter(
-            "kp_assemble_unread_runs_total", "Runs with likely content in attributes that are not read."
-        )
+        self.shortened = counter("kp_assemble_shortened_traces_total", "Traces whose longest texts were cut to fit.")
+        self.without_trace = counter("kp_assemble_without_trace_total", "Runs that became no trace.", reason=missing)
+        self.unread_runs = counter("kp_assemble_unread_runs_total", "Runs with likely content in unread attributes.")
         self.conventions = counter(
             "kp_assemble_conventions_total", "Runs by their attributes' naming convention.", convention=conventions
         )

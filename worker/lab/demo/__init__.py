@@ -10,9 +10,7 @@ from worker.commands.shared.options import read_settings, settings_options
 
 @click.command(cls=Command)
 @click.option("--keep-running", is_flag=True, help="Keep everything running until Ctrl-C.")
-@click.option(
-    "--http-port", type=click.IntRange(1, 65535), metavar="N", help="Port of the worker's metrics [a free one]."
-)
+@click.option("--http-port", type=click.IntRange(1, 65535), metavar="N", help="Port of the metrics [a free one].")
 @click.option("--otlp", is_flag=True, help="Also assemble and score runs from made-up OpenTelemetry spans.")
 @click.option("--verdicts", is_flag=True, help="Also judge the runs of two agents, one of which claims too much.")
 @settings_options

@@ -268,9 +268,7 @@ async def scored(
         if time.monotonic() - began > STALL_SECONDS:
             raise DemoError(f"{len(records)} of {count} runs were scored.\n{process.tail()}")
         read = _read(await consumer.getmany(timeout_ms=100))
-        records += [
-            record for record in read if record.document and (wanted is None or record.document["id"] in wanted)
-        ]
+        records += [it for it in read if it.document and (wanted is None or it.document["id"] in wanted)]
     return sorted(records, key=lambda record: record.source)
 
 
