@@ -230,9 +230,14 @@ def parse_trace(raw: bytes | bytearray | memoryview | str | None, limits: Limits
         )
     if raw is None or not len(raw):
         raise InvalidTrace(Reason.EMPTY_VALUE, "", "the record has no value; send a ReasoningTrace as JSON")
-    document = _parse_json(_as_bytes(raw), limits)
+    document = _parse_json(raw, limits)
     if isinstance(document, dict):
-        _check_limits(document, limits)
+        if limits.strict_context and document.get("@context") == LEGACY_CONTEXT:
+            _refuse(Reason.WRONG_CONTEXT, ("@context",), f"the former context; {_ADVICE['@context']}")
+        steps = document.get("steps")
+        if isinstance(steps, list) and len(steps) > limits.max_steps:
+            problem = f"{len(steps)} steps, the limit is {limits.max_steps}; split the trace or raise the limit"
+            _refuse(Reason.TOO_MANY_STEPS, ("steps",), problem)
     try:
         return msgspec.convert(document, ReasoningTrace)
     except msgspec.ValidationError as error:
@@ -272,48 +277,32 @@ def splice(raw: bytes, quality_score: float, scoring: bytes) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _as_bytes(raw: bytes | bytearray | memoryview | str) -> bytes:
-    try:
-        return raw.encode() if isinstance(raw, str) else bytes(raw)
-    except UnicodeEncodeError as error:
-        message = f"a lone surrogate at character {error.start}; send valid Unicode"
-        raise InvalidTrace(Reason.NOT_UTF8, "", message) from None
-
-
-def _parse_json(raw: bytes, limits: Limits) -> Any:
+def _parse_json(text: bytes | bytearray | memoryview | str, limits: Limits) -> Any:
     """Return the value of a JSON text; its depth is measured only if there are enough brackets to exceed the limit."""
-    if len(raw) > limits.max_bytes:
-        message = f"{len(raw)} bytes, the limit is {limits.max_bytes}; shorten the trace or raise the limit"
-        raise InvalidTrace(Reason.TOO_LARGE, "", message)
     try:
+        raw = text.encode() if isinstance(text, str) else bytes(text)
+        if len(raw) > limits.max_bytes:
+            problem = f"{len(raw)} bytes, the limit is {limits.max_bytes}; shorten the trace or raise the limit"
+            raise InvalidTrace(Reason.TOO_LARGE, "", problem)
         document = document_decoder.decode(raw)
         brackets = raw.count(b"{") + raw.count(b"[")
-        too_deep = brackets > limits.max_depth and _deeper_than(limits.max_depth, document)
+        if brackets <= limits.max_depth or not _deeper_than(limits.max_depth, document):
+            return document
+    except UnicodeEncodeError as error:
+        problem = f"a lone surrogate at character {error.start}; send valid Unicode"
+        raise InvalidTrace(Reason.NOT_UTF8, "", problem) from None
     except UnicodeDecodeError as error:
-        message = f"not UTF-8: {error.reason}; send JSON in UTF-8"
-        raise InvalidTrace(Reason.NOT_UTF8, "", message) from None
+        raise InvalidTrace(Reason.NOT_UTF8, "", f"not UTF-8: {error.reason}; send JSON in UTF-8") from None
     except msgspec.ValidationError:
-        message = "an integer of thousands of digits; shorten it"
-        raise InvalidTrace(Reason.INVALID_VALUE, "", message) from None
+        problem = "an integer of thousands of digits; shorten it"
+        raise InvalidTrace(Reason.INVALID_VALUE, "", problem) from None
     except msgspec.DecodeError as error:
-        message = f"{error}; send one JSON document, without lone surrogate escapes"
-        raise InvalidTrace(Reason.NOT_JSON, "", message) from None
+        problem = f"{error}; send one JSON document, without lone surrogate escapes"
+        raise InvalidTrace(Reason.NOT_JSON, "", problem) from None
     except RecursionError:
-        too_deep = True
-    if too_deep:
-        message = f"nested deeper than {limits.max_depth} levels; flatten the trace or raise the limit"
-        raise InvalidTrace(Reason.TOO_DEEP, "", message)
-    return document
-
-
-def _check_limits(document: dict[str, Any], limits: Limits) -> None:
-    """Raise InvalidTrace if the document exceeds `limits`, which are not part of the schema."""
-    if limits.strict_context and document.get("@context") == LEGACY_CONTEXT:
-        _refuse(Reason.WRONG_CONTEXT, ("@context",), f"the former context; {_ADVICE['@context']}")
-    steps = document.get("steps")
-    if isinstance(steps, list) and len(steps) > limits.max_steps:
-        problem = f"{len(steps)} steps, the limit is {limits.max_steps}; split the trace or raise the limit"
-        _refuse(Reason.TOO_MANY_STEPS, ("steps",), problem)
+        pass
+    problem = f"nested deeper than {limits.max_depth} levels; flatten the trace or raise the limit"
+    raise InvalidTrace(Reason.TOO_DEEP, "", problem)
 
 
 def _deeper_than(limit: int, document: Any) -> bool:
@@ -330,9 +319,7 @@ def _deeper_than(limit: int, document: Any) -> bool:
     return True
 
 
-@functools.cache
-def _fields_of(struct: type[Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    return msgspec.structs.fields(struct)
+_fields_of = functools.cache(msgspec.structs.fields)
 
 
 def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bool = False) -> None:
@@ -353,9 +340,10 @@ def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bo
             elif info.required:
                 _refuse(Reason.MISSING_FIELD, (*path, info.encode_name), "required, but missing; add it")
     elif isinstance(value, list) and get_origin(inner) is list:
-        index = _first_bad(value, inner)
-        if index is not None:
-            _explain(value[index], get_args(inner)[0], (*path, index))
+        # msgspec names the first bad item at the end of its message; the beginning may quote the document.
+        item = problem.rpartition(" - at `$[")[2].partition("]")[0]
+        if item.isdecimal():
+            _explain(value[int(item)], get_args(inner)[0], (*path, int(item)))
     name = path[-1] if path else ""
     differ = mismatch(problem)
     reason = Reason.INVALID_VALUE if differ is None else Reason.INVALID_TYPE
@@ -369,31 +357,6 @@ def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bo
         leave = ", or leave the field out" if optional and value is None else ""
         _refuse(reason, path, f"{given} is not allowed; {advice or f'give {wanted}'}{leave}")
     _refuse(reason, path, f"{excerpt(value)} is not allowed; {advice or 'correct it'}")
-
-
-def _first_bad(items: list[Any], kind: Any) -> int | None:
-    """Return the index of the first item that is wrong for `kind` (list[...]); None if all are right.
-
-    By bisection: a call for each of 340,000 items would block the event loop for a third of a second.
-    """
-    low, high = 0, len(items)
-    if _converts(items, kind):
-        return None
-    while high - low > 1:  # items[:low] is fine, items[low:high] is not
-        middle = (low + high) // 2
-        if _converts(items[low:middle], kind):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _converts(value: Any, kind: Any) -> bool:
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def _refuse(reason: Reason, path: tuple[str | int, ...], problem: str) -> None:

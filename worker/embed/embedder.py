@@ -157,13 +157,6 @@ def check_weights(requested: str | None, digest: str) -> str:
     return OFFICIAL_NAME if digest == OFFICIAL_SHA256 else name
 
 
-def finite(vector: Vector) -> Vector:
-    """Return the vector. Raises ValueError if it has non-finite values."""
-    if not np.isfinite(vector).all():
-        raise ValueError("the model returned values that are not finite")
-    return vector
-
-
 def embedding_of(vector: Vector, truncated: bool = False, objective: bool = False) -> Embedding:
     """Return the embedding for a model's vector, normalised to the bits that cache and documents will have.
 
@@ -172,7 +165,7 @@ def embedding_of(vector: Vector, truncated: bool = False, objective: bool = Fals
     Raises ValueError for a length that float32 rounding does not explain: the model does not work on this processor.
     """
     length = float(np.linalg.norm(vector.astype(np.float64)))
-    if length and abs(length - 1.0) > LENGTH_TOLERANCE:
+    if length and not abs(length - 1.0) <= LENGTH_TOLERANCE:  # nor NaN or infinity
         raise ValueError(f"the model returned a vector of length {length:.6g} instead of 1")
     return Embedding(unit(vector, len(vector)), truncated and not objective, truncated and objective)
 

@@ -168,7 +168,6 @@ class ExportSource:
 
     name: str
     weights_sha256: str
-    dimensions: int
     max_tokens: int
     tokenizer: str  # tokenizer.json
     graph: Any
@@ -178,18 +177,16 @@ class ExportSource:
 def open_minilm(openvino: ModuleType, directory: Path) -> ExportSource:
     """Return all-MiniLM-L6-v2 from a directory with its weights, config.json and tokenizer.json. Raises ModelError."""
     check_weights(None, weights_sha256(directory))
-    expected = recorded_vectors()
     try:
         config = json.loads((directory / "config.json").read_bytes())
         graph = BertGraph(openvino, read_safetensors(directory / "model.safetensors"), config).build(OFFICIAL_NAME)
         return ExportSource(
             name=OFFICIAL_NAME,
             weights_sha256=OFFICIAL_SHA256,
-            dimensions=len(expected[0].vector),
             max_tokens=512,  # rows of its position table
             tokenizer=(directory / "tokenizer.json").read_text("utf-8"),
             graph=graph,
-            expected=expected,
+            expected=recorded_vectors(),
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{directory} is not the directory of all-MiniLM-L6-v2: {error!r}") from error
@@ -202,21 +199,8 @@ LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999}
 .9999999 and .99993; far less means wrong arithmetic, not rounding."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExportReport:
-    """What was exported, and where."""
-
-    directory: Path
-    manifest: Manifest
-
-    def __str__(self) -> str:
-        """Return the report as lines of text."""
-        head = f"{self.manifest.name} for {RUNTIME} in {self.directory}"
-        return "\n".join([head, *(f"  {name}: {_describe(it)}" for name, it in self.manifest.precisions.items())])
-
-
-def export_model(openvino: ModuleType, source: ExportSource, output: Path | None) -> ExportReport:
-    """Export a model and check it. `output` None: the user's cache directory.
+def export_model(openvino: ModuleType, source: ExportSource, output: Path | None) -> str:
+    """Export a model, check it, and return what was exported, in lines. `output` None: the user's cache directory.
 
     An exported directory is replaced; anything else is left unchanged. Raises ModelError, and then writes nothing.
     """
@@ -227,7 +211,14 @@ def export_model(openvino: ModuleType, source: ExportSource, output: Path | None
         _replace(work, target)  # from here on, the directory is complete
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return ExportReport(target, manifest)
+    lines = [f"{manifest.name} for {RUNTIME} in {target}"]
+    for name, exported in manifest.precisions.items():
+        check, words = exported.check, "not checked: this CPU does not support it"
+        if check is not None:
+            cosines = f"min {check.min_cosine:.7f}, mean {check.mean_cosine:.7f}"
+            words = f"cosine to sentence-transformers {cosines} ({check.texts} texts)"
+        lines.append(f"  {name}: {words}")
+    return "\n".join(lines)
 
 
 def _work_directory(target: Path) -> Path:
@@ -253,7 +244,7 @@ def _write(openvino: ModuleType, source: ExportSource, work: Path) -> Manifest:
         format=FORMAT,
         name=source.name,
         weights_sha256=source.weights_sha256,
-        dimensions=source.dimensions,
+        dimensions=len(source.expected[0].vector),
         max_tokens=source.max_tokens,
         runtime=RUNTIME,
         tokenizer=_checked(work / "tokenizer.json"),
@@ -265,16 +256,6 @@ def _write(openvino: ModuleType, source: ExportSource, work: Path) -> Manifest:
     manifest = msgspec.structs.replace(manifest, precisions=checked)
     _write_manifest(work, manifest)
     return manifest
-
-
-def _describe(exported: ExportedPrecision) -> str:
-    if exported.check is None:
-        return "not checked: this CPU does not support it"
-    check = exported.check
-    return (
-        f"cosine to sentence-transformers min {check.min_cosine:.7f}, mean {check.mean_cosine:.7f} "
-        f"({check.texts} texts)"
-    )
 
 
 def _checked(path: Path) -> CheckedFile:
@@ -289,7 +270,11 @@ def _check(expected: Sequence[Embedding], work: Path, precision: str) -> Check |
     if not runs_here(precision):
         return None
     embedder = OpenVinoEmbedder(work, CHECK_TOKENS, 0, precision)
-    cosines = [_agreement(it, embedder.embed(text)) for it, text in zip(expected, TEXTS, strict=True)]
+    exported = [embedder.embed(text) for text in TEXTS]
+    cosines = [
+        float(ours.vector.astype(np.float64) @ theirs.vector.astype(np.float64)) if ours[1:] == theirs[1:] else -1.0
+        for ours, theirs in zip(exported, expected, strict=True)
+    ]
     worst, least = min(cosines), LEAST_COSINE[precision]
     if worst < least:
         raise ModelError(
@@ -298,12 +283,6 @@ def _check(expected: Sequence[Embedding], work: Path, precision: str) -> Check |
             "OpenVINO computes this model wrongly here; set KP_EMBEDDER=sentence-transformers"
         )
     return Check(worst, float(np.mean(cosines)), len(TEXTS))
-
-
-def _agreement(expected: Embedding, exported: Embedding) -> float:
-    if expected.truncated != exported.truncated:
-        return -1.0
-    return float(expected.vector.astype(np.float64) @ exported.vector.astype(np.float64))
 
 
 def _replace(work: Path, target: Path) -> None:
@@ -360,22 +339,6 @@ class Weights(NamedTuple):
     tensors: Tensors  # by BERT's names
 
 
-class _Reader:
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-        self.at = 0
-
-    def take(self, form: str) -> tuple[Any, ...]:
-        values = struct.unpack_from("<" + form, self.raw, self.at)
-        self.at += struct.calcsize("<" + form)
-        return values
-
-    def array(self, kind: str, count: int) -> npt.NDArray[Any]:
-        values = np.frombuffer(self.raw, kind, count, self.at)
-        self.at += values.nbytes
-        return values
-
-
 def read_weights(path: Path) -> Weights:
     """Read the weights file after comparing its sha256. Raises ModelError if it differs."""
     digest = file_sha256(path)
@@ -384,36 +347,56 @@ def read_weights(path: Path) -> Weights:
             f"{path} has sha256 {digest}, the weights of the multilingual model have {MULTILINGUAL_SHA256}: the file "
             "is damaged or of another release; fetch it again: kp-worker fetch-model --model multilingual"
         )
-    reader = _Reader(path.read_bytes())
-    reader.take("4sI")  # magic, version
-    hidden, layers, heads, inner, words, positions, _ = reader.take("7i")
-    epsilon, _ = reader.take("fi")
-    count, start, end, padding, unknown = reader.take("5i")
-    (size,) = reader.take("Q")
-    ends, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
-    pieces = bytes(reader.array("u1", size))
+    raw, at = path.read_bytes(), 0
+
+    def take(form: str) -> tuple[Any, ...]:
+        nonlocal at
+        values = struct.unpack_from(f"<{form}", raw, at)
+        at += struct.calcsize(f"<{form}")
+        return values
+
+    def array(kind: str, count: int) -> npt.NDArray[Any]:
+        nonlocal at
+        values = np.frombuffer(raw, kind, count, at)
+        at += values.nbytes
+        return values
+
+    _, _, hidden, layers, heads, inner, words, positions, _, epsilon, _ = take("4sI7ifi")  # from magic and version on
+    count, start, end, padding, unknown, size = take("5iQ")
+    ends, scores = array("<u4", count + 1), array("<f4", count)
+    pieces = bytes(array("u1", size))
     tokens = [
         (pieces[ends[index] : ends[index + 1]].decode(), float(scores[index])) for index in range(count)
     ]  # in the file's order, so the index is the token's id
-    _, size = reader.take("iI")
-    reader.at += size  # nmt_nfkc's table of single characters; tokenizer_json replaces it
-    stored = _Stored(reader)
+    _, size = take("iI")
+    at += size  # nmt_nfkc's table of single characters; tokenizer_json replaces it
+    places: dict[str, tuple[int, int]] = {}  # of each tensor: how many weights, and the offset
+    for _ in range(take("i")[0]):
+        name = bytes(array("u1", take("H")[0])).decode()
+        _, count, offset, _ = take("BIQQ")
+        places[name] = count, offset
+
+    def plain(name: str) -> npt.NDArray[np.float32]:
+        return np.frombuffer(raw, "<f4", *places[name])
+
     tensors: Tensors = {
-        "embeddings.position_embeddings.weight": stored.plain("emb.pos").reshape(positions, hidden),
-        "embeddings.token_type_embeddings.weight": stored.plain("emb.type").reshape(-1, hidden),
-        "embeddings.LayerNorm.weight": stored.plain("emb.ln.w"),
-        "embeddings.LayerNorm.bias": stored.plain("emb.ln.b"),
+        "embeddings.position_embeddings.weight": plain("emb.pos").reshape(positions, hidden),
+        "embeddings.token_type_embeddings.weight": plain("emb.type").reshape(-1, hidden),
+        "embeddings.LayerNorm.weight": plain("emb.ln.w"),
+        "embeddings.LayerNorm.bias": plain("emb.ln.b"),
     }
-    blocks, scales = stored.blocks("emb.word")
+    blocks, scales = _blocks(raw, *places["emb.word"])
     tensors["embeddings.word_embeddings.weight"] = blocks.reshape(words, hidden)
     tensors["embeddings.word_embeddings.scale"] = scales.reshape(words, hidden // BLOCK)
     for layer in range(layers):
         for short, name in _LAYER.items():
-            place = f"encoder.layer.{layer}.{name}"
-            bias = tensors[f"{place}.bias"] = stored.plain(f"l{layer}.{short}.b")
-            weight = f"l{layer}.{short}.w"
-            matrix = not name.endswith("LayerNorm")
-            tensors[f"{place}.weight"] = stored.matrix(weight, len(bias)) if matrix else stored.plain(weight)
+            target, weight = f"encoder.layer.{layer}.{name}", f"l{layer}.{short}.w"
+            bias = tensors[f"{target}.bias"] = plain(f"l{layer}.{short}.b")
+            if name.endswith("LayerNorm"):
+                tensors[f"{target}.weight"] = plain(weight)
+            else:
+                blocks, scales = _blocks(raw, *places[weight])
+                tensors[f"{target}.weight"] = (blocks * scales.astype(np.float32)[:, None]).reshape(len(bias), -1)
     config = {
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner,
         "vocab_size": words, "max_position_embeddings": positions, "layer_norm_eps": epsilon,
@@ -421,30 +404,12 @@ def read_weights(path: Path) -> Weights:
     return Weights(config, tokens, {"start": start, "end": end, "padding": padding, "unknown": unknown}, tensors)
 
 
-class _Stored:
-    def __init__(self, reader: _Reader) -> None:
-        self._raw = reader.raw
-        self._places: dict[str, tuple[int, int]] = {}
-        for _ in range(reader.take("i")[0]):
-            name = bytes(reader.array("u1", reader.take("H")[0])).decode()
-            _, count, offset, _ = reader.take("BIQQ")
-            self._places[name] = count, offset
-
-    def plain(self, name: str) -> npt.NDArray[np.float32]:
-        count, offset = self._places[name]
-        return np.frombuffer(self._raw, "<f4", count, offset)
-
-    def blocks(self, name: str) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-        """Return the weights' integers -8 to 7, shape (blocks, 32), and each block's scale."""
-        count, offset = self._places[name]
-        kind = np.dtype([("scale", "<f2"), ("pairs", "u1", BLOCK // 2)])
-        blocks = np.frombuffer(self._raw, kind, count // BLOCK, offset)
-        integers = np.concatenate([blocks["pairs"] & 15, blocks["pairs"] >> 4], axis=1).astype(np.int8) - np.int8(8)
-        return integers, np.ascontiguousarray(blocks["scale"])
-
-    def matrix(self, name: str, rows: int) -> npt.NDArray[np.float32]:
-        integers, scales = self.blocks(name)
-        return (integers * scales.astype(np.float32)[:, None]).reshape(rows, -1)
+def _blocks(raw: bytes, count: int, offset: int) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """Return a tensor's weights as integers -8 to 7, shape (blocks, 32), and each block's scale."""
+    kind = np.dtype([("scale", "<f2"), ("pairs", "u1", BLOCK // 2)])
+    blocks = np.frombuffer(raw, kind, count // BLOCK, offset)
+    integers = np.concatenate([blocks["pairs"] & 15, blocks["pairs"] >> 4], axis=1).astype(np.int8) - np.int8(8)
+    return integers, np.ascontiguousarray(blocks["scale"])
 
 
 def tokenizer_json(weights: Weights) -> str:
@@ -480,7 +445,6 @@ def open_multilingual(openvino: ModuleType, directory: Path) -> ExportSource:
     return ExportSource(
         name=MULTILINGUAL_NAME,
         weights_sha256=MULTILINGUAL_SHA256,
-        dimensions=weights.config["hidden_size"],
         max_tokens=weights.config["max_position_embeddings"],
         tokenizer=tokenizer_json(weights),
         graph=BertGraph(openvino, weights.tensors, weights.config).build(MULTILINGUAL_NAME, centre),

@@ -263,9 +263,7 @@ REFUSED_TRIES: Final = 2
 
 MOST_REFUSED: Final = 3  # texts that may be refused in a row; further ones are held
 
-FIRST_PAUSE_SECONDS: Final = 0.5
-LONGEST_PAUSE_SECONDS: Final = 10.0
-"""Pauses between attempts: doubled each time, less up to half at random."""
+FIRST_PAUSE_SECONDS: Final = 0.5  # between attempts; then doubled each time, less up to half at random
 
 START_SECONDS: Final = 15.0  # longest time of the checks at startup
 
@@ -284,7 +282,7 @@ class _Text:
     text: str
     may_wait: bool  # its caller continues with other texts meanwhile
     future: Future[Embedding] = field(default_factory=Future)
-    refused_at: int | None = None  # how many requests had succeeded when it was first refused
+    at_fault: bool = False  # other texts were embedded since it was refused
 
 
 class HttpEmbedder(Embedder):
@@ -304,8 +302,7 @@ class HttpEmbedder(Embedder):
         self._woken = False  # the loop is about to look at the waiting texts
         self._tasks: set[asyncio.Task[None]] = set()
         self._sent: set[float] = set()  # when the open requests were sent, s of the monotonic clock
-        self._succeeded = 0  # requests with callers' texts
-        self._refused = 0  # texts that were refused since the last of them
+        self._refused = 0  # texts that were refused since callers' texts were embedded last
         self._held: deque[_Text] = deque()
         self._refusal = ""  # how the last held text failed
         self._retrying: asyncio.Task[None] | None = None
@@ -539,19 +536,18 @@ class HttpEmbedder(Embedder):
         for each, vector in zip(texts, vectors, strict=True):
             if _wanted(each):
                 each.future.set_result(Embedding(vector, len(each.text) > MAX_CHARS))
-        self._succeeded += 1
         self._refused = 0
         if self._held:
             log.info("the embedding service embeds texts again; %s waited", number_of(len(self._held), "text"))
+            for each in self._held:
+                each.at_fault = True  # if it is refused again
             self._waiting.extend(self._held)
             self._held.clear()
             self._send_waiting()
 
     def _refuse(self, each: _Text, failure: ServiceError) -> None:
         """Fail a text. Hold it if others were refused before it, and none has been embedded since."""
-        if each.refused_at is None:
-            each.refused_at = self._succeeded
-        if not each.may_wait or self._refused < MOST_REFUSED or each.refused_at < self._succeeded:
+        if not each.may_wait or self._refused < MOST_REFUSED or each.at_fault:
             self._refused += 1
             log.warning("the embedding service works, but refuses a text: %s", failure)
             _fail([each], failure)
@@ -599,7 +595,7 @@ def _token(path: Path | None, url: str) -> Token | None:
 
 
 def _pause(number: int, asked_seconds: float = 0.0) -> float:
-    whole = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(number, 16))
+    whole = min(10.0, FIRST_PAUSE_SECONDS * 2.0 ** min(number, 16))
     # A service that asks for a longer pause (Retry-After) is tried again after a minute.
     return max(min(asked_seconds, 60.0), whole * (1.0 - random.random() / 2))  # noqa: S311
 

@@ -35,7 +35,6 @@ from worker.embed.embedder import (
     available_cores,
     embedding_of,
     file_sha256,
-    finite,
     is_default,
     objective_limit,
     read_beginning,
@@ -241,7 +240,7 @@ class OpenVinoEmbedder(Embedder):
         )
 
     def infer(self, reading: Reading) -> Embedding:
-        """Embed one text, alone and unpadded. Raises ValueError if the model returns non-finite values."""
+        """Embed one text, alone and unpadded. Raises ValueError if the model returns no unit vector."""
         with self._lock:
             self._running += 1
             share = self._shares.pop() if self._running > 1 else None
@@ -303,7 +302,7 @@ def _cpu_seconds(request: Any, ids: Ids) -> float:
 def _infer(request: Any, ids: Ids) -> Vector:
     request.infer([ids])
     # Copy: the next text overwrites the runtime's output.
-    return finite(np.array(request.get_output_tensor(0).data[0], dtype=np.float32))
+    return np.array(request.get_output_tensor(0).data[0], dtype=np.float32)
 
 
 def import_runtime() -> tuple[ModuleType, ModuleType]:

@@ -20,7 +20,6 @@ from worker.embed.embedder import (
     embed_or_diagnose,
     embedding_of,
     find_model,
-    finite,
     objective_limit,
     read_beginning,
     weights_sha256,
@@ -85,7 +84,7 @@ class SentenceTransformersEmbedder(Embedder):
         embed_or_diagnose(self, PROBE_TEXT)
 
     def infer(self, reading: Reading) -> Embedding:
-        """Embed one text. Raises ValueError if the model returns non-finite values."""
+        """Embed one text. Raises ValueError if the model returns no unit vector."""
         text, objective = reading.content, reading.objective
         limit = self._model.max_seq_length = self._objective_tokens if objective else self._limit
         if len(text.encode()) <= limit - 2:  # a token has at least one byte; two tokens are special
@@ -100,7 +99,7 @@ class SentenceTransformersEmbedder(Embedder):
         vector = self._model.encode(
             [text], batch_size=1, show_progress_bar=False, normalize_embeddings=True, convert_to_numpy=True
         )[0]
-        return finite(np.asarray(vector, dtype=np.float32))
+        return np.asarray(vector, dtype=np.float32)
 
 
 def _download(hub_name: str) -> Path:

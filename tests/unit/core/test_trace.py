@@ -91,13 +91,9 @@ def test_accepts_any_spelling_of_bytes(kind: type) -> None:
 
 def test_gives_names_python_likes() -> None:
     trace = parse_trace(json.dumps(GOOD))
-    assert trace.metadata.created_at == "2026-04-14T08:00:03.589Z"
-    assert trace.metadata.success is True
-    assert trace.steps[0].content == "Think"
-    assert trace.steps[0].tool is None
-    assert trace.steps[1].content == ""
-    assert trace.steps[1].tool is not None
-    assert trace.steps[1].tool.name == "search"
+    assert (trace.metadata.created_at, trace.metadata.success) == ("2026-04-14T08:00:03.589Z", True)
+    steps = [(step.content, step.tool and step.tool.name) for step in trace.steps]
+    assert steps == [("Think", None), ("", "search")]
 
 
 ACCEPTED: dict[str, tuple[str, ...]] = {
@@ -190,10 +186,6 @@ def test_refuses_bytes_that_are_no_utf8(place: bytes, raw: bytes) -> None:
     assert refusal(document).reason is Reason.NOT_UTF8
 
 
-def test_refuses_text_that_utf8_cannot_carry() -> None:
-    assert refusal('{"a":"\ud800"}').reason is Reason.NOT_UTF8
-
-
 def test_an_earlier_duplicate_key_is_not_looked_at() -> None:
     text = json.dumps(GOOD)
     assert parse_trace('{"id":17,"metadata":null,' + text[1:]).id == "kp:trace:1"
@@ -207,9 +199,20 @@ def test_white_space_is_json_white_space_only() -> None:
         assert refusal(bad).reason is Reason.NOT_JSON
 
 
-@pytest.mark.parametrize("raw", [None, b"", "", bytearray()])
-def test_no_value(raw: Any) -> None:
-    assert refusal(raw).reason is Reason.EMPTY_VALUE
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        *((raw, Reason.EMPTY_VALUE) for raw in (None, b"", "", bytearray())),
+        ('{"a":"\ud800"}', Reason.NOT_UTF8),  # UTF-8 cannot carry it
+        (text_with("extra", "1" * 5000), Reason.INVALID_VALUE),
+        ("[" * 64 + "]" * 64, Reason.INVALID_TYPE),
+        ("[" * 65 + "]" * 65, Reason.TOO_DEEP),
+        ('"' + "[" * 100 + '"', Reason.INVALID_TYPE),
+    ],
+)
+def test_refuses_a_whole_document(raw: Any, reason: Reason) -> None:
+    error = refusal(raw)
+    assert (error.reason, error.path) == (reason, "")
 
 
 @pytest.mark.parametrize(
@@ -249,13 +252,6 @@ def test_limits_hold_at_their_borders() -> None:
     assert refusal(text, Limits(max_depth=3)).reason is Reason.TOO_DEEP
     error = refusal(text, Limits(max_steps=1))
     assert (error.reason, error.path) == (Reason.TOO_MANY_STEPS, "steps")
-    assert refusal("[" * 64 + "]" * 64).reason is Reason.INVALID_TYPE
-    assert refusal("[" * 65 + "]" * 65).reason is Reason.TOO_DEEP
-    assert refusal('"' + "[" * 100 + '"').reason is Reason.INVALID_TYPE
-
-
-def test_too_many_digits() -> None:
-    assert refusal(text_with("extra", "1" * 5000)).reason is Reason.INVALID_VALUE
 
 
 BIG = 1_048_576
@@ -298,7 +294,7 @@ LONG_LISTS = {
     "metadata.validated_by": ('""', "1"),
     "knowledge_graph_delta.entities": ('{"name":"","type":""}', '{"name":""}'),
     "knowledge_graph_delta.relationships": ('{"fact":"","valid_from":""}', '{"fact":"","valid_from":null}'),
-    "steps": ('{"step_id":0,"type":"thought"}', '{"step_id":-1,"type":"thought"}'),
+    "steps": ('{"step_id":0,"type":"thought"}', '{"step_id":0,"type":"x - at `$[0].type`"}'),
 }
 
 
@@ -452,9 +448,6 @@ def test_what_is_no_json_text_is_a_mistake_of_the_caller(parsed: Any) -> None:
 )
 def test_a_message_names_the_field_and_what_is_allowed(path: str, value: str, message: str) -> None:
     assert str(refusal(text_with(path, value))).startswith(f"{path}: {message}")
-
-
-def test_a_document_of_another_type_has_such_a_message_too() -> None:
     assert str(refusal(b"[1]")) == "document: an array is not allowed; give an object"
 
 

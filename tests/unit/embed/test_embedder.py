@@ -44,12 +44,12 @@ def test_cache_and_documents_have_the_embedding_s_bits_however_the_model_rounds(
         for _ in range(20):
             vector = rng.normal(size=384)
             vector *= (1 + off) / np.linalg.norm(vector)
-            found = embedding_of(vector.astype(np.float32), True)
-            assert found.truncated
-            scored = PartitionScorer().score(make_trace(), found.vector, 0)
+            embedding = embedding_of(vector.astype(np.float32), True)
+            assert embedding.truncated
+            scored = PartitionScorer().score(make_trace(), embedding.vector, 0)
             assert scored.vector is not None
-            assert scored.vector.tobytes() == found.vector.tobytes()
-            np.testing.assert_allclose(found.vector, vector / (1 + off), rtol=0, atol=2e-7)
+            assert scored.vector.tobytes() == embedding.vector.tobytes()
+            np.testing.assert_allclose(embedding.vector, vector / (1 + off), rtol=0, atol=2e-7)
 
 
 def test_a_vector_of_another_length_is_not_taken_for_an_embedding() -> None:
@@ -182,9 +182,9 @@ def test_the_slow_runtime_is_told_before_it_loads_with_what_changes_it(
         directory.mkdir(parents=True)
         (directory / MANIFEST).touch()
     monkeypatch.setattr(load, "find_spec", lambda name: object() if name in installed.split() else None)
-    found = load.slow_runtime(kind, model)
-    assert (found is None) == (hint is None)
-    assert hint is None or hint in (found or "")
+    warning = load.slow_runtime(kind, model)
+    assert (warning is None) == (hint is None)
+    assert hint is None or hint in (warning or "")
 
 
 def test_the_cores_of_this_process_count_not_those_of_the_machine() -> None:
@@ -204,47 +204,27 @@ LIMIT = 64
 FIRST_READ = CHARS_A_TOKEN * (LIMIT + SPARE_TOKENS)
 
 
-class Reader:
-    """A tokenizer that takes a word for a token and notes what it was given."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def __call__(self, text: str) -> list[str]:
-        self.sizes.append(len(text))
-        return text.split()
-
-    def read(self, text: str, wanted: int = LIMIT) -> tuple[list[str], bool]:
-        return read_beginning(text, wanted, self, len)
+READ = {
+    "short": ("a " * (FIRST_READ // 2), False, [FIRST_READ]),
+    "long": ("word " * 200_000, True, [FIRST_READ]),
+    "tokens are missing": (
+        " " * 20_000 + "word " * 200_000, True, [FIRST_READ, 4 * FIRST_READ, 16 * FIRST_READ],
+    ),
+    "no tokens": (" " * (1 << 20), True, [FIRST_READ, 4 * FIRST_READ, 16 * FIRST_READ, MAX_CHARS]),
+    "one token": ("x" * MAX_CHARS, False, [FIRST_READ, 4 * FIRST_READ, 16 * FIRST_READ, MAX_CHARS]),
+}  # fmt: skip
+"""Texts, whether something is left over, and how many characters are tokenised each time."""
 
 
-def test_a_short_text_is_read_whole_and_once() -> None:
-    reader = Reader()
-    text = "a " * (FIRST_READ // 2)
-    assert reader.read(text) == (text.split(), False)
-    assert reader.sizes == [FIRST_READ]
+@pytest.mark.parametrize(("text", "left_over", "sizes"), READ.values(), ids=READ)
+def test_as_much_of_a_text_is_read_as_its_first_tokens_need(text: str, left_over: bool, sizes: list[int]) -> None:
+    read: list[int] = []
 
+    def words(part: str) -> list[str]:
+        read.append(len(part))
+        return part.split()
 
-def test_of_a_long_text_only_the_beginning_is_read() -> None:
-    reader = Reader()
-    words, left_over = reader.read("word " * 200_000)
-    assert left_over
-    assert len(words) >= LIMIT + SPARE_TOKENS
-    assert reader.sizes == [FIRST_READ]
-
-
-def test_more_is_read_while_tokens_are_missing() -> None:
-    reader = Reader()
-    text = " " * 20_000 + "word " * 200_000
-    words, left_over = reader.read(text)
-    assert left_over
-    assert words[:LIMIT] == ["word"] * LIMIT
-    assert reader.sizes == [FIRST_READ, 4 * FIRST_READ, 16 * FIRST_READ]
-
-
-def test_reading_ends_at_a_bound_whatever_the_text() -> None:
-    reader = Reader()
-    assert reader.read(" " * (1 << 20)) == ([], True)
-    assert max(reader.sizes) == MAX_CHARS
-    assert sum(reader.sizes) < 2 * MAX_CHARS
-    assert reader.read("x" * MAX_CHARS) == (["x" * MAX_CHARS], False)
+    tokens, more = read_beginning(text, LIMIT, words, len)
+    assert (read, more) == (sizes, left_over)
+    assert len(tokens) >= min(LIMIT + SPARE_TOKENS, len(text.split()))
+    assert tokens[:LIMIT] == text.split()[:LIMIT]

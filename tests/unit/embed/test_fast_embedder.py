@@ -129,10 +129,10 @@ def test_tensors_are_read_with_their_shapes(tmp_path: Path, seed: int) -> None:
         "matrix": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]},
         "numbers": {"dtype": "I64", "shape": [7], "data_offsets": [60, 116]},
     }
-    found = read_safetensors(written(tmp_path / "m.safetensors", header, data))
-    assert found.keys() == {"matrix", "numbers"}
-    assert np.array_equal(found["matrix"], matrix)
-    assert np.array_equal(found["numbers"], numbers)
+    tensors = read_safetensors(written(tmp_path / "m.safetensors", header, data))
+    assert tensors.keys() == {"matrix", "numbers"}
+    assert np.array_equal(tensors["matrix"], matrix)
+    assert np.array_equal(tensors["numbers"], numbers)
 
 
 @pytest.mark.parametrize(

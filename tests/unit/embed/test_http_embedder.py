@@ -135,8 +135,8 @@ async def test_equal_texts_are_asked_for_once(service: EmbeddingService, embedde
 
 
 def test_only_the_beginning_of_a_huge_text_is_sent(service: EmbeddingService, embedder: HttpEmbedder) -> None:
-    found = embedder.embed("x" * (MAX_CHARS + 1))
-    assert found.truncated
+    embedding = embedder.embed("x" * (MAX_CHARS + 1))
+    assert embedding.truncated
     assert [len(text) for text in service.texts()] == [MAX_CHARS]
 
 
@@ -147,11 +147,11 @@ def test_a_text_that_fails_alone_fails_alone(service: EmbeddingService, opened: 
     service.fault = failing("bad", "worse", status=status)
     texts = [f"text {number}" for number in range(60)]
     texts[7], texts[44] = "bad", "worse"
-    found = results([embedder.submit(embedder.read(text)) for text in texts])
-    assert [it for it in found if isinstance(it, Exception)] == [found[7], found[44]]
-    assert isinstance(found[7], ServiceError)
-    assert "what a text" not in str(found[7]) + repr(found[7])
-    assert [it for it in found if not isinstance(it, Exception)] == [
+    answers = results([embedder.submit(embedder.read(text)) for text in texts])
+    assert [it for it in answers if isinstance(it, Exception)] == [answers[7], answers[44]]
+    assert isinstance(answers[7], ServiceError)
+    assert "what a text" not in str(answers[7]) + repr(answers[7])
+    assert [it for it in answers if not isinstance(it, Exception)] == [
         vector(text) for text in texts if text not in ("bad", "worse")
     ]
     alone = REFUSED_TRIES if status in (400, 403, 413, 422) else TRIES
@@ -231,11 +231,11 @@ def test_held_texts_that_nobody_waits_for_any_more_are_forgotten(
 def test_held_texts_are_embedded_once_nothing_refuses_them(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     futures = refused(service, embedder, MOST_REFUSED + 3)
     service.fault = lambda texts: None
-    found = results(futures)
-    wrong = [number for number, result in enumerate(found) if isinstance(result, ServiceError)]
+    answers = results(futures)
+    wrong = [number for number, result in enumerate(answers) if isinstance(result, ServiceError)]
     assert len(wrong) == MOST_REFUSED
-    assert [it for n, it in enumerate(found) if n not in wrong] == [
-        vector(f"text {n}") for n in range(len(found)) if n not in wrong
+    assert [it for n, it in enumerate(answers) if n not in wrong] == [
+        vector(f"text {n}") for n in range(len(answers)) if n not in wrong
     ]
     assert embedder.problem() is None
 
@@ -451,29 +451,29 @@ def test_vectors_come_in_the_order_of_their_indexes(seed: int) -> None:
     texts = [f"text {number}" for number in range(rng.randint(1, 40))]
     pairs = [(number, vector(text)) for number, text in enumerate(texts)]
     rng.shuffle(pairs)
-    found = read_answer(items(*pairs), len(texts))
-    assert [it.tolist() for it in found] == [vector(text) for text in texts]
+    vectors = read_answer(items(*pairs), len(texts))
+    assert [it.tolist() for it in vectors] == [vector(text) for text in texts]
 
 
 def test_without_indexes_the_order_of_the_answer_counts() -> None:
     body = msgspec.json.encode({"data": [{"embedding": [0.0, 1.0]}, {"embedding": [1.0, 0.0]}], "model": "m"})
-    found = read_answer(body, 2)
-    assert [it.tolist() for it in found] == [[0.0, 1.0], [1.0, 0.0]]
+    vectors = read_answer(body, 2)
+    assert [it.tolist() for it in vectors] == [[0.0, 1.0], [1.0, 0.0]]
 
 
 def test_base64_gives_the_same_bits_as_a_list() -> None:
     numbers = vector("a text")
     coded = base64.b64encode(np.array(numbers, "<f4").tobytes()).decode()
-    found = read_answer(answer([numbers, coded]), 2, len(numbers))
-    assert found[0].tobytes() == found[1].tobytes()
-    assert found[0].dtype == np.float32
+    vectors = read_answer(answer([numbers, coded]), 2, len(numbers))
+    assert vectors[0].tobytes() == vectors[1].tobytes()
+    assert vectors[0].dtype == np.float32
 
 
 @pytest.mark.parametrize("scale", [1e-3, 0.5, 17.0, 1e30])
 def test_a_vector_gets_the_length_1(scale: float) -> None:
-    found = read_answer(answer([[scale * it for it in vector("a text")]]), 1)[0]
-    assert np.linalg.norm(found.astype(np.float64)) == pytest.approx(1, abs=2e-7)
-    assert found == pytest.approx(vector("a text"), abs=1e-6)
+    unit = read_answer(answer([[scale * it for it in vector("a text")]]), 1)[0]
+    assert np.linalg.norm(unit.astype(np.float64)) == pytest.approx(1, abs=2e-7)
+    assert unit == pytest.approx(vector("a text"), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -229,8 +229,8 @@ async def test_an_objective_is_told_apart_from_an_equal_text_and_its_cut_is_coun
     pool = EmbeddingPool(embedder, remembered=8)
     cuts = []
     for texts in (("long", "short"), ("short", "long"), ("long", "long"), ("long",), ("short",)):
-        found = pool.embed(*texts)
-        embedding = found if isinstance(found, Embedding) else await found
+        part = pool.embed(*texts)
+        embedding = part if isinstance(part, Embedding) else await part
         cuts.append((embedding.objective_truncated, embedding.truncated))
     assert cuts == [(True, False), (False, True), (True, True), (True, False), (False, False)]
     assert embedder.texts == ["long", "short", "short", "long"], "each once as an objective, and once as a text"
