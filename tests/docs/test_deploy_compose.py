@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-from tests.support.config_schema import config_schema
+from tests.support.generated import config_schema
 from tests.support.surroundings import ROOT
 from worker.assemble.steps import rules_from
 from worker.config import Settings, describe, load

@@ -1,4 +1,4 @@
-"""`kp-worker doctor` as a process: healthy, without a broker, with wrong settings, and with what a login may not do."""
+"""`kp-worker doctor` as a process: healthy, without a broker, and with wrong settings. Logins: test_security.py."""
 
 import asyncio
 import socket
@@ -9,11 +9,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import UnknownTopicOrPartitionError
 
-from tests.support.kafka_fixtures import admin, commit_offset, committed, create_topics, produce, topic_id, unique
+from tests.support.kafka_fixtures import admin, commit_offset, committed, create_topics, produce, topic_id
 from tests.support.kafka_versions import since
-from tests.support.secure_kafka import Acl, secure_kafka
 from tests.support.stage import Desk, Diagnosis, untouched
-from tests.support.surroundings import topic_settings
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
@@ -123,30 +121,6 @@ def test_wrong_settings_a_missing_model_and_a_taken_port(tmp_path: Path) -> None
         failed = "\n".join(Diagnosis({"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", **model, **http}).failed())
     assert f"model: {tmp_path} is not an exported model" in failed
     assert f"cannot listen on 127.0.0.1:{port}" in failed
-
-
-def test_what_a_login_may_not_do(tmp_path: Path) -> None:
-    name = unique("acl")
-    with secure_kafka(tmp_path) as secure:
-        kafka_topics = {name: 1, **{f"{name}.{kind}": 1 for kind in ("accepted", "rejected", "dead-letter")}}
-        create_topics(secure.admin, {**kafka_topics, f"{name}-novelty-changelog": (1, {"cleanup.policy": "compact"})})
-        read = [Acl("Read", "topic", name), Acl("Read", "topic", f"{name}-novelty-changelog")]
-        secure.allow("case1", [*read, Acl("Write", "topic", f"{name}.", True)])
-        env = topic_settings(secure.at("CLEAR"), name, KP_CREATE_TOPICS="false") | {
-            "KP_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
-            "KP_SASL_MECHANISM": "PLAIN", "KP_SASL_USERNAME": "case1", "KP_SASL_PASSWORD": "case1",
-        }  # fmt: skip
-        diagnosis = Diagnosis(env)
-        failed = "\n".join(diagnosis.failed())
-        assert f"permissions: Write denied on topic {name}-novelty-changelog" in failed
-        assert f"transactions: transactional id {name}-0 is denied" in failed
-        assert f"group {name}: GroupAuthorizationFailedError" in failed
-        assert any("cannot read the settings" in message for _, message in diagnosis.of("topics"))
-        assert any("unencrypted" in message for _, message in diagnosis.of("broker"))
-        more = [Acl("Write", "topic", f"{name}-novelty-changelog"), Acl("Read", "group", name)]
-        secure.allow("case1", [*more, Acl("Write", "transactional-id", f"{name}-", True)])
-        assert Diagnosis(env).failed() == []
-        assert "refuses the login" in Diagnosis({**env, "KP_SASL_PASSWORD": "wrong"}).failed()[0]
 
 
 @pytest.mark.parametrize(

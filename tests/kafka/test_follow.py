@@ -17,11 +17,12 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 class Following(Desk):
     """A folder of sessions, and processes that follow it."""
 
-    def __init__(self, kafka: EmbeddedKafka, folder: Path, form: str = "claude-code", **settings: str) -> None:
-        super().__init__(kafka, **settings)
-        self.folder = folder
-        self.log = folder.parent / "follow.log"
-        self.arguments = ("publish", "--from", form, "--follow", str(folder), *VALUES)
+    def __init__(self, kafka: EmbeddedKafka, tmp_path: Path, form: str = "claude-code") -> None:
+        super().__init__(kafka)
+        self.folder = tmp_path / "sessions"
+        self.folder.mkdir()
+        self.log = tmp_path / "follow.log"
+        self.arguments = ("publish", "--from", form, "--follow", str(self.folder), *VALUES)
 
     def follow(self, *args: str) -> WorkerProcess:
         return WorkerProcess(self.env, (*self.arguments, *args), log_path=self.log)
@@ -48,11 +49,10 @@ def write(path: Path, lines: list[bytes]) -> None:
 def test_a_request_is_published_when_the_next_one_begins_and_when_nothing_follows(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "projects"
-    (folder / "a").mkdir(parents=True)
-    desk = Following(kafka, folder)
+    desk = Following(kafka, tmp_path)
+    (desk.folder / "a").mkdir()
     now = time.time()
-    write(folder / "a" / "one.jsonl", [*claude_request("one", 1, at=now), *claude_request("one", 2, at=now)])
+    write(desk.folder / "a" / "one.jsonl", [*claude_request("one", 1, at=now), *claude_request("one", 2, at=now)])
     process = desk.follow()
     desk.wait(lambda: bool(desk.objectives()))
     desk.stop(process)
@@ -68,10 +68,8 @@ def test_a_request_is_published_when_the_next_one_begins_and_when_nothing_follow
 
 
 def test_codex_too(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    folder = tmp_path / "sessions"
-    folder.mkdir()
-    desk = Following(kafka, folder, "codex")
-    write(folder / "rollout-1.jsonl", codex_session("0199-a", 3))
+    desk = Following(kafka, tmp_path, "codex")
+    write(desk.folder / "rollout-1.jsonl", codex_session("0199-a", 3))
     process = desk.follow("--idle-minutes", "0.02")
     desk.wait(lambda: len(desk.objectives()) == 3)
     desk.stop(process)
@@ -79,13 +77,11 @@ def test_codex_too(kafka: EmbeddedKafka, tmp_path: Path) -> None:
 
 
 def test_a_long_request_is_cut_again_where_markers_make_it_longer(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    folder = tmp_path / "projects"
-    folder.mkdir()
-    desk = Following(kafka, folder)
+    desk = Following(kafka, tmp_path)
     lines = claude_request("one", 1)
     result = {"type": "tool_result", "tool_use_id": "call-1-0", "content": "ann@x.org said so\n" * 200_000}
     lines[2] = claude_line("one", "1r0", "user", [result])
-    write(folder / "one.jsonl", lines)
+    write(desk.folder / "one.jsonl", lines)
     process = desk.follow("--idle-minutes", "0.02")
     desk.wait(lambda: bool(desk.objectives()))
     desk.stop(process)
@@ -99,9 +95,7 @@ def test_killed_again_and_again_it_publishes_each_request_exactly_once(
     kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool
 ) -> None:
     rng = random.Random(seed)
-    folder = tmp_path / "projects"
-    folder.mkdir()
-    desk = Following(kafka, folder)
+    desk = Following(kafka, tmp_path)
     expected: dict[str, int] = {}
     sessions = [f"s{number}" for number in range(4)]
     written = dict.fromkeys(sessions, 0)
@@ -115,7 +109,7 @@ def test_killed_again_and_again_it_publishes_each_request_exactly_once(
             number = written[session]
             data = b"".join(claude_request(session, number, rng.randint(0, 3), time.time()))
             expected[f"Task {number} of {session}"] = 1
-            with (folder / f"{session}.jsonl").open("ab") as file:  # half a line at a time
+            with (desk.folder / f"{session}.jsonl").open("ab") as file:  # half a line at a time
                 cut = rng.randrange(len(data))
                 file.write(data[:cut])
                 file.flush()
@@ -135,15 +129,13 @@ def test_killed_again_and_again_it_publishes_each_request_exactly_once(
 
 
 def test_of_two_that_follow_one_folder_the_later_one_goes_on_alone(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    folder = tmp_path / "projects"
-    folder.mkdir()
-    desk = Following(kafka, folder)
+    desk = Following(kafka, tmp_path)
     first = desk.follow("--idle-minutes", "0.02")
-    write(folder / "one.jsonl", claude_request("one", 1))
+    write(desk.folder / "one.jsonl", claude_request("one", 1))
     desk.wait(lambda: len(desk.objectives()) == 1)
     first.stop()
     second = desk.follow("--idle-minutes", "0.02")
-    write(folder / "two.jsonl", claude_request("two", 1))
+    write(desk.folder / "two.jsonl", claude_request("two", 1))
     desk.wait(lambda: len(desk.objectives()) == 2)
     first.cont()
     assert first.wait(60) == 1, desk.log.read_text()

@@ -31,9 +31,7 @@ def rows(lines: Sequence[bytes]) -> list[tuple[Any, ...]]:
     return [(None, line, (), 0) for line in lines]
 
 
-def run(
-    start: Workers, stage: Stage, total: int, lines: Sequence[bytes] = (), **settings: str
-) -> WorkerProcess:  # fmt: skip
+def run(start: Workers, stage: Stage, total: int, lines: Sequence[bytes] = (), **settings: str) -> WorkerProcess:
     """Let a worker score until `total` records are committed, and stop it; the lines are produced once it is ready."""
     worker = start({**stage.env, **settings}).wait_ready()
     stage.produce(rows(lines))
@@ -135,8 +133,7 @@ def test_a_source_made_anew_whose_last_record_is_a_dead_letter_before_a_restart(
     before = so_far(stage)
     stage.produce(rows([*LINES[100:110], b'{"not": "a trace"}']))
     run(hashing, stage, 11)
-    stage.produce(rows(LINES[110:130]))
-    run(hashing, stage, 31)
+    run(hashing, stage, 31, LINES[110:130])
     assert nearest(scored_since(stage, before)) == expected(LINES[100:130])
 
 
@@ -149,8 +146,7 @@ def test_score_again_with_a_smaller_limit_and_a_restart(stage: Stage, hashing: W
     commit(stage, 0)
     run(hashing, stage, 60, KP_MAX_STEPS=str(most))
     more = [line for line in LINES[60:200] if len(json.loads(line)["steps"]) <= most][:20]
-    stage.produce(rows(more))
-    run(hashing, stage, 80, KP_MAX_STEPS=str(most))
+    run(hashing, stage, 80, more, KP_MAX_STEPS=str(most))
     assert nearest(scored_since(stage, before)) == expected([*lines, *more], most)
 
 
@@ -187,8 +183,7 @@ def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage
         in worker.log()
     )
     assert scored_since(stage, before) == first[20:]
-    stage.produce(rows(LINES[40:50]))
-    run(hashing, stage, 50)
+    run(hashing, stage, 50, LINES[40:50])
     assert nearest(scored_since(stage, before)) == expected(LINES[:50])[20:]
     live_offsets = sorted(decode(value).source_offset for value in live(stage).values())
     assert live_offsets == list(range(50))
@@ -207,8 +202,7 @@ def test_an_offset_behind_the_changelog_is_refused_and_nothing_is_published_twic
     assert f"--topic {stage.name}:0 --reset-offsets --to-offset 40 --execute" in worker.log()
     assert documents(stage) == first
     commit(stage, 40)
-    stage.produce(rows(LINES[40:50]))
-    run(hashing, stage, 50)
+    run(hashing, stage, 50, LINES[40:50])
     assert documents(stage)[:40] == first
     assert nearest(documents(stage)) == expected(LINES[:50])
 
@@ -224,8 +218,7 @@ def test_exactly_once_waits_for_the_end_of_what_a_crash_at_least_once_has_left(s
     assert "has committed offset 20, but the changelog has committed entries of records up to " in refused.log()
     assert "After a crash with KP_DELIVERY=at_least_once, let a worker with it continue first" in refused.log()
     run(hashing, stage, 40, KP_DELIVERY="at_least_once")
-    stage.produce(rows(LINES[40:50]))
-    run(hashing, stage, 50)
+    run(hashing, stage, 50, LINES[40:50])
     by_offset = {document["scoring"]["source"]["offset"]: document for document in documents(stage)}
     assert nearest([by_offset[offset] for offset in range(50)]) == expected(LINES[:50])
 
@@ -240,8 +233,7 @@ def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage
     crashed = hashing({**stage.env, "TEST_CRASH_AT": f"{step}:1:kill"})
     assert crashed.wait() == -9, crashed.log()
     run(hashing, stage, 40)
-    stage.produce(rows(LINES[40:50]))
-    run(hashing, stage, 50)
+    run(hashing, stage, 50, LINES[40:50])
     by_offset = {document["scoring"]["source"]["offset"]: document for document in scored_since(stage, before)}
     assert nearest([by_offset[offset] for offset in range(20, 50)]) == expected(LINES[:50])[20:]
     assert sorted(decode(value).source_offset for value in live(stage).values()) == list(range(50))
@@ -271,8 +263,7 @@ def test_an_embedder_that_comes_back_believes_what_is_below_the_time_without(
     run(workers, stage, 20)  # KP_EMBEDDER=none
     run(workers, stage, 20)
     before = so_far(stage)
-    stage.produce(rows(LINES[20:30]))
-    run(hashing, stage, 30)
+    run(hashing, stage, 30, LINES[20:30])
     assert nearest(scored_since(stage, before)) == expected([*LINES[:10], *LINES[20:30]])[10:]
 
 

@@ -59,17 +59,10 @@ def desk(kafka: EmbeddedKafka) -> Desk:
 def files(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("said")
     run = {"messages": [{"role": "user", "content": "Do it."}, {"role": "assistant", "content": "Done."}]}
-    verdict = {
-        "trace_id": "kp:trace:one",
-        "agent_id": "a",
-        "task_domain": "d",
-        "partition": 0,
-        "success": True,
-        "offset": 0,
-    }
+    place = {"trace_id": "kp:trace:one", "agent_id": "a", "task_domain": "d", "partition": 0, "offset": 0}
     content = {
         "keys": b"judge " + b"k" * 32,
-        "verdicts": json.dumps(verdict | {"judge": "judge"}).encode() + b"\n",
+        "verdicts": json.dumps(place | {"success": True, "judge": "judge"}).encode() + b"\n",
         "traces": b"".join(trace_bytes(f"kp:trace:{n}", domain=f"domain-{n % 2}") + b"\n" for n in range(300)),
         "bad": b"\x00\n" * 300,
         "runs": (json.dumps(run).encode() + b"\n") * 300,

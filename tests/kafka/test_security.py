@@ -23,7 +23,7 @@ from tests.support.secure_kafka import (
     secure_kafka,
     token,
 )
-from tests.support.stage import LINES, OUTPUTS, Workers, origin
+from tests.support.stage import LINES, OUTPUTS, Diagnosis, Workers, origin
 from tests.support.surroundings import ROOT, topic_settings
 from worker.config import load
 from worker.kafka.connections import client_arguments
@@ -271,6 +271,27 @@ def test_an_output_that_is_denied_while_the_worker_runs_is_named_with_its_acl(
     assert "grant the ACL Write" in worker.log()
     assert f"{name}.rejected" in worker.log().split("stopping:")[-1]
     assert not consume_all(secure.admin, f"{name}.accepted")  # all of the transaction or nothing
+
+
+def test_the_doctor_names_what_a_login_may_not_do(secure: SecureKafka) -> None:
+    name, user = unique("acl"), "case78"
+    changelog = f"{name}-novelty-changelog"
+    outputs = {f"{name}.{kind}": 1 for kind in OUTPUTS}
+    create_topics(secure.admin, {name: 1, **outputs, changelog: (1, {"cleanup.policy": "compact"})})
+    read = [Acl("Read", "topic", name), Acl("Read", "topic", changelog)]
+    secure.allow(user, [*read, Acl("Write", "topic", f"{name}.", True)])
+    env = names(name) | as_case(secure, user)
+    diagnosis = Diagnosis(env)
+    failed = "\n".join(diagnosis.failed())
+    assert f"permissions: Write denied on topic {changelog}" in failed
+    assert f"transactions: transactional id {name}-0 is denied" in failed
+    assert f"group {name}: GroupAuthorizationFailedError" in failed
+    assert any("cannot read the settings" in message for _, message in diagnosis.of("topics"))
+    assert any("unencrypted" in message for _, message in diagnosis.of("broker"))
+    more = [Acl("Write", "topic", changelog), Acl("Read", "group", name)]
+    secure.allow(user, [*more, Acl("Write", "transactional-id", f"{name}-", True)])
+    assert Diagnosis(env).failed() == []
+    assert "refuses the login" in Diagnosis({**env, "KP_SASL_PASSWORD": "wrong"}).failed()[0]
 
 
 # -- secrets

@@ -44,6 +44,11 @@ def stage_of(kafka: EmbeddedKafka, keys: Path, **settings: str) -> Stage:
     return stage
 
 
+@pytest.fixture
+def stage(kafka: EmbeddedKafka, tmp_path: Path) -> Stage:
+    return stage_of(kafka, tmp_path / "keys")
+
+
 def trace(number: int, agent: str, *, success: bool = True) -> bytes:
     document = trace_document(f"kp:trace:{number}", objective=f"Explain {number}")
     document["metadata"] |= {"agent_id": agent, "success": success}
@@ -70,10 +75,7 @@ def rows(stage: Stage, prefix: bytes = RECORD_PREFIX) -> int:
     return sum(key.startswith(prefix) and value is not None for (_, key), value in last.items())
 
 
-def test_a_topic_a_file_and_a_call_give_the_same_document(
-    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
-) -> None:
-    stage = stage_of(kafka, tmp_path / "keys")
+def test_a_topic_a_file_and_a_call_give_the_same_document(stage: Stage, workers: Workers, tmp_path: Path) -> None:
     worker = workers(stage.env).wait_ready()
     sources = [trace(n, "bob" if n % 3 else "ada", success=n != 5) for n in range(8)]
     domain = json.loads(sources[0])["metadata"]["task_domain"]
@@ -165,9 +167,8 @@ def test_verdicts_count_for_the_traces_behind_them_over_a_restart(
 
 
 def test_what_does_not_count_is_a_dead_letter_with_its_reason_and_can_be_redriven(
-    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
+    stage: Stage, workers: Workers, tmp_path: Path
 ) -> None:
-    stage = stage_of(kafka, tmp_path / "keys")
     off = {name: value for name, value in stage.env.items() if not name.startswith(("KP_VERDICT", "KP_CONF", "KP_JUD"))}
     worker = workers(off).wait_ready()
     stage.produce([(None, trace(0, "ada"), (), 0)])
@@ -194,8 +195,7 @@ def test_what_does_not_count_is_a_dead_letter_with_its_reason_and_can_be_redrive
     assert counted["trace_id"] == "kp:trace:0"
 
 
-def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    stage = stage_of(kafka, tmp_path / "keys")
+def test_wrong_lines_are_named_and_the_others_are_written(stage: Stage) -> None:
     lines = [LINE, LINE | {"judge": "nobody"}, LINE | {"partition": 2}, {"success": 1}, LINE, 7]
     result = verdict(stage, [*lines, LINE | {"topic": "traces-staging"}])
     assert result.exit_code == 1
@@ -207,10 +207,7 @@ def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, 
     assert verdict(stage, [LINE], KP_VERDICT_KEY_FILE="").exit_code == 2
 
 
-def test_an_id_is_enough_where_it_names_one_scored_trace(
-    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
-) -> None:
-    stage = stage_of(kafka, tmp_path / "keys")
+def test_an_id_is_enough_where_it_names_one_scored_trace(stage: Stage, workers: Workers) -> None:
     workers(stage.env).wait_ready()
     stage.produce([(None, value, (), 0) for value in (trace(0, "ada"), trace(1, "ada"), trace(1, "bob"))])
     stage.wait_committed(3)
@@ -224,8 +221,7 @@ def test_an_id_is_enough_where_it_names_one_scored_trace(
     assert (counted["trace_id"], counted["agent_id"], counted["counts"]) == ("kp:trace:0", "ada", True)
 
 
-def test_a_verdict_is_written_as_soon_as_its_line_is_there(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    stage = stage_of(kafka, tmp_path / "keys")
+def test_a_verdict_is_written_as_soon_as_its_line_is_there(stage: Stage) -> None:
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with stage.start("verdict", "-", **pipes) as command:
         try:
@@ -240,11 +236,10 @@ def test_a_verdict_is_written_as_soon_as_its_line_is_there(kafka: EmbeddedKafka,
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
-def test_the_three_judges_of_the_page(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
+def test_the_three_judges_of_the_page(stage: Stage, workers: Workers, tmp_path: Path) -> None:
     own_id, ci = (each.text for each in snippets("tests/kafka/test_verdicts.py"))
     examples = ("review.sh", "thumbs.py", "send_thumbs.sh")
     reviewer, thumb, loop = ((DOCS / "examples" / name).read_text("utf-8") for name in examples)
-    stage = stage_of(kafka, tmp_path / "keys")
     (tmp_path / "keys").write_text("".join(f"{judge} {judge * 20}\n" for judge in ("ci", "reviewer", "users")))
     workers(stage.env).wait_ready()
     sources = [trace(n, "ada") for n in range(4)]

@@ -2,12 +2,13 @@
 
 import json
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tests.support.builders import trace_bytes
 from tests.support.crash_worker import DIMENSIONS
-from tests.support.kafka_fixtures import create_topics
+from tests.support.kafka_fixtures import WorkerProcess, create_topics
 from tests.support.output_embedding import decode
 from tests.support.stage import LINES, Stage, Workers, documents, header, origin, origins
 from tests.support.surroundings import DATA
@@ -171,7 +172,15 @@ def test_a_trace_that_does_not_fit_with_its_embedding_is_a_dead_letter(kafka: Em
     assert len(decode(document)) == DIMENSIONS
 
 
-def test_what_a_worker_cannot_start_with_is_named(kafka: EmbeddedKafka, workers: Workers) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker without a broker: it looks for one for 30 s, while the other tests run."""
+    env = {"KP_EMBEDDER": "none", "KP_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    with WorkerProcess(env, log_path=tmp_path_factory.mktemp("alone") / "log") as worker:
+        yield worker
+
+
+def test_what_a_worker_cannot_start_with_is_named(kafka: EmbeddedKafka, workers: Workers, alone: WorkerProcess) -> None:
     """More that ends it: test_doctor.py."""
     lacking, deleting, other = Stage(kafka, KP_CREATE_TOPICS="false"), Stage(kafka), Stage(kafka)
     create_topics(lacking.bootstrap, dict.fromkeys([lacking.name, f"{lacking.name}.accepted"], 2))
@@ -180,11 +189,11 @@ def test_what_a_worker_cannot_start_with_is_named(kafka: EmbeddedKafka, workers:
     cases = [
         (lacking.env, (f"{lacking.name}.dead-letter (KP_DEAD_LETTER_TOPIC)", "KP_CREATE_TOPICS")),
         (deleting.env, ("cleanup.policy=compact",)),
-        (other.env | {"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1"}, ("KP_BOOTSTRAP_SERVERS=127.0.0.1:1",)),
         (other.env | {"KP_THRESHOLD": "7"}, ("KP_THRESHOLD='7'",)),
         (other.env | model, ("/nowhere/model",)),
     ]
-    for worker, texts in [(workers(env), texts) for env, texts in cases]:
+    started = [(workers(env), texts) for env, texts in cases]
+    for worker, texts in [*started, (alone, ("KP_BOOTSTRAP_SERVERS=127.0.0.1:1",))]:
         assert worker.wait(90) == 2, worker.log()
         assert all(text in worker.log() for text in texts), worker.log()
         assert "Traceback" not in worker.log(), worker.log()

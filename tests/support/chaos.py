@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from tests.support.builders import ANOTHER_ID
+from tests.support.builders import ANOTHER_ID, rfc3339
 from tests.support.kafka_fixtures import Record, WorkerProcess, committed, produce, unique, wait_until
 from tests.support.surroundings import DATA, topic_settings
 from worker import make_verdict, sign_verdict
@@ -89,7 +89,7 @@ def traces(seed: int, partitions: int) -> Iterator[Record]:
         if rng.random() < 0.8:  # the rest repeats a text word by word
             document["steps"][0]["content"] = f"{document['steps'][0].get('content', '')} Case {rng.randrange(10**6)}."
         created = clocks[partition] + rng.gauss(0, 3000)
-        document["metadata"]["created_at"] = "2099-01-01T00:00:00Z" if rng.random() < 0.01 else _rfc3339(created)
+        document["metadata"]["created_at"] = "2099-01-01T00:00:00Z" if rng.random() < 0.01 else rfc3339(round(created))
         value: bytes | None = json.dumps(document, ensure_ascii=False).encode()
         if rng.random() < 0.05:
             value = _broken(rng, document)
@@ -144,10 +144,6 @@ def with_verdicts(
         sent[record.partition].append(made)
         yield made
         ends[record.partition] += 1
-
-
-def _rfc3339(ms: float) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _broken(rng: random.Random, document: dict[str, Any]) -> bytes | None:

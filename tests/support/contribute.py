@@ -18,7 +18,7 @@ from tests.support.kafka_fixtures import (
     wait_committed,
     wait_until,
 )
-from tests.support.registry import FaultKind, Faults, RegistryOptions, RegistryThread
+from tests.support.registry import FaultKind, RegistryOptions, RegistryThread
 from worker.contribute.unit import Gate, Unit, unit_from
 from worker.core.trace import Limits
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -102,8 +102,8 @@ def crash_run(kafka: EmbeddedKafka, folder: Path, seed: int, trial: Trial) -> di
     the look-up.
     """
     shares: dict[FaultKind, float] = {kind: 0.01 for kind in FaultKind if kind is not FaultKind.REDIRECT}
-    faults = Faults(shares, slow_seconds=1.5, seed=seed)
-    with RegistryThread(RegistryOptions(trial.idempotency, faults=faults)) as registry:
+    options = RegistryOptions(trial.idempotency, faults=shares, slow_seconds=1.5, seed=seed)
+    with RegistryThread(options) as registry:
         booth = Booth(kafka.bootstrap_servers, registry, 4, KP_CONTRIBUTE_TIMEOUT_SECONDS="1")
         documents = [accepted_document(f"kp:trace:{number}") for number in range(trial.traces)]
         booth.put(documents)

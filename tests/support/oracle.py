@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tests.support import hostile
 from tests.support.kafka_fixtures import consume_all, topic_id
+from tests.support.stage import origin
 from worker.core.trace import InvalidTrace, parse_trace
 
 TOLERANCE: Final = 1e-6
@@ -286,7 +287,7 @@ def compare(verdicts: Mapping[Place, Verdict], outputs: Mapping[str, Sequence[An
     latest: dict[tuple[str, int], int] = {}
     for kind, records in outputs.items():
         for record in records:
-            place = origin(kind, record)
+            place = origin(record)
             at = f"{kind} {record.partition}/{record.offset} from source {place[0]}/{place[1]}"
             verdict = verdicts.get(place)
             if verdict is None:
@@ -370,16 +371,6 @@ def _compare_reason(report: Report, at: str, kind: str, record: Any, verdict: Ve
         intact = kept and (record.key, record.value, record.timestamp) == (source.key, source.value, source.timestamp)
     if not intact:
         report.note("damaged", f"{at}: not what the source record holds")
-
-
-def origin(kind: str, record: Any) -> Place:
-    """Return the source partition and offset that an output names."""
-    if kind == "dead-letter":
-        headers = dict(record.headers)
-        return int(headers["kp-source-partition"]), int(headers["kp-source-offset"])
-    document = json.loads(record.value)
-    source = document["source"] if kind == "judged" else document["scoring"]["source"]
-    return source["partition"], source["offset"]
 
 
 def contents(record: Any) -> tuple[Any, ...]:

@@ -51,30 +51,19 @@ class FaultKind(enum.StrEnum):
 
 
 @dataclass
-class Faults:
-    """The share of faulty requests, by kind."""
+class RegistryOptions:
+    """How the stand-in answers."""
 
-    shares: Mapping[FaultKind, float] = field(default_factory=dict)  # in total at most 1
+    idempotency: bool = True  # whether Idempotency-Key is honoured
+    latency_seconds: float = 0.0  # minimum for each answer
+    faults: Mapping[FaultKind, float] = field(default_factory=dict)  # shares of the requests, in total at most 1
     after: float = 0.5  # share of the faults that come after the request took effect
     slow_seconds: float = 30.0
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= sum(self.shares.values()) <= 1 or any(share < 0 for share in self.shares.values()):
-            raise ValueError(f"the shares of faults must be from 0 to 1 together, not {sum(self.shares.values()):g}")
-        self._random = random.Random(self.seed)
-
-    def choose(self) -> tuple[FaultKind | None, bool]:
-        """Return the next request's fault, or None, and whether the request takes effect before the fault."""
-        drawn = self._random.random()
-        for kind, share in self.shares.items():
-            drawn -= share
-            if drawn < 0:
-                return kind, self._random.random() < self.after
-        return None, False
+    seed: int | None = None  # of the faults
+    clock: Callable[[], float] = time.time
 
 
-# -- units, limits and the store
+# -- units and limits
 
 
 Document = dict[str, Any]
@@ -150,6 +139,8 @@ ANONYMOUS: Final = Tier(0, 60)
 
 FREE: Final = Tier(30, 300)
 WINDOW_SECONDS: Final = 60
+LEAST_REPUTATION = 0.1
+"""Which every agent has, unless a test gives it less."""
 
 
 class Allowance(NamedTuple):
@@ -190,11 +181,6 @@ class TokenBuckets:
         return Allowance(limit, int(tokens - 1), int(now) + WINDOW_SECONDS)
 
 
-REVOKING, HOUR, DAY = 3, 3600, 86_400
-LEAST_REPUTATION = 0.1
-"""Which every agent has, unless a test gives it less."""
-
-
 class Key(NamedTuple):
     """A key that an agent was given."""
 
@@ -207,18 +193,27 @@ class Key(NamedTuple):
         return self.text[:11]
 
 
-class RegistryStore:
-    """What the registry keeps; `clock` returns s since 1970. `counts`: of answers and faults."""
+# -- the application
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+PREFIX: Final = "/v1/"
+KEY: Final = web.RequestKey("key", Key)
+
+
+class RegistryStore:
+    """What the registry keeps, and the handlers that answer from it."""
+
+    def __init__(self, options: RegistryOptions) -> None:
+        self._options = options
+        self._clock = options.clock
+        self._random = random.Random(options.seed)
+        self._buckets = TokenBuckets()
         self.keys: dict[str, Key] = {}  # those that are not revoked
         self.reputation: dict[str, float] = {}
         self.entries: dict[str, Document] = {}
-        self.counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # of answers and faults
         self._revoked: list[str] = []  # prefixes
         self._posts: dict[str, Counter[str]] = defaultdict(Counter)  # of each unit, by agent
-        self._answers: dict[str, tuple[float, int, bytes]] = {}
+        self._answers: dict[str, tuple[float, int, bytes]] = {}  # by idempotency key: time, status, body
         self._limited: dict[str, list[float]] = defaultdict(list)  # times of 429s, by agent
 
     def register(self, agent: str, tier: Tier = FREE, *, reputation: float = LEAST_REPUTATION) -> str:
@@ -231,29 +226,6 @@ class RegistryStore:
     def revoke(self, key: Key) -> None:
         self._revoked.append(self.keys.pop(key.text).prefix)
 
-    def add_limited(self, agent: str, key: Key | None) -> None:
-        """Count a 429, and revoke the key at the third one within an hour."""
-        times = self._limited[agent]
-        times.append(self._clock())
-        if key is not None and sum(at > times[-1] - HOUR for at in times) >= REVOKING:
-            self.revoke(key)
-
-    def put(self, unit: Document, agent: str, now: str) -> Document:
-        """Store a unit, replacing any with its id; return the entry."""
-        self._posts[unit["id"]][agent] += 1
-        visibility = unit["metadata"]["visibility"]
-        entry = {"id": unit["id"], "unit": unit, "visibility": visibility, "created_at": now, "updated_at": now}
-        self.entries[unit["id"]] = entry
-        return entry
-
-    def answer(self, key: str) -> tuple[int, bytes] | None:
-        """Return status and body of the answer to an idempotency key in the last 24 hours."""
-        at, status, body = self._answers.get(key, (-math.inf, 0, b""))
-        return (status, body) if at > self._clock() - DAY else None
-
-    def keep_answer(self, key: str, status: int, body: bytes) -> None:
-        self._answers[key] = self._clock(), status, body
-
     def state(self) -> dict[str, Any]:
         """Return units with their posts, agents with their contributions, 429s, revoked keys, counts of answers."""
         # The server's thread may be adding to both, to the posts first.
@@ -264,58 +236,28 @@ class RegistryStore:
             "contributions": dict(sum(posts.values(), Counter())),
             "429s": {agent: len(times) for agent, times in dict(self._limited).items()},
             "revoked": [*self._revoked],
-            "answers": dict(sorted(self.counts.items())),
+            "answers": dict(sorted(self._counts.items())),
         }
 
     def units(self) -> list[Document]:
         """Return all stored units, in the order in which their ids came."""
         return [entry["unit"] for entry in list(self.entries.values())]
 
-
-# -- the application
-
-PREFIX: Final = "/v1/"
-
-
-@dataclass
-class RegistryOptions:
-    """How the stand-in answers."""
-
-    idempotency: bool = True  # whether Idempotency-Key is honoured
-    latency_seconds: float = 0.0  # minimum for each answer
-    faults: Faults = field(default_factory=Faults)
-    clock: Callable[[], float] = time.time
-
-
-KEY: Final = web.RequestKey("key", Key)
-
-
-def registry_app(store: RegistryStore, options: RegistryOptions) -> web.Application:
-    """Return the registry as an application."""
-    registry = _Registry(store, options)
-    app = web.Application(
-        client_max_size=2**27, middlewares=[registry.spoil, registry.limit, registry.label, registry.replay]
-    )
-    app.add_routes([
-        web.post("/v1/auth/register", registry.register),
-        web.post("/v1/knowledge", registry.contribute),
-        web.get("/v1/knowledge/{id}", registry.look_up),
-        web.delete("/v1/knowledge/{id}", registry.delete),
-        web.route("*", "/elsewhere", registry.elsewhere),
-    ])  # fmt: skip
-    return app
-
-
-class _Registry:
-    def __init__(self, store: RegistryStore, options: RegistryOptions) -> None:
-        self._store = store
-        self._options = options
-        self._buckets = TokenBuckets()
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=2**27, middlewares=[self._spoil, self._limit, self._label, self._replay])
+        app.add_routes([
+            web.post("/v1/auth/register", self._register),
+            web.post("/v1/knowledge", self._contribute),
+            web.get("/v1/knowledge/{id}", self._look_up),
+            web.delete("/v1/knowledge/{id}", self._delete),
+            web.route("*", "/elsewhere", self._elsewhere),
+        ])  # fmt: skip
+        return app
 
     # Middlewares, outermost first.
 
     @web.middleware
-    async def spoil(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _spoil(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer with a fault if one is due, before or after the request has taken effect."""
         if not request.path.startswith(PREFIX):
             return await handler(request)
@@ -323,33 +265,39 @@ class _Registry:
             await request.read()  # now, because a slow request must no longer depend on its client
         except ConnectionError:
             return _reset(request)
-        kind, after = self._options.faults.choose()
+        shares = self._options.faults
+        (kind,) = self._random.choices([*shares, None], [*shares.values(), 1 - sum(shares.values())])
+        after = self._random.random() < self._options.after
         slow = kind is FaultKind.SLOW
         if kind is not None:
-            self._store.counts[f"fault {kind}"] += 1
+            self._counts[f"fault {kind}"] += 1
         if slow and not after:
-            await asyncio.sleep(self._options.faults.slow_seconds)
+            await asyncio.sleep(self._options.slow_seconds)
         answer = None
         if kind is None or slow or after:
             answer = await handler(request)
-            self._store.counts[f"{request.method} {answer.status}"] += 1
+            self._counts[f"{request.method} {answer.status}"] += 1
         if slow and after:
-            await asyncio.sleep(self._options.faults.slow_seconds)
+            await asyncio.sleep(self._options.slow_seconds)
         return _faulty(kind, request, answer)
 
     @web.middleware
-    async def limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the key, take a token, count 429s."""
+    async def _limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the key, take a token, count 429s: the third one within an hour revokes the key."""
         if not request.path.startswith(PREFIX) or request.path == "/v1/auth/register":
             return await handler(request)
         await asyncio.sleep(self._options.latency_seconds)
         bearer = request.headers.get("Authorization", "")
-        key = self._store.keys.get(bearer.removeprefix("Bearer ")) if bearer.startswith("Bearer ") else None
+        key = self.keys.get(bearer.removeprefix("Bearer ")) if bearer.startswith("Bearer ") else None
         tier, agent = (key.tier, key.agent) if key is not None else (ANONYMOUS, "unknown")
         limit, bucket = (tier.writes, "write") if request.method == "POST" else (tier.reads, "read")
-        allowance = self._buckets.take(f"{agent}:{bucket}", limit, self._options.clock())
+        now = self._clock()
+        allowance = self._buckets.take(f"{agent}:{bucket}", limit, now)
         if allowance.retry_after is not None:
-            self._store.add_limited(agent, key)
+            times = self._limited[agent]
+            times.append(now)
+            if key is not None and sum(at > now - 3600 for at in times) >= 3:
+                self.revoke(key)
             body = {"error": "Rate limit exceeded", "retry_after": allowance.retry_after}
             return web.json_response(body, status=429, headers=allowance.headers)
         if key is not None:
@@ -359,7 +307,7 @@ class _Registry:
         return answer
 
     @web.middleware
-    async def label(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _label(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Name the schema version; an unknown path or method is not found."""
         try:
             answer = await handler(request)
@@ -370,35 +318,38 @@ class _Registry:
         return answer
 
     @web.middleware
-    async def replay(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a repeated Idempotency-Key with the first answer; two concurrent requests both reach the store."""
+    async def _replay(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer an Idempotency-Key that is repeated within a day with the first answer.
+
+        Two concurrent requests both reach the store.
+        """
         key = request.headers.get("Idempotency-Key")
         if not self._options.idempotency or not key or request.method not in ("POST", "PUT"):
             return await handler(request)
-        known = self._store.answer(key)
-        if known is not None:
+        at, status, body = self._answers.get(key, (-math.inf, 0, b""))
+        if at > self._clock() - 86_400:
             headers = {"Idempotency-Replayed": "true"}
-            return web.Response(status=known[0], body=known[1], content_type="application/json", headers=headers)
+            return web.Response(status=status, body=body, content_type="application/json", headers=headers)
         await asyncio.sleep(0)
         answer = await handler(request)
         await asyncio.sleep(0)  # another one may come between the two
         if answer.status < 500 and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
-            self._store.keep_answer(key, answer.status, answer.body)
+            self._answers[key] = self._clock(), answer.status, answer.body
         return answer
 
     # Routes.
 
-    async def register(self, request: web.Request) -> web.Response:
+    async def _register(self, request: web.Request) -> web.Response:
         """Give an agent a key."""
         asked = json.loads(await request.read())
-        key = self._store.register(asked["agent_id"])
+        key = self.register(asked["agent_id"])
         data = {"api_key": key, "key_prefix": key[:11], "scopes": asked["scopes"], "created_at": self._now()}
         return web.json_response({"data": data}, status=201)
 
-    async def contribute(self, request: web.Request) -> web.Response:
-        """Store a unit."""
+    async def _contribute(self, request: web.Request) -> web.Response:
+        """Store a unit, replacing any with its id."""
         key = request[KEY]  # without a key the limit is 0, so no request gets here
-        if self._store.reputation[key.agent] < LEAST_REPUTATION:
+        if self.reputation[key.agent] < LEAST_REPUTATION:
             return _error(403, "Minimum KP-REP score of 0.1 required to contribute knowledge")
         try:
             unit = read_unit(await request.read())
@@ -406,38 +357,39 @@ class _Registry:
             return web.Response(status=500, text="Internal Server Error")
         except InvalidTrace as error:
             return _error(400, "Invalid KnowledgeUnit", issues=[{"path": error.path, "message": error.message}])
-        entry = self._store.put(unit, key.agent, self._now())
+        self._posts[unit["id"]][key.agent] += 1
+        visibility, now = unit["metadata"]["visibility"], self._now()
+        entry = {"id": unit["id"], "unit": unit, "visibility": visibility, "created_at": now, "updated_at": now}
+        self.entries[unit["id"]] = entry
         return web.json_response({"data": entry, "quality_score": unit["metadata"]["quality_score"]}, status=201)
 
-    async def look_up(self, request: web.Request) -> web.Response:
+    async def _look_up(self, request: web.Request) -> web.Response:
         """Return the entry of a unit."""
-        entry = self._store.entries.get(request.match_info["id"])
+        entry = self.entries.get(request.match_info["id"])
         return _error(404, "Knowledge unit not found") if entry is None else web.json_response({"data": entry})
 
-    async def delete(self, request: web.Request) -> web.Response:
+    async def _delete(self, request: web.Request) -> web.Response:
         """Delete a unit of the key's agent."""
         identity, key = request.match_info["id"], request.get(KEY)
         if key is None:
             return _error(401, "Authentication required")
-        entry = self._store.entries.get(identity)
+        entry = self.entries.get(identity)
         if entry is None:
             return _error(404, "Knowledge unit not found")
         if entry["unit"]["metadata"].get("agent_id") != key.agent:
             return _error(403, "Forbidden: can only delete your own contributions")
-        del self._store.entries[identity]
+        del self.entries[identity]
         done = {"deleted": True, "unit_id": identity, "deleted_at": self._now(), "deleted_by": key.agent}
         return web.json_response(done)
 
-    # Not in the real registry.
-
-    async def elsewhere(self, request: web.Request) -> web.Response:
-        """Count a followed redirect, and whether it carried the key."""
-        self._store.counts["redirect followed"] += 1
-        self._store.counts["redirect followed with a key"] += "Authorization" in request.headers
+    async def _elsewhere(self, request: web.Request) -> web.Response:
+        """Count a followed redirect, and whether it carried the key. Not in the real registry."""
+        self._counts["redirect followed"] += 1
+        self._counts["redirect followed with a key"] += "Authorization" in request.headers
         return web.json_response({"data": {"id": "elsewhere"}}, status=201)
 
     def _now(self) -> str:
-        now = datetime.fromtimestamp(self._options.clock(), UTC)
+        now = datetime.fromtimestamp(self._clock(), UTC)
         return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -517,9 +469,8 @@ class LocalRegistry:
 @contextlib.asynccontextmanager
 async def local_registry(options: RegistryOptions | None = None, *, tier: Tier = FAST) -> AsyncIterator[LocalRegistry]:
     """Run a stand-in in this event loop."""
-    options = options or RegistryOptions()
-    store = RegistryStore(options.clock)
-    async with served(registry_app(store, options)) as url, aiohttp.ClientSession() as session:
+    store = RegistryStore(options or RegistryOptions())
+    async with served(store.app()) as url, aiohttp.ClientSession() as session:
         yield LocalRegistry(url, store.register(AGENT, tier), store, session)
 
 
@@ -530,7 +481,6 @@ class RegistryThread(ServerThread):
     """
 
     def __init__(self, options: RegistryOptions | None = None, *, limit: int = 60_000) -> None:
-        options = options or RegistryOptions()
-        self.store = RegistryStore(options.clock)
+        self.store = RegistryStore(options or RegistryOptions())
         self.key = self.store.register(AGENT, Tier(limit, 5 * limit))
-        super().__init__(lambda port: served(registry_app(self.store, options), port))
+        super().__init__(lambda port: served(self.store.app(), port))

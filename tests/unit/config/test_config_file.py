@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from tests.support.config_schema import config_schema
+from tests.support.generated import config_schema
 from worker.cli import cli
 from worker.config import ConfigError, Settings, describe, load, read
 from worker.config.loading import parse_assignments

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.clock import until
 from tests.support.contribute import accepted_document, unit_of
-from tests.support.registry import FAST, FaultKind, Faults, LocalRegistry, RegistryOptions, Tier, local_registry
+from tests.support.registry import FAST, FaultKind, LocalRegistry, RegistryOptions, Tier, local_registry
 from tests.support.servers import served
 from worker.config import Settings, load
 from worker.contribute import delivery
@@ -127,8 +127,7 @@ async def test_faults_lose_nothing_and_post_nothing_twice(
     kind: FaultKind, idempotency: bool, seed: int, long: bool
 ) -> None:
     count = 15 if long else 8
-    faults = Faults({kind: 0.4}, slow_seconds=0.3, seed=seed)
-    options = RegistryOptions(idempotency=idempotency, faults=faults)
+    options = RegistryOptions(idempotency=idempotency, faults={kind: 0.4}, slow_seconds=0.3, seed=seed)
     timeout = 0.1 if kind is FaultKind.SLOW else 2.0
     async with local_registry(options, tier=FAST) as registry, sender(registry.url, registry.key, timeout) as mine:
         for number in range(count):

@@ -12,7 +12,6 @@ from tests.support.clock import HandClock
 from tests.support.registry import (
     AGENT,
     FaultKind,
-    Faults,
     LocalRegistry,
     RegistryOptions,
     Tier,
@@ -180,7 +179,7 @@ async def attempt(registry: LocalRegistry) -> str:
     ],
 )
 async def test_a_fault_comes_before_or_after_the_effect(kind: FaultKind, seen: set[str], after: bool) -> None:
-    async with local_registry(RegistryOptions(faults=Faults({kind: 1.0}, after=float(after)))) as registry:
+    async with local_registry(RegistryOptions(faults={kind: 1.0}, after=float(after))) as registry:
         assert await attempt(registry) in seen
         state = registry.store.state()
         assert state["units"] == ({"kp:trace:1": 1} if after else {})
