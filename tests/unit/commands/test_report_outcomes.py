@@ -72,13 +72,13 @@ def test_the_figures_are_those_of_an_oracle(seed: int) -> None:
     traces, runs = made_runs(rng, 80)
     measurement = Measurement(runs, seed)
     confidence = np.array([rng.choice([0.1, 0.35, 0.8, np.nan]) if run.claim else np.nan for run in runs])
-    scored = measurement.score(confidence)
-    for trace, used, score, taken in zip(traces, confidence, scored.score, scored.confidence, strict=True):
-        expected = score_trace(trace, 0.5, confidence=None if np.isnan(used) else float(used))
-        assert (score, taken) == (expected.score, expected.components.outcome_confidence), "to the last bit"
     at = np.array(sorted(rng.sample(range(80), 60)))
-    basis = measurement.basis("record", [(at, scored)])
-    outcome, values, used = outcome_of_runs(runs)[at], scored.score[at], scored.confidence[at]
+    order = measurement.order(at, confidence)
+    for trace, used, *result in zip(traces, confidence, order.score, order.confidence, strict=True):
+        expected = score_trace(trace, 0.5, confidence=None if np.isnan(used) else float(used))
+        assert result == [expected.score, expected.components.outcome_confidence], "to the last bit"
+    basis = measurement.basis("record", [order])
+    outcome, values, used = outcome_of_runs(runs)[at], order.score[at], order.confidence[at]
     parts = ([0] * 80, [run.domain for run in runs], [run.file for run in runs])
     for scope, groups in zip(basis.scopes, map(np.array, parts), strict=True):
         assert scope.auc_score.value == pytest.approx(brute_auc(values, outcome, groups[at]), abs=1e-4)
@@ -123,7 +123,7 @@ def test_runs_of_a_single_task_have_figures_and_no_better_threshold() -> None:
     """No other task could choose one."""
     runs = [run._replace(task="the one") for run in made_runs(random.Random(1), 40)[1]]
     measurement = Measurement(runs)
-    basis = measurement.basis("stated", [(np.arange(40), measurement.score())])
+    basis = measurement.basis("stated", [measurement.order(np.arange(40))])
     assert basis.better is None
     assert basis.accepted is not None
 
@@ -133,11 +133,10 @@ def test_a_good_threshold_is_measured_on_tasks_that_did_not_choose_it() -> None:
     _, runs = made_runs(rng, 200)
     runs = [run._replace(outcome=float(rng.random() < 0.5)) for run in runs]
     measurement = Measurement(runs)
-    chance = measurement.basis("stated", [(np.arange(200), measurement.score())]).better
+    chance = measurement.basis("stated", [measurement.order(np.arange(200))]).better
     assert chance.gain.low < 0.1  # what is chosen from noise gains nothing elsewhere
-    perfect = measurement.score(np.where(outcome_of_runs(runs) == 1, 1.0, 0.0))
-    told = measurement.basis("record", [(np.arange(200), perfect)]).better
-    assert told.gain.low > chance.gain.high
+    perfect = measurement.order(np.arange(200), outcome_of_runs(runs))
+    assert measurement.basis("record", [perfect]).better.gain.low > chance.gain.high
 
 
 def test_verdicts_come_late_and_count_for_their_agent_alone() -> None:

@@ -160,19 +160,19 @@ class Traces:
         self._rows.append(self._row(document, record_ms, run))
 
     def _row(self, document: ScoredDocument, record_ms: int, run: Run | None) -> Row:
-        it, nearest, once = document.scoring, document.scoring.nearest, self._once
-        before = after = Verdict(once(it.profile), it.score, it.threshold, once(it.decision))
-        components, overrides = it.components, it.overrides
+        scoring, nearest, once = document.scoring, document.scoring.nearest, self._once
+        before = after = Verdict(once(scoring.profile), scoring.score, scoring.threshold, once(scoring.decision))
+        components, overrides = scoring.components, scoring.overrides
         if self._rescore:
-            scored = score_trace(document, it.components.novelty, self._profiles, self._used(document))
+            scored = score_trace(document, scoring.components.novelty, self._profiles, self._used(document))
             components, overrides, threshold = scored.components, scored.overrides, self._threshold(scored.profile)
             after = Verdict(once(scored.profile), scored.score, threshold, _decision(scored.score, threshold))
         trace = Trace(
             document.id[:CACHED_ID_LENGTH],
             shown_text(document.task.objective),
             once(document.metadata.task_domain),
-            it.source.partition,
-            it.source.offset,
+            scoring.source.partition,
+            scoring.source.offset,
             before,
             after,
             tuple(getattr(components, name) for name in _COMPONENTS),
@@ -181,12 +181,12 @@ class Traces:
         return Row(
             trace,
             record_ms,
-            it.stream_time_ms,
-            once((before.profile, it.threshold, it.weights)),
-            once((it.embedder, shown_text(f"{_named(it.embedder)}, kp-worker {it.worker_version}"))),
+            scoring.stream_time_ms,
+            once((before.profile, scoring.threshold, scoring.weights)),
+            once((scoring.embedder, shown_text(f"{_named(scoring.embedder)}, kp-worker {scoring.worker_version}"))),
             "" if nearest is None else nearest.id,
             0.0 if nearest is None else nearest.similarity,
-            () if it.screen is None else once(tuple(dict.fromkeys(map(shown_text, it.screen.rules)))),
+            () if scoring.screen is None else once(tuple(dict.fromkeys(map(shown_text, scoring.screen.rules)))),
             run,
         )
 
@@ -214,12 +214,14 @@ class Traces:
 
     def _run(self, document: ScoredDocument, outcome: float, claim: bool | None, task: str | None, file: str) -> Run:
         """Return a run, scored as its agent claims."""
-        it, about, used = document.scoring, document.metadata, np.nan
-        profiles = self._profiles if self._rescore else _own_profiles(it)
-        scored = score_trace(as_claimed(document, claim), it.components.novelty, profiles)
-        threshold = self._threshold(scored.profile) if self._rescore else it.threshold
+        scoring, about, used = document.scoring, document.metadata, np.nan
+        profiles = self._profiles if self._rescore else _own_profiles(scoring)
+        scored = score_trace(as_claimed(document, claim), scoring.components.novelty, profiles)
+        threshold = self._threshold(scored.profile) if self._rescore else scoring.threshold
         if self._standings is not None and claim is not False:
-            used = self._standings.at(it.source.partition, it.source.offset, about.agent_id, about.task_domain).used
+            used = self._standings.at(
+                scoring.source.partition, scoring.source.offset, about.agent_id, about.task_domain
+            ).used
         return Run(outcome, claim, task, about.agent_id, about.task_domain, scored, file, threshold, used)
 
     # -- the report
@@ -234,11 +236,13 @@ class Traces:
         """
         rows = self._counted(last, since_ms)
         traces = [row.trace for row in rows]
-        by_domain = grouped(traces, lambda it: it.domain)
+        by_domain = grouped(traces, lambda trace: trace.domain)
         counts = {name: len(own) for name, own in by_domain.items()}
         domains = [_domain(name, own) for name, own in islice(by_domain.items(), DOMAINS)]
         if rest := set(islice(by_domain, DOMAINS, None)):
-            domains.append(_domain(f"{len(rest)} others", [it for it in traces if it.domain in rest], alone=False))
+            domains.append(
+                _domain(f"{len(rest)} others", [trace for trace in traces if trace.domain in rest], alone=False)
+            )
         used = [profile for profile, _, _ in {row.setup for row in rows}]
         near = [row for row in rows if row.similarity >= NEAR]
         near_accepted = [row for row in near if row.trace.before.decision == ACCEPTED]
@@ -247,8 +251,10 @@ class Traces:
             proposal, profiles, comments = self._propose(by_domain, share)
         changes, outcome = None, None
         if self._rescore:
-            kept = same_share([it.after.score for it in traces], sum(it.before.decision == ACCEPTED for it in traces))
-            changed = [it for it in traces if it.after.decision != it.before.decision]
+            kept = same_share(
+                [trace.after.score for trace in traces], sum(trace.before.decision == ACCEPTED for trace in traces)
+            )
+            changed = [trace for trace in traces if trace.after.decision != trace.before.decision]
             changes = SimpleNamespace(
                 # the threshold for all profiles that accepts as many as now; None if none are accepted
                 same_share=None if kept is None else kept.threshold,
@@ -262,7 +268,7 @@ class Traces:
             source=source,
             first=rfc3339(rows[0].time_ms),  # stream time
             last=rfc3339(rows[-1].time_ms),
-            partitions=len({it.partition for it in traces}),
+            partitions=len({trace.partition for trace in traces}),
             repeated=self._repeated,  # documents with identical bytes, counted once
             unreadable=self.unreadable,
             inconsistent=self.inconsistent,
@@ -312,7 +318,7 @@ class Traces:
         """Return the proposed thresholds, the profiles with them, and a comment on each of these."""
         before, rows, profiles, comments = 0, [], dict(self._profiles), dict[str, str]()
         for rank, (name, traces) in enumerate(by_domain.items()):
-            count, now, last = len(traces), sum(it.after.decision == ACCEPTED for it in traces), traces[-1].after
+            count, now, last = len(traces), sum(trace.after.decision == ACCEPTED for trace in traces), traces[-1].after
             before += now
             if rank >= DOMAINS and count < FEW_TRACES:
                 continue
@@ -329,7 +335,7 @@ class Traces:
                 interval=None,  # 95 % bootstrap interval of the proposed threshold
             )
             if count >= LEAST_TRACES:
-                scores = np.array([it.after.score for it in traces])
+                scores = np.array([trace.after.score for trace in traces])
                 vars(row).update(share_threshold(scores, share)._asdict(), interval=share_interval(scores, share))
                 comments[name] = accepts(row.accepted, count, row.wanted, row.interval)
             rows.append(row)
@@ -367,27 +373,27 @@ def _decision(score: float, threshold: float) -> str:
 
 def _domain(name: str, traces: Sequence[Trace], *, alone: bool = True) -> SimpleNamespace:
     """Return a domain as it is and, where settings are tried, as it would be; `alone`: not several domains together."""
-    to = Counter(it.after.decision for it in traces if it.after.decision != it.before.decision)
+    to = Counter(trace.after.decision for trace in traces if trace.after.decision != trace.before.decision)
     return SimpleNamespace(
         domain=name,
         traces=len(traces),
         to_accepted=to[ACCEPTED],  # traces whose decision becomes accepted
         to_rejected=to[REJECTED],
-        before=_scores([it.before for it in traces], alone),
-        after=_scores([it.after for it in traces], alone),
+        before=_scores([trace.before for trace in traces], alone),
+        after=_scores([trace.after for trace in traces], alone),
     )
 
 
 def _scores(verdicts: Sequence[Verdict], alone: bool) -> SimpleNamespace:
-    scores, last = np.sort([it.score for it in verdicts]), verdicts[-1]
+    scores, last = np.sort([verdict.score for verdict in verdicts]), verdicts[-1]
     reaching = (len(scores) - np.searchsorted(scores, THRESHOLDS)) / len(scores)
     # A score on an edge, such as 0.575, belongs to the bar that begins there.
     bars = np.clip(np.floor(scores * BINS + 1e-9).astype(int), 0, BINS - 1)
-    one_threshold = alone or len(set({it.profile: it.threshold for it in verdicts}.values())) == 1
+    one_threshold = alone or len(set({verdict.profile: verdict.threshold for verdict in verdicts}.values())) == 1
     return SimpleNamespace(
         profile=last.profile if alone else None,  # of its last trace
         threshold=last.threshold if one_threshold else None,  # likewise, and if all profiles have the same
-        accepted=sum(it.decision == ACCEPTED for it in verdicts),
+        accepted=sum(verdict.decision == ACCEPTED for verdict in verdicts),
         quantiles=np.quantile(scores, (0.1, 0.25, 0.5, 0.75, 0.9)).tolist(),
         reaching=reaching.tolist(),  # share that reaches each of THRESHOLDS
         histogram=np.bincount(bars, minlength=BINS).tolist(),  # from 0 to 1
@@ -396,23 +402,23 @@ def _scores(verdicts: Sequence[Verdict], alone: bool) -> SimpleNamespace:
 
 def _border(traces: Sequence[Trace]) -> Iterator[SimpleNamespace]:
     """Yield each profile's threshold and the traces nearest to it, the highest score first."""
-    for profile, own in grouped(traces, lambda it: it.after.profile).items():
+    for profile, own in grouped(traces, lambda trace: trace.after.profile).items():
         threshold = own[-1].after.threshold
-        near = sorted(own, key=lambda it: abs(it.after.score - threshold))
-        above, below = (
-            sorted(
-                [it for it in near if (it.after.score >= threshold) is side][:EXAMPLES], key=lambda it: -it.after.score
-            )
-            for side in (True, False)
-        )
+        near = sorted(own, key=lambda trace: abs(trace.after.score - threshold))
+        above = [trace for trace in near if trace.after.score >= threshold][:EXAMPLES]
+        below = [trace for trace in near if trace.after.score < threshold][:EXAMPLES]
+        for side in (above, below):
+            side.sort(key=lambda trace: -trace.after.score)
         yield SimpleNamespace(profile=profile, threshold=threshold, above=above, below=below)
 
 
 # -- documents that cannot be counted
 
 
-def _named(it: EmbedderIdentity | None) -> str:
-    return "no embedder" if it is None else f"{it.name}, {it.precision}, {it.embed_text}, {it.max_tokens} tokens"
+def _named(embedder: EmbedderIdentity | None) -> str:
+    if embedder is None:
+        return "no embedder"
+    return f"{embedder.name}, {embedder.precision}, {embedder.embed_text}, {embedder.max_tokens} tokens"
 
 
 def _own_profiles(scoring: ReadScoring) -> dict[str, Profile]:
@@ -422,20 +428,20 @@ def _own_profiles(scoring: ReadScoring) -> dict[str, Profile]:
 
 def contradiction(document: ScoredDocument) -> str | None:
     """Return the first figure of a document that does not follow from its trace, bit for bit; None: all do."""
-    it, nearest, stated = document.scoring, document.scoring.nearest, document.outcome.confidence
+    scoring, nearest, stated = document.scoring, document.scoring.nearest, document.outcome.confidence
     try:
-        score = score_trace(document, it.components.novelty, _own_profiles(it), document.used)
+        score = score_trace(document, scoring.components.novelty, _own_profiles(scoring), document.used)
     except ValueError as error:
         return str(error)
-    if it.confidence is not None and it.confidence.stated != stated:
-        return f"confidence.stated is {it.confidence.stated!r}, but the trace states {stated!r}"
+    if scoring.confidence is not None and scoring.confidence.stated != stated:
+        return f"confidence.stated is {scoring.confidence.stated!r}, but the trace states {stated!r}"
     figures: list[tuple[str, object, object]] = [
-        ("novelty", it.components.novelty, NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity),
-        ("profile", it.profile, score.profile),
-        *((name, getattr(it.components, name), getattr(score.components, name)) for name in _COMPONENTS),
-        ("overrides", ", ".join(it.overrides), ", ".join(score.overrides)),
-        ("score", it.score, score.score),
-        ("decision", it.decision, _decision(score.score, it.threshold)),
+        ("novelty", scoring.components.novelty, NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity),
+        ("profile", scoring.profile, score.profile),
+        *((name, getattr(scoring.components, name), getattr(score.components, name)) for name in _COMPONENTS),
+        ("overrides", ", ".join(scoring.overrides), ", ".join(score.overrides)),
+        ("score", scoring.score, score.score),
+        ("decision", scoring.decision, _decision(score.score, scoring.threshold)),
     ]
     for name, stored, follows in figures:
         if stored != follows:

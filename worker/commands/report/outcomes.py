@@ -102,8 +102,8 @@ def read_outcome(fields: Mapping[str, Any], where: str, asked: Asked) -> tuple[f
         ("--claimed", asked.claimed, claim, "true, false or null", isinstance(claim, bool | None)),
     ):  # fmt: skip
         if not right:
-            found = shown_text(json.dumps(value))
-            raise CommandError(f"{where}: {path} is {found}; {option} must name a field with {kinds}")
+            stated = shown_text(json.dumps(value))
+            raise CommandError(f"{where}: {path} is {stated}; {option} must name a field with {kinds}")
     return float(outcome), claim, None if task is None or isinstance(task, Mapping | list) else str(task)
 
 
@@ -146,15 +146,13 @@ def _rounded(value: Any) -> float:
 # -- figures
 
 
-class Results(NamedTuple):
-    """The results of all runs with one kind of confidence."""
+class Order(NamedTuple):
+    """The runs that are measured, and the results of all runs with one kind of confidence."""
 
+    at: Ints
     score: Floats
     confidence: Floats  # outcome confidence
-
-
-Order = tuple[Ints, Results]
-"""The runs that are measured, and the results of all runs."""
+    accepted: Floats  # 0 or 1
 
 
 class Measurement:
@@ -177,44 +175,49 @@ class Measurement:
         self._scopes: dict[str, Ints] = {"all": np.zeros(len(runs), np.int64)}
         self._scopes |= {name: numbered(groups) for name, groups in parts.items() if len(set(groups)) > 1}
 
-    def score(
-        self, confidence: Floats | float = np.nan, weights: Callable[[Weights], Weights] = lambda it: it
-    ) -> Results:
+    def order(
+        self, at: Ints, confidence: Floats | float = np.nan, weights: Callable[[Weights], Weights] = lambda own: own
+    ) -> Order:
         """Score all runs with these confidences; NaN: the claimed one. `weights`: changes those of a run."""
-        scored = [run.scored for run in self._runs]
-        used = np.where(np.isnan(confidence), [it.components.outcome_confidence for it in scored], confidence)
-        raw = [
-            arithmetic(replace(it.components, outcome_confidence=own), weights(it.weights), it.overrides).before_clamp
-            for it, own in zip(scored, used.tolist(), strict=True)
-        ]
-        return Results(np.clip(raw, 0.0, 1.0), used)
+        scored, raw = [run.scored for run in self._runs], []
+        used = np.where(np.isnan(confidence), [run.components.outcome_confidence for run in scored], confidence)
+        for run, own in zip(scored, used.tolist(), strict=True):
+            components = replace(run.components, outcome_confidence=own)
+            raw.append(arithmetic(components, weights(run.weights), run.overrides).before_clamp)
+        scores = np.clip(raw, 0.0, 1.0)
+        return Order(at, scores, used, (scores >= self._threshold).astype(float))
 
     def basis(self, name: str, orders: Sequence[Order]) -> SimpleNamespace:
         """Return the figures with one kind of outcome confidence, as means over the orders."""
         outcome, novelty = self._outcome, np.array([run.scored.components.novelty for run in self._runs])
-        decided = [(at, (it.score >= self._threshold).astype(float)) for at, it in orders]
-        fifths = [novelty[at[np.argsort(-it.score[at], kind="stable")[: max(1, len(at) // 5)]]] for at, it in orders]
+
+        def best_novelty(order: Order) -> Any:
+            best = np.argsort(-order.score[order.at], kind="stable")[: max(1, len(order.at) // 5)]
+            return novelty[order.at[best]].mean()
+
         return SimpleNamespace(
             name=name,
-            accepted=interval(self.mean(at, accepted) for at, accepted in decided),  # share of the runs
-            succeeded=interval(self.mean(at, outcome, accepted) for at, accepted in decided),  # of the accepted runs
+            accepted=interval(self.mean(order.at, order.accepted) for order in orders),  # share of the runs
+            succeeded=interval(self.mean(order.at, outcome, order.accepted) for order in orders),  # of these
             # mean squared distance of confidence and outcome
-            brier=interval(self.mean(at, (it.confidence - outcome) ** 2) for at, it in orders),
-            constant=_rounded(np.mean([outcome[at].var() for at, _ in orders])),  # Brier of the share of successes
+            brier=interval(self.mean(order.at, (order.confidence - outcome) ** 2) for order in orders),
+            constant=_rounded(np.mean([outcome[order.at].var() for order in orders])),  # Brier of the mean outcome
             # without an interval, because resampling makes it larger
-            ece=_rounded(np.mean([calibration_error(outcome[at], it.confidence[at]) for at, it in orders])),
-            best_novelty=_rounded(np.mean([fifth.mean() for fifth in fifths])),  # of the best fifth
+            ece=_rounded(np.mean([
+                calibration_error(outcome[order.at], order.confidence[order.at]) for order in orders
+            ])),
+            best_novelty=_rounded(np.mean([best_novelty(order) for order in orders])),  # of the best fifth
             scopes=[  # over all runs, or within each domain or file and then combined
                 SimpleNamespace(
                     name=scope,
-                    auc_score=interval(self.auc(at, it.score, groups) for at, it in orders),
-                    auc_confidence=interval(self.auc(at, it.confidence, groups) for at, it in orders),
-                    best_fifth=interval(self.best_fifth(at, it.score, groups) for at, it in orders),
+                    auc_score=interval(self.auc(order.at, order.score, groups) for order in orders),
+                    auc_confidence=interval(self.auc(order.at, order.confidence, groups) for order in orders),
+                    best_fifth=interval(self.best_fifth(order.at, order.score, groups) for order in orders),
                 )
                 for scope, groups in self._scopes.items()
             ],
             better=self._better(orders),
-        )
+        )  # fmt: skip
 
     def mean(self, at: Ints, values: Floats, share: Floats | None = None) -> Floats:
         """Return the mean of values in each draw; `share`: the weight of each."""
@@ -243,7 +246,7 @@ class Measurement:
     def _by_value(self, at: Ints, values: Floats, groups: Ints | None) -> list[tuple[Floats, Floats]]:
         """Return `by_value` of each group; without groups all are one."""
         own = [at] if groups is None else [at[groups[at] == group] for group in np.unique(groups[at])]
-        return [by_value(values[it], self._weights[:, self.tasks[it]], self._outcome[it]) for it in own]
+        return [by_value(values[runs], self._weights[:, self.tasks[runs]], self._outcome[runs]) for runs in own]
 
     def _better(self, orders: Sequence[Order]) -> SimpleNamespace | None:
         """Return the threshold that best separates successes from failures; None: there is none in a part of the tasks.
@@ -251,22 +254,24 @@ class Measurement:
         It is chosen on all runs. The other figures are from parts of the tasks that did not choose theirs.
         """
         outcome, whole, decided = self._outcome, [], []
-        for at, it in orders:
+        for at, scores, *_ in orders:
             accepted = np.zeros(len(outcome))
             for fold in range(FOLDS):
                 others, mine = at[self._fold[at] != fold], self._fold == fold
-                chosen = best_threshold(it.score[others], outcome[others])
+                chosen = best_threshold(scores[others], outcome[others])
                 if chosen is None:
                     return None
-                accepted[mine] = it.score[mine] >= chosen
+                accepted[mine] = scores[mine] >= chosen
             decided.append((at, accepted))
-            whole.append(best_threshold(it.score[at], outcome[at]) or 0.0)
+            whole.append(best_threshold(scores[at], outcome[at]) or 0.0)
         return SimpleNamespace(
             threshold=_rounded(np.median(whole)),
-            accepted=interval(self.mean(at, it) for at, it in decided),
-            succeeded=interval(self.mean(at, outcome, it) for at, it in decided),
+            accepted=interval(self.mean(at, accepted) for at, accepted in decided),
+            succeeded=interval(self.mean(at, outcome, accepted) for at, accepted in decided),
             # share of successes accepted minus share of failures accepted
-            gain=interval(self.mean(at, it, outcome) - self.mean(at, it, 1 - outcome) for at, it in decided),
+            gain=interval(
+                self.mean(at, accepted, outcome) - self.mean(at, accepted, 1 - outcome) for at, accepted in decided
+            ),
         )
 
 
@@ -297,7 +302,7 @@ def best_threshold(scores: Floats, outcome: Floats) -> float | None:
     if not 0 < outcome.sum() < len(outcome):
         return None
     good, bad = by_value(scores, np.ones((1, len(scores))), outcome)
-    above = [np.cumsum(it[0, ::-1])[::-1] / it.sum() for it in (good, bad)]
+    above = [np.cumsum(weights[0, ::-1])[::-1] / weights.sum() for weights in (good, bad)]
     return float(np.unique(scores)[int(np.argmax(above[0] - above[1]))])
 
 
@@ -339,40 +344,40 @@ def measure_outcomes(runs: Sequence[Run], asked: Asked, *, judged: bool = False)
             f"{number_of(len(runs), 'run')}, all with the same outcome; there must be runs that succeeded and "
             "runs that failed"
         )
-    it, everything = Measurement(runs), np.arange(len(runs))
+    measurement, everything = Measurement(runs), np.arange(len(runs))
     orders: list[tuple[Ints, Floats]] = []
     if asked.judging is not None:
         orders = judged_orders(runs, asked.judging)
     elif judged:
         orders = [(everything, np.array([run.used for run in runs]))]
-    stated = it.score()
-    by_stated: list[Order] = [(at, stated) for at, _ in orders] or [(everything, stated)]
-    by_record: list[Order] = [(at, it.score(confidence)) for at, confidence in orders]
-    weighted: list[Order] = [(at, it.score(confidence, weights_by_verdicts)) for at, confidence in orders]
+    stated = measurement.order(everything)
+    by_stated = [stated._replace(at=at) for at, _ in orders] or [stated]
+    by_record = [measurement.order(at, confidence) for at, confidence in orders]
+    weighted = [measurement.order(at, confidence, weights_by_verdicts) for at, confidence in orders]
 
     def gain(figure: Callable[[Ints, Floats], Floats], new: list[Order], old: list[Order]) -> Interval | None:
         pairs = zip(new, old, strict=True) if new else ()
-        return interval(figure(at, after.score) - figure(at, before.score) for (at, after), (_, before) in pairs)
+        return interval(figure(after.at, after.score) - figure(before.at, before.score) for after, before in pairs)
 
     return SimpleNamespace(
         outcome=asked.outcome,
         claimed=asked.claimed,
         task=None if any(run.task is None for run in runs) else TASK,
         runs=len(runs),
-        tasks=int(it.tasks.max()) + 1,
+        tasks=int(measurement.tasks.max()) + 1,
         succeeded=_rounded(np.mean([run.outcome for run in runs])),
         files=_parts(runs, "file"),
         domains=_parts(runs, "domain"),
         judging=asked.judging,
         orders=len(by_stated),  # random ones; without simulated verdicts one
         measured=len(by_stated[0][0]),  # runs in each order; without simulated verdicts all
-        stated=it.basis("stated", by_stated),
+        stated=measurement.basis("stated", by_stated),
         # only with verdicts, as those below
-        record=it.basis("record", by_record) if orders else None,
+        record=measurement.basis("record", by_record) if orders else None,
         # by the record, with weights where the outcome has 0.6
-        weighted=it.basis("record, outcome 0.6", weighted) if orders else None,
-        weighted_gain=gain(it.best_fifth, weighted, by_record),  # of successes in the best fifth; paired, as below
-        gain=gain(it.auc, by_record, by_stated),  # of the score's AUC
+        weighted=measurement.basis("record, outcome 0.6", weighted) if orders else None,
+        weighted_gain=gain(measurement.best_fifth, weighted, by_record),  # paired, of the successes there
+        gain=gain(measurement.auc, by_record, by_stated),  # of the score's AUC
     )
 
 

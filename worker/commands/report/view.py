@@ -61,55 +61,59 @@ class Table(NamedTuple):
         return shown
 
 
-def left_out(it: SimpleNamespace) -> Iterator[str]:
+def left_out(report: SimpleNamespace) -> Iterator[str]:
     """Yield lines about the skipped documents."""
-    if it.repeated:
-        yield f"repeated documents (identical bytes), counted once: {it.repeated:,}"
-    for what, documents in _left_out(it):
+    if report.repeated:
+        yield f"repeated documents (identical bytes), counted once: {report.repeated:,}"
+    for what, documents in _left_out(report):
         yield f"skipped, since {what}: {documents.count:,}"
         yield from (f"  {where}: {reason}" for where, reason in documents.first)
         if documents.count > len(documents.first):
             yield f"  and {documents.count - len(documents.first):,} more"
 
 
-def _left_out(it: SimpleNamespace) -> list[tuple[str, LeftOut]]:
+def _left_out(report: SimpleNamespace) -> list[tuple[str, LeftOut]]:
     """Return why documents were skipped, for each reason that there is."""
     unread, wrong = "they cannot be read", "their score does not follow from their own figures"
-    return [(why, these) for why, these in ((unread, it.unreadable), (wrong, it.inconsistent)) if these.count]
+    return [(why, these) for why, these in ((unread, report.unreadable), (wrong, report.inconsistent)) if these.count]
 
 
 # -- in a terminal
 
 
-def print_report(it: SimpleNamespace) -> None:
+def print_report(report: SimpleNamespace) -> None:
     """Print the report; the lines of the config file are not wrapped, so that they can be pasted."""
-    console, changed = text_console(), changes(it)
-    console.print(Text(headline(it), "bold"), *(Text(f"{note}.", "yellow") for note in warnings(it)), sep="\n")
-    plain = not changed and it.share is None and it.outcome is None
+    console, changed = text_console(), changes(report)
+    console.print(Text(headline(report), "bold"), *(Text(f"{note}.", "yellow") for note in warnings(report)), sep="\n")
+    plain = not changed and report.share is None and report.outcome is None
     if changed:
-        _print_changes(console, it, changed)
+        _print_changes(console, report, changed)
     elif plain:
-        _print_scores(console, [it.total, *it.domains])
-    if it.other_domains and (changed or plain):
-        smaller = number_of(it.other_domains, "smaller domain is", "smaller domains are")
+        _print_scores(console, [report.total, *report.domains])
+    if report.other_domains and (changed or plain):
+        smaller = number_of(report.other_domains, "smaller domain is", "smaller domains are")
         console.print(Text(f"{smaller} in one row.", "dim"))
-    if it.share is not None:
-        console.print(Text(f"\n{share_headline(it.share, it.total)}", "bold"), share_table(it.share, _domain), sep="\n")
-        for note in share_notes(it.share):
+    if report.share is not None:
+        console.print(
+            Text(f"\n{share_headline(report.share, report.total)}", "bold"),
+            share_table(report.share, _domain),
+            sep="\n",
+        )
+        for note in share_notes(report.share):
             console.print(Text(f"  {note}."))
-    if it.outcome is not None:
-        console.print(Text(f"\n{outcome_headline(it.outcome)}", "bold"))
-        of_files = [parts_table("file", it.outcome.files)] if len(it.outcome.files) > 1 else []
-        for table in (*of_files, *outcome_tables(it.outcome)):
+    if report.outcome is not None:
+        console.print(Text(f"\n{outcome_headline(report.outcome)}", "bold"))
+        of_files = [parts_table("file", report.outcome.files)] if len(report.outcome.files) > 1 else []
+        for table in (*of_files, *outcome_tables(report.outcome)):
             console.print("", table, sep="\n")
-        console.print("", *(Text(clean(sentence)) for sentence in sentences(it.outcome)), sep="\n")
+        console.print("", *(Text(clean(sentence)) for sentence in sentences(report.outcome)), sep="\n")
     else:
-        for title, lines in name_lists(it):
+        for title, lines in name_lists(report):
             console.print(Text(f"\n{title}", "bold"), *(Text(f"  {line}") for line in lines), sep="\n")
-    if it.config:
+    if report.config:
         console.print("\nTo use it, paste this into the config file (--config FILE, KP_CONFIG):", style="bold")
-        console.print(Text(it.config), soft_wrap=True)
-    elif it.config is not None:
+        console.print(Text(report.config), soft_wrap=True)
+    elif report.config is not None:
         console.print("\nThese are the built-in threshold and profiles: there is nothing to set.", style="bold")
 
 
@@ -124,10 +128,10 @@ def _print_scores(console: Console, rows: Sequence[SimpleNamespace]) -> None:
     console.print(Text("\nShare that reaches a threshold", "bold"), reaching_table(rows, _domain), sep="\n")
 
 
-def name_lists(it: SimpleNamespace) -> Iterator[tuple[str, list[str]]]:
+def name_lists(report: SimpleNamespace) -> Iterator[tuple[str, list[str]]]:
     """Yield domains and profiles that do not meet, as lines below a title."""
-    without = [(f"{shown_name(of.name)}: {number_of(of.traces, 'trace')}", of.near) for of in it.without_profile]
-    unused = [(shown_name(of.name), of.near) for of in it.unused_profiles]
+    without = [(f"{shown_name(of.name)}: {number_of(of.traces, 'trace')}", of.near) for of in report.without_profile]
+    unused = [(shown_name(of.name), of.near) for of in report.unused_profiles]
     for title, names in (
         ("Domains without a profile (they take default)", without),
         ("Profiles that no trace takes", unused),
@@ -137,32 +141,32 @@ def name_lists(it: SimpleNamespace) -> Iterator[tuple[str, list[str]]]:
             yield title, lines[:SHOWN] + ([f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else [])
 
 
-def headline(it: SimpleNamespace) -> str:
+def headline(report: SimpleNamespace) -> str:
     """Return what there is, in two lines."""
-    near, total = it.near_duplicates, it.total
+    near, total = report.near_duplicates, report.total
     return (
-        f"{number_of(total.traces, 'trace')} of {shown_text(it.source)}, {period(it)}\n"
+        f"{number_of(total.traces, 'trace')} of {shown_text(report.source)}, {period(report)}\n"
         f"accepted: {total.before.accepted:,} ({percent(total.before.accepted / total.traces)}); near-duplicates "
         f"(similarity {NEAR} or more): {near.traces:,}, {near.accepted:,} of them accepted"
     )
 
 
-def period(it: SimpleNamespace) -> str:
+def period(report: SimpleNamespace) -> str:
     """Return the stream times of the first and last trace."""
-    first, last = (time[:16].replace("T", " ") for time in (it.first, it.last))
+    first, last = (time[:16].replace("T", " ") for time in (report.first, report.last))
     return f"{first} UTC" if first == last else f"{first} to {last.removeprefix(first[:11])} UTC"
 
 
-def warnings(it: SimpleNamespace) -> Iterator[str]:
+def warnings(report: SimpleNamespace) -> Iterator[str]:
     """Yield what a reader of the figures must know."""
-    if len(it.embedders) > 1:
-        made = "; ".join(f"{maker}: {count:,}" for maker, count in it.embedders)
-        yield f"scored in {len(it.embedders)} ways: {made}. Scores of different models are not comparable"
-    if it.changed_within:
-        names = ", ".join(map(shown_name, it.changed_within))
+    if len(report.embedders) > 1:
+        made = "; ".join(f"{maker}: {count:,}" for maker, count in report.embedders)
+        yield f"scored in {len(report.embedders)} ways: {made}. Scores of different models are not comparable"
+    if report.changed_within:
+        names = ", ".join(map(shown_name, report.changed_within))
         yield f"threshold or weights changed within: {names}. The threshold shown is the last one"
-    if it.hidden_text:
-        marks = ", ".join(f"{rule} {count:,}" for rule, count in it.hidden_text.items())
+    if report.hidden_text:
+        marks = ", ".join(f"{rule} {count:,}" for rule, count in report.hidden_text.items())
         yield f"traces with hidden text, by the screen's rule: {marks}"
 
 
@@ -176,10 +180,10 @@ def reaching_table(rows: Iterable[SimpleNamespace], name: Callable[[str], str] =
 # -- what other settings change
 
 
-def changes(it: SimpleNamespace) -> str:
+def changes(report: SimpleNamespace) -> str:
     """Return what the settings change, in a sentence; "" if nothing was tried, or a share alone changes nothing."""
-    total = it.total
-    if it.changes is None or (it.share is not None and not total.to_accepted + total.to_rejected):
+    total = report.total
+    if report.changes is None or (report.share is not None and not total.to_accepted + total.to_rejected):
         return ""
     before, after = (
         f"{side.accepted:,} ({percent(side.accepted / total.traces)})" for side in (total.before, total.after)
@@ -187,57 +191,57 @@ def changes(it: SimpleNamespace) -> str:
     return f"Accepted with these settings: {before} -> {after}"
 
 
-def _print_changes(console: Console, it: SimpleNamespace, title: str) -> None:
-    total, changed = it.total, it.total.to_accepted + it.total.to_rejected
+def _print_changes(console: Console, report: SimpleNamespace, title: str) -> None:
+    total, changed = report.total, report.total.to_accepted + report.total.to_rejected
     console.print(Text(f"\n{title}" if changed else "\nWith these settings no decision changes.", "bold"))
     if not changed:
         return
-    if it.changes.same_share is not None and total.before.accepted != total.after.accepted:
-        console.print(Text(f"one threshold for all, {it.changes.same_share!r}, would accept as many as now"))
+    if report.changes.same_share is not None and total.before.accepted != total.after.accepted:
+        console.print(Text(f"one threshold for all, {report.changes.same_share!r}, would accept as many as now"))
     console.print("", Table(("domain", "traces", "threshold", "accepted", "become\naccepted", "become\nrejected"), [
         [_domain(row.domain), f"{row.traces:,}", _arrow(_threshold(row.before), _threshold(row.after)),
          _arrow(*(percent(side.accepted / row.traces) for side in (row.before, row.after))), f"{row.to_accepted:,}",
          f"{row.to_rejected:,}"]
-        for row in (total, *it.domains)
+        for row in (total, *report.domains)
     ]), sep="\n")  # fmt: skip
     more = f", the first {DECISIONS} (--json has more)" if changed > DECISIONS else ""
     console.print(Text(f"\nDecisions that change: {changed:,}{more}", "bold"))
     console.print(Table(("trace", "domain", "score", "decision"), [
         [cut_text(shown_text(trace.id.removeprefix("kp:trace:")), 36), cut_text(shown_name(trace.domain), 12),
          score_change(trace), trace.after.decision]
-        for trace in it.changes.decisions[:DECISIONS]
+        for trace in report.changes.decisions[:DECISIONS]
     ]))  # fmt: skip
 
 
-def score_change(it: Trace) -> str:
+def score_change(trace: Trace) -> str:
     """Return a trace's score before and after; an unchanged one with the digits that both thresholds need."""
-    before, after = (shown_score(side.score, side.threshold) for side in (it.before, it.after))
-    return max(before, after, key=len) if it.before.score == it.after.score else _arrow(before, after)
+    before, after = (shown_score(side.score, side.threshold) for side in (trace.before, trace.after))
+    return max(before, after, key=len) if trace.before.score == trace.after.score else _arrow(before, after)
 
 
 # -- thresholds for a share
 
 
-def share_headline(it: SimpleNamespace, total: SimpleNamespace) -> str:
+def share_headline(proposal: SimpleNamespace, total: SimpleNamespace) -> str:
     """Return what is proposed."""
-    before, after = (percent(count / total.traces) for count in (it.accepted_before, it.accepted))
-    return f"Thresholds for the best {it.share * 100:g}% of each domain; accepted of all: {before} -> {after}"
+    before, after = (percent(count / total.traces) for count in (proposal.accepted_before, proposal.accepted))
+    return f"Thresholds for the best {proposal.share * 100:g}% of each domain; accepted of all: {before} -> {after}"
 
 
-def share_table(it: SimpleNamespace, name: Callable[[str], str] = shown_name) -> Table:
+def share_table(proposal: SimpleNamespace, name: Callable[[str], str] = shown_name) -> Table:
     """Return the proposed thresholds."""
     return Table(("domain", "traces", "threshold", "95% interval", "accepted"), [
         [name(row.domain), f"{row.traces:,}", _arrow(f"{row.threshold_before!r}", f"{row.threshold!r}"),
          "" if row.interval is None else interval_text(row.interval),
          _arrow(*(percent(count / row.traces) for count in (row.accepted_before, row.accepted)))]
-        for row in it.domains
+        for row in proposal.domains
     ])  # fmt: skip
 
 
-def share_notes(it: SimpleNamespace) -> Iterator[str]:
+def share_notes(proposal: SimpleNamespace) -> Iterator[str]:
     """Yield notes on the proposed thresholds."""
     named = []
-    for row in it.domains:
+    for row in proposal.domains:
         name = shown_name(row.domain)
         if row.traces < LEAST_TRACES:
             yield f"{name}: {too_few(row.traces)}; it keeps its threshold"
@@ -256,20 +260,20 @@ def share_notes(it: SimpleNamespace) -> Iterator[str]:
             f"without a profile: {', '.join(named[:SHOWN])}{more}. Such domains share the threshold of default; the "
             "config gives each its own profile, with the weights of default"
         )
-    if any(row.domain == DEFAULT_PROFILE for row in it.domains):
+    if any(row.domain == DEFAULT_PROFILE for row in proposal.domains):
         yield "default: its threshold also applies to every domain without a profile"
-    if it.other_domains:
-        smaller = number_of(it.other_domains, "smaller domain keeps its", "smaller domains keep their")
+    if proposal.other_domains:
+        smaller = number_of(proposal.other_domains, "smaller domain keeps its", "smaller domains keep their")
         yield f"{smaller} threshold: fewer than {FEW_TRACES} traces"
 
 
 # -- recorded outcomes
 
 
-def outcome_headline(it: SimpleNamespace) -> str:
+def outcome_headline(outcomes: SimpleNamespace) -> str:
     """Return what was recorded."""
-    tasks = f"{it.tasks:,} tasks ({shown_text(it.task)})" if it.task else "each run a task"
-    return f"{it.runs:,} runs, {percent(it.succeeded)} succeeded by {shown_text(it.outcome)}; {tasks}"
+    tasks = f"{outcomes.tasks:,} tasks ({shown_text(outcomes.task)})" if outcomes.task else "each run a task"
+    return f"{outcomes.runs:,} runs, {percent(outcomes.succeeded)} succeeded by {shown_text(outcomes.outcome)}; {tasks}"
 
 
 def parts_table(kind: str, parts: Iterable[SimpleNamespace]) -> Table:
@@ -281,14 +285,14 @@ def parts_table(kind: str, parts: Iterable[SimpleNamespace]) -> Table:
     ])  # fmt: skip
 
 
-def outcome_tables(it: SimpleNamespace) -> list[Table]:
+def outcome_tables(outcomes: SimpleNamespace) -> list[Table]:
     """Return the figures by kind of confidence."""
-    bases = [basis for basis in (it.stated, it.record) if basis]
+    bases = [basis for basis in (outcomes.stated, outcomes.record) if basis]
     return [
         Table(("confidence", "AUC of the score", "of the confidence", "best fifth", "novelty"), [
             [f"{basis.name}, {scope.name}", _cell(scope.auc_score), _cell(scope.auc_confidence),
              _cell(scope.best_fifth), "" if place else f"{basis.best_novelty:.2f}"]
-            for basis in [*bases, *([it.weighted] if it.weighted else [])] for place, scope in enumerate(basis.scopes)
+            for basis in (*bases, outcomes.weighted) if basis for place, scope in enumerate(basis.scopes)
         ]),
         Table(("", "accepted", "of them succeeded", "Brier", "constant", "ECE"), [
             [basis.name, _cell(basis.accepted), _cell(basis.succeeded), _cell(basis.brier), f"{basis.constant:.3f}",
@@ -298,38 +302,43 @@ def outcome_tables(it: SimpleNamespace) -> list[Table]:
     ]  # fmt: skip
 
 
-def sentences(it: SimpleNamespace) -> Iterator[str]:
+def sentences(outcomes: SimpleNamespace) -> Iterator[str]:
     """Yield sentences on what the figures show, and what they do not."""
-    if it.judging is not None:
+    if outcomes.judging is not None:
         yield (
-            f"record: verdicts on {it.judging.share * 100:g}% of the runs, drawn at random, {it.judging.late} runs "
-            f"late. All files are mixed; means over {it.orders} random orders, of each the last {it.measured:,} runs."
+            f"record: verdicts on {outcomes.judging.share * 100:g}% of the runs, drawn at random, "
+            f"{outcomes.judging.late} runs late. All files are mixed; means over {outcomes.orders} random orders, of "
+            f"each the last {outcomes.measured:,} runs."
         )
-    elif it.record is not None:
+    elif outcomes.record is not None:
         yield "record: the verdicts on KP_JUDGED_TOPIC that stand before each run."
-    yield _about_score(it.stated, "With the stated confidence")
-    if it.record is not None:
-        yield _about_score(it.record, "By the record")
-        if it.gain is not None:
-            shown = "no difference is shown" if it.gain.low <= 0 <= it.gain.high else "a difference is shown"
-            yield f"The record changes the AUC of the score by {_signed(it.gain)}; {shown}."
-        for scope in it.record.scopes[1:]:
+    yield _about_score(outcomes.stated, "With the stated confidence")
+    if outcomes.record is not None:
+        yield _about_score(outcomes.record, "By the record")
+        if outcomes.gain is not None:
+            shown = (
+                "no difference is shown" if outcomes.gain.low <= 0 <= outcomes.gain.high else "a difference is shown"
+            )
+            yield f"The record changes the AUC of the score by {_signed(outcomes.gain)}; {shown}."
+        for scope in outcomes.record.scopes[1:]:
             if scope.auc_confidence is not None and scope.auc_confidence.low <= CHANCE:
                 yield (
                     f"{scope.name.capitalize()}, the record's AUC is {scope.auc_confidence}: it tells agents and "
                     "fleets apart rather than runs."
                 )
-        if it.weighted is not None and it.weighted_gain is not None:
-            pays = "; docs/verdicts.md has such weights" if it.weighted_gain.low > 0 else "; no difference is shown"
+        if outcomes.weighted is not None and outcomes.weighted_gain is not None:
+            pays = (
+                "; docs/verdicts.md has such weights" if outcomes.weighted_gain.low > 0 else "; no difference is shown"
+            )
             yield (
                 f"Weights where the outcome has 0.6 change the successes in the best fifth by "
-                f"{_signed(it.weighted_gain)}, and its novelty from {it.record.best_novelty:.2f} to "
-                f"{it.weighted.best_novelty:.2f}{pays}."
+                f"{_signed(outcomes.weighted_gain)}, and its novelty from {outcomes.record.best_novelty:.2f} to "
+                f"{outcomes.weighted.best_novelty:.2f}{pays}."
             )
-    yield from (_about_threshold(basis) for basis in (it.stated, it.record) if basis is not None)
+    yield from (_about_threshold(basis) for basis in (outcomes.stated, outcomes.record) if basis is not None)
     yield "Intervals are 95 %, over tasks: other agents may differ by more. ECE has none, since resampling raises it."
-    if it.runs < 50:  # with fewer runs, an AUC's interval is wider than .3: it shows nothing
-        yield f"{it.runs} runs are few, so the intervals themselves are rough."
+    if outcomes.runs < 50:  # with fewer runs, an AUC's interval is wider than .3: it shows nothing
+        yield f"{outcomes.runs} runs are few, so the intervals themselves are rough."
 
 
 def _about_score(basis: SimpleNamespace, how: str) -> str:
@@ -346,38 +355,34 @@ def _about_score(basis: SimpleNamespace, how: str) -> str:
 
 def _about_threshold(basis: SimpleNamespace) -> str:
     now = "" if basis.succeeded is None else f" ({percent(basis.succeeded.value)} of them succeeded)"
-    start, it = f"{basis.name}: {_percent(basis.accepted)} are accepted{now}. ", basis.better
-    if it is None or it.gain is None or it.gain.low <= 0:
-        why = "" if it is None or it.gain is None else f" (on other tasks, {_signed(it.gain)})"
+    start, better = f"{basis.name}: {percent(basis.accepted.value)} are accepted{now}. ", basis.better
+    if better is None or better.gain.low <= 0:
+        why = "" if better is None else f" (on other tasks, {_signed(better.gain)})"
         return start + f"No threshold reliably separates successes from failures{why}."
     return (
-        start + f"{it.threshold:.3f} would have been better: chosen on other tasks, such a threshold accepts "
-        f"{_percent(it.accepted)}, of which {it.succeeded or '-'} succeeded."
+        start + f"{better.threshold:.3f} would have been better: chosen on other tasks, such a threshold accepts "
+        f"{percent(better.accepted.value)}, of which {better.succeeded or '-'} succeeded."
     )
 
 
 # -- cells
 
 
-def _signed(it: Interval) -> str:
-    value, low, high = (round(number, 3) + 0.0 for number in (it.value, it.low, it.high))  # no -0.000
+def _signed(interval: Interval) -> str:
+    value, low, high = (round(number, 3) + 0.0 for number in (interval.value, interval.low, interval.high))  # no -0.000
     return f"{value:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
-def _percent(it: Interval | None) -> str:
-    return "-" if it is None else percent(it.value)
-
-
-def _cell(it: Interval | None) -> str:
-    return "-" if it is None else f"{it.value:.3f} {it.low:.3f}-{it.high:.3f}"
+def _cell(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.value:.3f} {interval.low:.3f}-{interval.high:.3f}"
 
 
 def _domain(name: str) -> str:
     return cut_text(shown_name(name), 16)
 
 
-def _threshold(it: SimpleNamespace) -> str:
-    return "" if it.threshold is None else shown_threshold(it.threshold)
+def _threshold(scores: SimpleNamespace) -> str:
+    return "" if scores.threshold is None else shown_threshold(scores.threshold)
 
 
 def _arrow(before: str, after: str) -> str:
@@ -398,7 +403,7 @@ SERIES = 8
 """Number of colours for curves; a ninth would be hard to distinguish."""
 
 
-def render(it: SimpleNamespace) -> str:
+def render(report: SimpleNamespace) -> str:
     """Return the page; it depends only on the numbers."""
     import jinja2
 
@@ -415,9 +420,10 @@ def render(it: SimpleNamespace) -> str:
                      outcome_headline, sentences, outcome_tables, parts_table):  # fmt: skip
         environment.globals[function.__name__] = function
     template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
-    curves = [it.total] if len(it.domains) == 1 else it.domains[: SERIES if not it.other_domains else -1][:SERIES]
+    named = report.domains[:-1] if report.other_domains else report.domains
+    curves = named[:SERIES] if len(named) > 1 else [report.total]
     return template.render(
-        r=it, version=__version__, decisions=DECISIONS, near=NEAR, curves=curves, left_out=_left_out(it)
+        r=report, version=__version__, decisions=DECISIONS, near=NEAR, curves=curves, left_out=_left_out(report)
     )
 
 

@@ -115,9 +115,9 @@ def explain_trace(
     )
 
 
-def agrees(it: SimpleNamespace) -> bool:
+def agrees(explained: SimpleNamespace) -> bool:
     """Return whether the document's own score follows from its figures; True if it has none."""
-    return it.recorded_score in (None, it.score)
+    return explained.recorded_score in (None, explained.score)
 
 
 def _used_from(trace: ReasoningTrace) -> str:
@@ -155,17 +155,19 @@ def _about_time(trace: ReasoningTrace, recorded: ReadScoring, step: float | None
 # -- as tables
 
 
-def explanation_text(it: SimpleNamespace, options: str = "") -> RenderableType:
+def explanation_text(explained: SimpleNamespace, options: str = "") -> RenderableType:
     """Return the explanation for a terminal; `options`: those that give a printed command the same settings."""
-    objective = Text(clean(it.objective), "dim", no_wrap=True, overflow="ellipsis")
+    objective = Text(clean(explained.objective), "dim", no_wrap=True, overflow="ellipsis")
     numbers = ("value", "* weight", "= part")
     weighting = columns("component", *numbers, right=numbers)
-    for name, formula in it.components.items():
+    for name, formula in explained.components.items():
         cells = (fixed(formula.value, 4), f"{formula.weight:.2f}", fixed(formula.weighted, 4))
         weighting.add_row(name.replace("_", " "), *cells)
-    weighting.add_row("sum", "", "", Text(_score(it, it.weighted_sum), "bold"))
-    places: list[RenderableType] = ["", _places(it, options)] if it.source or it.record or it.nearest else []
-    return Group(Text(clean(it.id), "bold"), objective, "", _formulas(it), "", weighting, "", _steps(it), *places)
+    weighting.add_row("sum", "", "", Text(_score(explained, explained.weighted_sum), "bold"))
+    parts: list[RenderableType] = [_formulas(explained), "", weighting, "", _steps(explained)]
+    if explained.source or explained.record or explained.nearest:
+        parts += ["", _places(explained, options)]
+    return Group(Text(clean(explained.id), "bold"), objective, "", *parts)
 
 
 def named_rows() -> PlainTable:
@@ -178,54 +180,54 @@ def named_rows() -> PlainTable:
     return table
 
 
-def _formulas(it: SimpleNamespace) -> PlainTable:
+def _formulas(explained: SimpleNamespace) -> PlainTable:
     table = named_rows()
-    for name, formula in it.components.items():
+    for name, formula in explained.components.items():
         table.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
         table.add_row("", Text(f"= {formula.numbers} = {fixed(formula.value, 3)}"))
-    if (of := it.confidence) is not None:
-        table.add_row("confidence", Text(clean(f"{it.used_from}"), "dim"))
+    if (of := explained.confidence) is not None:
+        table.add_row("confidence", Text(clean(f"{explained.used_from}"), "dim"))
         verdicts = f"verdicts on the agent in this domain: {of.judged}, successes: {of.succeeded:g}"
         table.add_row("", f"= {of.used:.6g} (stated: {of.stated:.6g}); {verdicts}")
     return table
 
 
-def _steps(it: SimpleNamespace) -> PlainTable:
+def _steps(explained: SimpleNamespace) -> PlainTable:
     table = named_rows()
-    table.add_row("profile", Text(clean(f"{it.profile}, because {it.profile_because}")))
-    for override in it.overrides:
-        change = f"{_score(it, override.before)} -> {_score(it, override.after)}"
+    table.add_row("profile", Text(clean(f"{explained.profile}, because {explained.profile_because}")))
+    for override in explained.overrides:
+        change = f"{_score(explained, override.before)} -> {_score(explained, override.after)}"
         table.add_row("override", f"{override.name}: {change} ({override.rule})")
-    if not it.overrides:
+    if not explained.overrides:
         table.add_row("overrides", "none applies")
-    clamped = f"{_score(it, it.before_clamp)} -> {_score(it, it.score)}"
-    table.add_row("clamp to 0..1", clamped if it.score != it.before_clamp else "changes nothing")
-    sign, colour = (">=", "green") if it.decision == "accepted" else ("<", "red")
-    verdict = Text(f"{it.score!r} {sign} {shown_threshold(it.threshold)} ({it.threshold_from}): ")
-    table.add_row(Text("score", "bold"), verdict.append(it.decision, f"bold {colour}"))
-    for note in it.notes:
+    clamped = f"{_score(explained, explained.before_clamp)} -> {_score(explained, explained.score)}"
+    table.add_row("clamp to 0..1", clamped if explained.score != explained.before_clamp else "changes nothing")
+    sign, colour = (">=", "green") if explained.decision == "accepted" else ("<", "red")
+    verdict = Text(f"{explained.score!r} {sign} {shown_threshold(explained.threshold)} ({explained.threshold_from}): ")
+    table.add_row(Text("score", "bold"), verdict.append(explained.decision, f"bold {colour}"))
+    for note in explained.notes:
         table.add_row(Text("note", "yellow"), Text(clean(note)))
     return table
 
 
-def _score(it: SimpleNamespace, value: float) -> str:
-    return shown_score(value, it.threshold, 4)
+def _score(explained: SimpleNamespace, value: float) -> str:
+    return shown_score(value, explained.threshold, 4)
 
 
-def _places(it: SimpleNamespace, options: str) -> PlainTable:
+def _places(explained: SimpleNamespace, options: str) -> PlainTable:
     """Tabulate places and times of the verdict and its trace, and how to explain the nearest trace."""
     table = named_rows()
-    if it.record is not None:
-        table.add_row("decision", Text(clean(str(it.record))))
-    for place in it.also:
+    if explained.record is not None:
+        table.add_row("decision", Text(clean(str(explained.record))))
+    for place in explained.also:
         table.add_row("also", Pasted(clean(f"kp-worker explain{options} {place}")))
     rows = {
-        "source": it.source, "created at": it.created_at, "stream time": it.stream_time,
-        "record time": it.record_time, "nearest": it.nearest,
+        "source": explained.source, "created at": explained.created_at, "stream time": explained.stream_time,
+        "record time": explained.record_time, "nearest": explained.nearest,
     }  # fmt: skip
     for name, value in rows.items():
         if value:
             table.add_row(name, Text(clean(str(value))))
-    if it.nearest is not None and it.record is not None:
-        table.add_row("", Pasted(f"kp-worker explain{options} {shlex.quote(clean(it.nearest.id))}"))
+    if explained.nearest is not None and explained.record is not None:
+        table.add_row("", Pasted(f"kp-worker explain{options} {shlex.quote(clean(explained.nearest.id))}"))
     return table

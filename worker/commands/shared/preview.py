@@ -61,7 +61,9 @@ class Preview:
     def lines(self) -> Iterator[str]:
         """Yield the lines to show: the runs, newest first, then totals."""
         lacking, hints = Counter[str](), set[str]()
-        newest = sorted(self._spans.items(), key=lambda it: max(span.end_ns for span in it[1]), reverse=True)
+        newest = sorted(
+            self._spans.items(), key=lambda of_trace: max(span.end_ns for span in of_trace[1]), reverse=True
+        )
         shown = unfinished = 0
         for trace_id, spans in newest:
             try:

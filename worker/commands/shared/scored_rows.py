@@ -136,7 +136,7 @@ def in_commit_order(records: Iterable[TailRecord]) -> list[TailRecord]:
     """Sort records as their commits followed each other: exactly within a partition, between partitions by time."""
     latest: dict[int, int] = {}
     by_time = defaultdict[int, list[TailRecord]](list)
-    for record in sorted(records, key=lambda it: it.source):
+    for record in sorted(records, key=lambda record: record.source):
         partition, _ = record.source
         latest[partition] = max(latest.get(partition, 0), record.record.time_ms)
         by_time[latest[partition]].append(record)

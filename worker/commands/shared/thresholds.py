@@ -116,5 +116,5 @@ def _key(name: str) -> str:
     """Return a name as a TOML key, quoted and with unprintable characters escaped if necessary."""
     if re.fullmatch(r"[A-Za-z0-9_-]+", name):
         return name
-    plain = (it if it.isprintable() and it not in '"\\' else f"\\U{ord(it):08x}" for it in name)
+    plain = (char if char.isprintable() and char not in '"\\' else f"\\U{ord(char):08x}" for char in name)
     return f'"{"".join(plain)}"'
