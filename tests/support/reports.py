@@ -46,6 +46,12 @@ def scored(
     return result
 
 
+def outputs(
+    sources: Iterable[bytes], profiles: Mapping[str, Profile] = PROFILES, threshold: float = 0.75, *, embed: bool = True
+) -> list[bytes]:
+    return [document for _, document in scored(sources, profiles, threshold, embed=embed)]
+
+
 def random_sources(rng: random.Random, count: int) -> list[bytes]:
     return [random_trace_bytes(rng, number, T0 + 1000 * number) for number in range(count)]
 
@@ -54,6 +60,10 @@ def random_profiles(rng: random.Random) -> dict[str, Profile]:
     """Return profiles of some domains that random traces have, and of some that they have not."""
     names = rng.sample(["default", "finance", "code", "medical", "gardening", "legal"], rng.randint(0, 6))
     return dict(PROFILES) | {name: Profile(_random_weights(rng), rng.choice([None, rng.random()])) for name in names}
+
+
+def random_share(rng: random.Random) -> Fraction:
+    return rng.choice([Fraction(1, 10), Fraction(1), Fraction(1, 1000), Fraction(rng.randint(1, 999), 1000)])
 
 
 def _random_weights(rng: random.Random) -> Weights:

@@ -23,14 +23,14 @@ def lines(*records: tuple[bytes | None, bytes]) -> list[str]:
 
 
 def test_a_run_is_shown_with_its_steps_and_result() -> None:
-    said = lines(
+    shown = lines(
         *((None, value) for value in (spans.as_json(spans.run_spans(1)), spans.as_protobuf(spans.run_spans(2))))
     )
-    assert said[0] == f"{spans.trace_id(2)}: 4 spans, gen_ai, agent agent-2"
-    assert "  objective: Do task 2." in said
-    assert "  steps: 1 observation, 1 thought, 1 tool_call; success" in said
-    assert "  result: Task 2 is done." in said
-    assert said[-3:] == [
+    assert shown[0] == f"{spans.trace_id(2)}: 4 spans, gen_ai, agent agent-2"
+    assert "  objective: Do task 2." in shown
+    assert "  steps: 1 observation, 1 thought, 1 tool_call; success" in shown
+    assert "  result: Task 2 is done." in shown
+    assert shown[-3:] == [
         "2 records: 1 otlp_json, 1 otlp_proto",
         "2 OpenTelemetry traces, 0 of them without their root or a parent",
         "2 reasoning traces would come out",
@@ -43,11 +43,11 @@ def test_what_is_missing_is_said_with_a_way_to_have_it() -> None:
         each["attributes"] = {
             name: value for name, value in each["attributes"].items() if "messages" not in name and "result" not in name
         }
-    said = lines((None, spans.as_json(bare)), (None, b"{"))
-    assert said[0].endswith(", not ended")
-    assert said[1] == "  no trace: its content was not captured"
-    assert "no trace for 1 run: its content was not captured" in said
-    assert any(line.startswith("2 records: 1 otlp_json, 1 unreadable (not_json") for line in said)
+    shown = lines((None, spans.as_json(bare)), (None, b"{"))
+    assert shown[0].endswith(", not ended")
+    assert shown[1] == "  no trace: its content was not captured"
+    assert "no trace for 1 run: its content was not captured" in shown
+    assert any(line.startswith("2 records: 1 otlp_json, 1 unreadable (not_json") for line in shown)
 
 
 def test_content_where_nothing_reads_it_is_named() -> None:
@@ -55,9 +55,9 @@ def test_content_where_nothing_reads_it_is_named() -> None:
     for each in strange:
         each["attributes"] = {name.replace("gen_ai.", "desk."): value for name, value in each["attributes"].items()}
         each["attributes"]["gen_ai.request.model"] = "m"
-    said = lines((None, spans.as_json(strange)))
-    assert said[1] == "  no trace: its content seems to be in attributes that nothing reads, see below"
-    (named,) = [line for line in said if line.startswith("not read, and looks like content: ")]
+    shown = lines((None, spans.as_json(strange)))
+    assert shown[1] == "  no trace: its content seems to be in attributes that nothing reads, see below"
+    (named,) = [line for line in shown if line.startswith("not read, and looks like content: ")]
     assert "desk.input.messages (1 runs)" in named
     assert "desk.output.messages (1 runs)" in named
 
@@ -81,11 +81,11 @@ def test_a_fault_in_one_run_or_record_names_it_and_costs_no_other(monkeypatch: p
     for module in (preview, otlp_spans):
         monkeypatch.setattr(module, "decoded", broken_reader)
     values = [spans.as_json(spans.run_spans(number)) for number in (1, 2, 3, 4)]
-    said = lines(*((None, value) for value in values))
-    assert f"{spans.trace_id(2)}: 4 spans: KeyError while it was converted; report it with this run" in said
-    assert "no trace for 1 run: a bug in kp-worker; please report it, with the spans" in said
-    assert "2 reasoning traces would come out" in said
-    assert "4 records: 3 otlp_json, 1 unreadable (ZeroDivisionError while it was converted" in "".join(said)
+    shown = lines(*((None, value) for value in values))
+    assert f"{spans.trace_id(2)}: 4 spans: KeyError while it was converted; report it with this run" in shown
+    assert "no trace for 1 run: a bug in kp-worker; please report it, with the spans" in shown
+    assert "2 reasoning traces would come out" in shown
+    assert "4 records: 3 otlp_json, 1 unreadable (ZeroDivisionError while it was converted" in "".join(shown)
     options = ["--confidence", "1", "--domain", "a", "--visibility", "org", "--privacy", "private"]
     done = CliRunner().invoke(cli, ["convert", *options, "-"], input=b"\n".join(values))
     assert done.exit_code == 1

@@ -6,6 +6,7 @@ import statistics
 import sys
 import tomllib
 from collections import Counter
+from dataclasses import astuple
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from tests.support.reports import (
     as_settings,
     changed,
     dump,
+    outputs,
     random_documents,
     random_profiles,
+    random_share,
     random_sources,
     report_of,
     scored,
@@ -30,7 +33,7 @@ from tests.support.reports import (
 from worker.commands.report.numbers import DOMAINS, NEAR, THRESHOLDS, Traces
 from worker.commands.shared.thresholds import FEW_TRACES, LEAST_TRACES, share_interval
 from worker.config import Settings, load
-from worker.core.scoring import PROFILES, Profile
+from worker.core.scoring import PROFILES
 
 # -- as they are
 
@@ -38,32 +41,32 @@ from worker.core.scoring import PROFILES, Profile
 def test_the_numbers_are_those_of_brute_force_whatever_the_order(seed: int) -> None:
     rng = random.Random(seed)
     documents = random_documents(rng, rng.randint(1, 80))
-    found = report_of(rng.sample(documents, len(documents)))
-    assert found == report_of(documents)
+    report = report_of(rng.sample(documents, len(documents)))
+    assert report == report_of(documents)
     scores = [d["scoring"]["score"] for d in documents]
-    total = found.total
+    total = report.total
     assert (total.traces, total.to_accepted, total.to_rejected) == (len(documents), 0, 0)
     assert total.before == total.after
     assert total.before.accepted == sum(score >= 0.75 for score in scores)
     assert total.before.reaching == pytest.approx([sum(s >= t for s in scores) / len(scores) for t in THRESHOLDS])
     assert sum(total.before.histogram) == len(documents)
     assert total.before.quantiles[2] == pytest.approx(statistics.median(scores))
-    assert {row.domain for row in found.domains} == {d["metadata"]["task_domain"] for d in documents}
-    for row in found.domains:
+    assert {row.domain for row in report.domains} == {d["metadata"]["task_domain"] for d in documents}
+    for row in report.domains:
         own = [s for d, s in zip(documents, scores, strict=True) if d["metadata"]["task_domain"] == row.domain]
         assert (row.traces, row.before.accepted) == (len(own), sum(s >= 0.75 for s in own))
-    for border in found.border:
+    for border in report.border:
         own = [d["scoring"]["score"] for d in documents if d["scoring"]["profile"] == border.profile]
         above, below = sorted(s for s in own if s >= 0.75)[:3], sorted((s for s in own if s < 0.75), reverse=True)[:3]
         assert [trace.before.score for trace in border.above] == above[::-1]
         assert [trace.before.score for trace in border.below] == below
     rules = Counter(rule for d in documents for rule in d["scoring"].get("screen", {"rules": []})["rules"])
-    assert found.hidden_text == rules
+    assert report.hidden_text == rules
 
     alike = [d["scoring"] for d in documents
              if d["scoring"]["nearest"] and d["scoring"]["nearest"]["similarity"] >= NEAR]  # fmt: skip
     passed = [s for s in alike if s["score"] >= 0.75]
-    near = found.near_duplicates
+    near = report.near_duplicates
     assert (near.traces, near.accepted, len(near.examples)) == (len(alike), len(passed), min(10, len(passed)))
     assert all(example in [(s["score"], *s["nearest"].values()) for s in passed]
                for example in ((trace.before.score, *nearest) for trace, *nearest in near.examples))  # fmt: skip
@@ -74,28 +77,31 @@ def test_the_threshold_is_that_of_the_last_trace_and_a_change_is_told() -> None:
         scored_document(0, threshold=0.6, score=0.7),
         scored_document(1, threshold=0.8, score=0.7, time_ms=T0 + 1),
     ]
-    found = report_of(documents[::-1])
-    assert (found.border[0].threshold, found.domains[0].before.threshold, found.total.before.threshold) == (0.8,) * 3
-    assert (found.changed_within, found.total.before.accepted) == (["finance"], 1)
+    report = report_of(documents[::-1])
+    assert (report.border[0].threshold, report.domains[0].before.threshold, report.total.before.threshold) == (0.8,) * 3
+    assert (report.changed_within, report.total.before.accepted) == (["finance"], 1)
     mixed = report_of([scored_document(0), scored_document(1, domain="law", threshold=0.6)])
     assert (mixed.changed_within, mixed.total.before.threshold) == ([], None)
 
 
 def test_many_domains_become_one_row() -> None:
-    found = report_of([scored_document(n, domain=f"domain {n}") for n in range(DOMAINS + 7)])
-    assert (len(found.domains), found.domains[-1].domain, found.domains[-1].traces) == (DOMAINS + 1, "7 others", 7)
-    assert (found.other_domains, len(found.without_profile)) == (7, DOMAINS + 7)
+    report = report_of([scored_document(n, domain=f"domain {n}") for n in range(DOMAINS + 7)])
+    assert (len(report.domains), report.domains[-1].domain, report.domains[-1].traces) == (DOMAINS + 1, "7 others", 7)
+    assert (report.other_domains, len(report.without_profile)) == (7, DOMAINS + 7)
 
 
 def test_domains_without_a_profile_and_profiles_without_a_trace_are_named() -> None:
     domains = ["Finance", "legal", "legal", "finance", "medical", "finance "]
-    documents = [d for _, d in scored(trace_bytes(f"kp:trace:{n}", domain=it) for n, it in enumerate(domains))]
-    found = report_of(documents, profiles={"leagl": {}, "art": {}})
-    named = [(domain.name, domain.traces, domain.near) for domain in found.without_profile]
-    assert named == [("legal", 2, "leagl"), ("Finance", 1, "finance"), ("finance ", 1, "finance")]
-    assert [(it.name, it.near) for it in found.unused_profiles] == [("leagl", "legal"), ("art", None)]
-    own = [d for _, d in scored([trace_bytes(domain="legal")], {**PROFILES, "legal": PROFILES["code"]})]
-    assert report_of(own).without_profile == [], "the documents know the profile"
+    sources = [trace_bytes(f"kp:trace:{n}", domain=domain) for n, domain in enumerate(domains)]
+    report = report_of(outputs(sources), profiles={"leagl": {}, "art": {}})
+    assert [astuple(domain) for domain in report.without_profile] == [
+        ("legal", 2, "leagl"),
+        ("Finance", 1, "finance"),
+        ("finance ", 1, "finance"),
+    ]
+    assert [astuple(profile) for profile in report.unused_profiles] == [("leagl", "legal"), ("art", None)]
+    own_profile = outputs([trace_bytes(domain="legal")], {**PROFILES, "legal": PROFILES["code"]})
+    assert report_of(own_profile).without_profile == [], "the documents know the profile"
 
 
 def test_the_last_by_record_time() -> None:
@@ -148,21 +154,21 @@ def test_scores_and_decisions_are_those_of_scoring_anew(seed: int) -> None:
     anew = {verdict.trace_id: verdict for verdict, _ in scored(sources, profiles, threshold)}
     before = {verdict.trace_id: verdict for verdict, _ in first}
     documents = [document for _, document in first]
-    found = report_of(rng.sample(documents, len(documents)), **as_settings(profiles, threshold))
+    report = report_of(rng.sample(documents, len(documents)), **as_settings(profiles, threshold))
     changes = [name for name in before if before[name].accepted != anew[name].accepted]
-    assert [trace.id for trace in found.changes.decisions] == changes
-    for trace in [*found.changes.decisions, *(it for each in found.border for it in (*each.above, *each.below))]:
+    assert [trace.id for trace in report.changes.decisions] == changes
+    for trace in [*report.changes.decisions, *(it for each in report.border for it in (*each.above, *each.below))]:
         for side, verdict in ((trace.before, before[trace.id]), (trace.after, anew[trace.id])):
             expected = (verdict.score, verdict.threshold, verdict.profile, verdict.accepted)
             assert (side.score, side.threshold, side.profile, side.decision == "accepted") == expected
-    for row in (found.total, *found.domains):
+    for row in (report.total, *report.domains):
         own = [name for name in before if row.domain in ("all", before[name].domain)]
         assert row.to_accepted == sum(anew[name].accepted for name in own if name in changes)
         assert row.to_rejected == sum(before[name].accepted for name in own if name in changes)
         for side, verdicts in ((row.before, before), (row.after, anew)):
             assert side.accepted == sum(verdicts[name].accepted for name in own)
             assert side.quantiles[2] == pytest.approx(statistics.median(verdicts[name].score for name in own))
-    kept, accepted = found.changes.same_share, found.total.before.accepted
+    kept, accepted = report.changes.same_share, report.total.before.accepted
     if accepted:
         scores = sorted(verdict.score for verdict in anew.values())
         assert sum(score >= kept for score in scores) >= accepted >= sum(score > kept for score in scores) - 1
@@ -171,11 +177,11 @@ def test_scores_and_decisions_are_those_of_scoring_anew(seed: int) -> None:
 def test_the_settings_that_were_used_change_nothing(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     profiles, threshold = random_profiles(rng), rng.random()
-    documents = [document for _, document in scored(random_sources(rng, 40), profiles, threshold)]
-    found = report_of(documents, **as_settings(profiles, threshold))
-    assert (found.total.traces, found.total.to_accepted, found.total.to_rejected) == (40, 0, 0)
-    assert all(row.before == row.after for row in (found.total, *found.domains))
-    (tmp_path / "pasted.toml").write_text(found.config or "", "utf-8")
+    documents = outputs(random_sources(rng, 40), profiles, threshold)
+    report = report_of(documents, **as_settings(profiles, threshold))
+    assert (report.total.traces, report.total.to_accepted, report.total.to_rejected) == (40, 0, 0)
+    assert all(row.before == row.after for row in (report.total, *report.domains))
+    (tmp_path / "pasted.toml").write_text(report.config or "", "utf-8")
     settings = load(tmp_path / "pasted.toml")
     assert (settings.threshold, settings.scoring_profiles()) == (threshold, profiles)
 
@@ -196,15 +202,12 @@ CHANGED = [
 
 @pytest.mark.parametrize(("path", "value", "reason"), CHANGED)
 def test_a_document_that_was_changed_is_named_and_not_scored_again(path: str, value: object, reason: str) -> None:
-    good, other = (
-        document for _, document in scored([trace_bytes("kp:trace:1"), trace_bytes("kp:trace:2")], embed=False)
-    )
-    found = report_of([good, changed(other, path, value)], threshold=0)
-    [(where, told)] = found.inconsistent.first
-    assert where == "line 2"
-    assert told.startswith("kp:trace:2: ")
-    assert reason in told
-    assert (found.inconsistent.count, found.total.traces) == (1, 1)
+    good, other = outputs([trace_bytes("kp:trace:1"), trace_bytes("kp:trace:2")], embed=False)
+    report = report_of([good, changed(other, path, value)], threshold=0)
+    [(where, problem)] = report.inconsistent.first
+    assert (where, problem[:12]) == ("line 2", "kp:trace:2: ")
+    assert reason in problem
+    assert (report.inconsistent.count, report.total.traces) == (1, 1)
     assert report_of([good, changed(other, path, value)]).total.traces == 2, "as they are, both count"
 
 
@@ -218,19 +221,15 @@ def test_the_least_change_of_a_score_is_seen() -> None:
 # -- thresholds for a share
 
 
-def random_share(rng: random.Random) -> Fraction:
-    return rng.choice([Fraction(1, 10), Fraction(1), Fraction(1, 1000), Fraction(rng.randint(1, 999), 1000)])
-
-
 def test_proposals_are_those_of_brute_force(seed: int, tmp_path: Path) -> None:
     """With random profiles; and the config, once it is loaded, accepts what the proposal says."""
     rng = random.Random(seed)
     sources = random_sources(rng, rng.choice([rng.randint(1, 80), rng.randint(80, 400)]))
-    documents = [document for _, document in scored(sources, random_profiles(rng))]
+    documents = outputs(sources, random_profiles(rng))
     profiles, threshold, share = random_profiles(rng), rng.random(), random_share(rng)
     anew = [verdict for verdict, _ in scored(sources, profiles, threshold)]
-    found = report_of(rng.sample(documents, len(documents)), share, **as_settings(profiles, threshold))
-    proposal = found.share
+    report = report_of(rng.sample(documents, len(documents)), share, **as_settings(profiles, threshold))
+    proposal = report.share
     assert {row.domain: row.traces for row in proposal.domains} == Counter(verdict.domain for verdict in anew)
     accepted = 0
     for row in proposal.domains:
@@ -248,13 +247,13 @@ def test_proposals_are_those_of_brute_force(seed: int, tmp_path: Path) -> None:
         assert row.interval == share_interval(np.array(scores), share)
     assert (proposal.accepted_before, proposal.accepted) == (sum(verdict.accepted for verdict in anew), accepted)
 
-    (tmp_path / "proposed.toml").write_text(found.config or "", "utf-8")
+    (tmp_path / "proposed.toml").write_text(report.config or "", "utf-8")
     settings = load(tmp_path / "proposed.toml")
     pasted = report_of(documents, **as_settings(settings.scoring_profiles(), settings.threshold))
     assert {row.domain: row.after.accepted for row in pasted.domains} == {
         row.domain: row.accepted for row in proposal.domains
     }
-    assert pasted.total.after.quantiles == found.total.after.quantiles, "the weights are the same"
+    assert pasted.total.after.quantiles == report.total.after.quantiles, "the weights are the same"
 
 
 def pasted_profiles(documents: list[bytes], share: Fraction = Fraction(1, 10), **settings: Any) -> dict[str, Any]:
@@ -265,21 +264,20 @@ def pasted_profiles(documents: list[bytes], share: Fraction = Fraction(1, 10), *
 def test_only_small_domains_beyond_the_largest_keep_their_threshold() -> None:
     big = [trace_bytes(f"kp:trace:b{n}", domain=f"big {n // FEW_TRACES}") for n in range(FEW_TRACES * (DOMAINS + 2))]
     small = [trace_bytes(f"kp:trace:s{n}", domain=f"small {n}") for n in range(9)]
-    documents = [document for _, document in scored(small + big)]
-    found = report_of(documents, Fraction(1, 10))
-    assert (len(found.share.domains), found.share.other_domains) == (DOMAINS + 2, 9)
+    documents = outputs(small + big)
+    report = report_of(documents, Fraction(1, 10))
+    assert (len(report.share.domains), report.share.other_domains) == (DOMAINS + 2, 9)
     assert set(pasted_profiles(documents)) == {f"big {n}" for n in range(DOMAINS + 2)}
 
 
 def legal(count: int = LEAST_TRACES, domain: str = "legal") -> list[bytes]:
-    return [d for _, d in scored([trace_bytes(f"kp:trace:{domain}{n}", domain=domain) for n in range(count)])]
+    return outputs(trace_bytes(f"kp:trace:{domain}{n}", domain=domain) for n in range(count))
 
 
 def test_a_domain_with_any_name_gets_a_profile() -> None:
     names = ["y" * 200, "default", '"\n[a]', " "]
     sources = [trace_bytes(f"kp:trace:{n}", domain=names[n % 4]) for n in range(4 * LEAST_TRACES)]
-    documents = [document for _, document in scored(sources)]
-    assert set(pasted_profiles(documents, Fraction(1, 2))) == set(names)
+    assert set(pasted_profiles(outputs(sources), Fraction(1, 2))) == set(names)
 
 
 def test_no_threshold_is_proposed_from_fewer_than_30_traces() -> None:
@@ -287,10 +285,3 @@ def test_no_threshold_is_proposed_from_fewer_than_30_traces() -> None:
     assert pasted_profiles(legal(30)).keys() == {"legal"}
     profiles = pasted_profiles([*legal(5), *legal(30, "default")])
     assert profiles["legal"]["threshold"] == 0.75 != profiles["default"]["threshold"], "it keeps its threshold"
-
-
-def test_a_new_profile_has_the_weights_of_the_default() -> None:
-    assert pasted_profiles(legal(), Fraction(1))["legal"].keys() == {"threshold"}
-    other = as_settings({"default": Profile(PROFILES["code"].weights)}, 0.75)
-    proposed = pasted_profiles(legal(), Fraction(1), **other)["legal"]
-    assert proposed["weights"]["novelty"] == PROFILES["code"].weights.novelty

@@ -18,13 +18,13 @@ from tests.support.imports import MODEL_RUNTIMES, loaded_after
 from tests.support.reports import (
     changed,
     dump,
+    outputs,
     parsed,
     random_documents,
     random_sources,
     rendered,
     report_of,
     run,
-    scored,
     scored_document,
     words,
 )
@@ -41,7 +41,7 @@ HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u000
 def documents(tmp_path: Path) -> Path:
     rng = random.Random(5)
     path = tmp_path / "scored.jsonl"
-    rows = [changed(row, "x_won", rng.random() < 0.5) for _, row in scored(random_sources(rng, 160))]
+    rows = [changed(row, "x_won", rng.random() < 0.5) for row in outputs(random_sources(rng, 160))]
     path.write_bytes(b"\n".join(rows))
     return path
 
@@ -104,20 +104,20 @@ def test_the_text_has_the_settings_and_the_proposed_thresholds_ready_to_paste(do
         return tomllib.loads(run_text(documents, *arguments).partition("(--config FILE, KP_CONFIG):\n")[2])
 
     assert pasted("--config", "{candidate}") == tomllib.loads(documents.with_name("candidate.toml").read_text())
-    found = json.loads(run(str(documents), "--share", "0.1").stdout)
-    assert pasted("--share", "10%") == tomllib.loads(found["config"])
+    report = json.loads(run(str(documents), "--share", "0.1").stdout)
+    assert pasted("--share", "10%") == tomllib.loads(report["config"])
     assert {name: it["threshold"] for name, it in pasted("--share", "10%")["profiles"].items()} == {
-        row["domain"]: row["threshold"] for row in found["share"]["domains"]
+        row["domain"]: row["threshold"] for row in report["share"]["domains"]
     }
 
 
 def test_ties_near_misses_and_default_are_told() -> None:
     sources = [trace_bytes(f"kp:trace:{n}", domain=("Finance", "default")[n % 2]) for n in range(60)]
-    data = b"\n".join(document for _, document in scored(sources, embed=False))
-    told = " ".join(run("-", "--share", "10%", "--text", data=data).stdout.split())
-    assert "Finance: 30 traces tie, so 30 are accepted, not 3; a threshold above the tie accepts 0" in told
-    assert "Finance: 30 traces; did you mean finance?" in told
-    assert "default: its threshold also applies to every domain without a profile" in told
+    data = b"\n".join(outputs(sources, embed=False))
+    text = " ".join(run("-", "--share", "10%", "--text", data=data).stdout.split())
+    assert "Finance: 30 traces tie, so 30 are accepted, not 3; a threshold above the tie accepts 0" in text
+    assert "Finance: 30 traces; did you mean finance?" in text
+    assert "default: its threshold also applies to every domain without a profile" in text
     few = run("-", "--share", "10%", "--text", data=b"\n".join(data.splitlines()[:3])).stdout
     assert "Finance: 2 traces are too few to propose a threshold (30 at least); it keeps its threshold" in few
 
@@ -125,10 +125,10 @@ def test_ties_near_misses_and_default_are_told() -> None:
 def test_what_a_reader_must_know_is_told() -> None:
     documents = [scored_document(n, threshold=0.75 - n / 10, time_ms=T0 + n) for n in range(2)]
     documents[1]["scoring"] |= {"worker_version": "9.9", "screen": {"rules": ["tag-characters"]}}
-    told = run("-", "--text", data=b"\n".join(map(dump, documents))).stdout
-    assert "scored in 2 ways: no embedder, kp-worker 0.1.0: 1; no embedder, kp-worker 9.9: 1." in told
-    assert "threshold or weights changed within: finance. The threshold shown is the last one." in told
-    assert "traces with hidden text, by the screen's rule: tag-characters 1." in told
+    text = run("-", "--text", data=b"\n".join(map(dump, documents))).stdout
+    assert "scored in 2 ways: no embedder, kp-worker 0.1.0: 1; no embedder, kp-worker 9.9: 1." in text
+    assert "threshold or weights changed within: finance. The threshold shown is the last one." in text
+    assert "traces with hidden text, by the screen's rule: tag-characters 1." in text
 
 
 def test_what_is_left_out_is_said_on_standard_error(documents: Path) -> None:
@@ -142,8 +142,8 @@ def test_what_is_left_out_is_said_on_standard_error(documents: Path) -> None:
     assert "repeated documents (identical bytes), counted once: 1" in result.stderr
     assert f"skipped, since they cannot be read: {LEFT_OUT + 2}" in result.stderr
     assert "  and 2 more" in result.stderr
-    found = json.loads(result.stdout)
-    assert (found["total"]["traces"], found["inconsistent"]["count"], found["repeated"]) == (159, 1, 1)
+    report = json.loads(result.stdout)
+    assert (report["total"]["traces"], report["inconsistent"]["count"], report["repeated"]) == (159, 1, 1)
 
 
 def test_files_are_read_together_and_named(documents: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_since_takes_a_time_or_an_age(text: str, seconds: int, monkeypatch: pyte
 
 def test_hostile_texts_do_not_reach_the_terminal() -> None:
     hostile = "a\x1b[31m\u202e[bold]"
-    rows = [document for _, document in scored([trace_bytes(f"kp:trace:{hostile}", domain=hostile)])]
+    rows = outputs([trace_bytes(f"kp:trace:{hostile}", domain=hostile)])
     data = b"\n".join([changed(row, hostile, True) for row in rows] + [trace_bytes(f"kp:trace:{hostile}")])
     for arguments in ((), ("--set", "threshold=0"), ("--share", "1"), ("--outcome", hostile), ("--outcome", "nothing")):
         for form in ("--text", "--json"):
@@ -251,7 +251,7 @@ def test_all_texts_are_escaped() -> None:
     for document in hostile:
         document["scoring"] |= {"profile": HOSTILE, "worker_version": HOSTILE, "screen": {"rules": [HOSTILE]}}
     sources = [trace_bytes(f"kp:trace:{n}{HOSTILE}", domain=HOSTILE) for n in range(40)]
-    rows = [changed(document, HOSTILE, n % 2) for n, (_, document) in enumerate(scored(sources))]
+    rows = [changed(document, HOSTILE, n % 2) for n, document in enumerate(outputs(sources))]
     asked = Asked(HOSTILE, None, Judging(0.5, 1))
     for report in (report_of([*map(dump, hostile), b"{"]), report_of([*rows, b"{"], asked=asked, threshold=0)):
         page = rendered(report)
@@ -267,18 +267,18 @@ def test_the_page_has_the_figures_and_plots_of_what_was_asked(documents: Path, t
     result = run(str(documents), *arguments, "--page", str(page), "--json")
     assert result.exit_code == 0, result.output
     assert f" kB to {page}" in result.stderr
-    root, told, found = parsed(page.read_text("utf-8")), words(page.read_text("utf-8")), json.loads(result.stdout)
-    assert found["total"]["to_accepted"] > 0
-    assert f"{found['total']['to_accepted']} become accepted, 0 rejected" in told
-    for row in found["share"]["domains"]:
+    root, text, report = parsed(page.read_text("utf-8")), words(page.read_text("utf-8")), json.loads(result.stdout)
+    assert report["total"]["to_accepted"] > 0
+    assert f"{report['total']['to_accepted']} become accepted, 0 rejected" in text
+    for row in report["share"]["domains"]:
         low, high = row["interval"]
-        assert f"{low:.3f}-{high:.3f}" in told
-    brier = found["outcome"]["record"]["brier"]
-    assert f"{brier['value']:.3f} {brier['low']:.3f}-{brier['high']:.3f}" in told
-    assert [pasted.text for pasted in root.iter("pre")] == [found["config"]]
+        assert f"{low:.3f}-{high:.3f}" in text
+    brier = report["outcome"]["record"]["brier"]
+    assert f"{brier['value']:.3f} {brier['low']:.3f}-{brier['high']:.3f}" in text
+    assert [pasted.text for pasted in root.iter("pre")] == [report["config"]]
     assert len(list(root.iter("figure"))) == 3, "before and after, shares"
-    assert "At the border" in told
-    assert "Near-duplicates" in told
+    assert "At the border" in text
+    assert "Near-duplicates" in text
     alone = parsed(rendered(report_of(documents.read_bytes().splitlines())))
     assert len(list(alone.iter("figure"))) == 2
     assert not list(alone.iter("pre"))
@@ -287,7 +287,7 @@ def test_the_page_has_the_figures_and_plots_of_what_was_asked(documents: Path, t
 @pytest.mark.slow
 def test_the_page_names_as_many_domains_as_anyone_reads_and_counts_the_others() -> None:
     sources = [trace_bytes(f"kp:trace:{n}", domain=f"domain-{n:02d}") for n in range(25)]
-    documents = [changed(document, "x_won", bool(n % 2)) for n, (_, document) in enumerate(scored(sources))]
+    documents = [changed(document, "x_won", bool(n % 2)) for n, document in enumerate(outputs(sources))]
     tables = parsed(rendered(report_of(documents, asked=Asked("x_won")))).iter("table")
     [rows] = [it.findall("tbody/tr") for it in tables if [h.text for h in it.iter("th")][:2] == ["domain", "runs"]]
     assert ["".join(row[0].itertext()) for row in rows] == [*(f"domain-{n:02d}" for n in range(20)), "and 5 more"]
@@ -305,7 +305,7 @@ def test_a_threshold_below_the_curves_axis_is_not_drawn_over_its_labels() -> Non
 
 @pytest.mark.slow
 def test_one_trace_makes_a_page(tmp_path: Path) -> None:
-    [(_, document)] = scored([trace_bytes()], embed=False)
+    [document] = outputs([trace_bytes()], embed=False)
     page = tmp_path / "page.html"
     for arguments in ((), ("--set", "threshold=0.75"), ("--share", "10%")):
         assert run("-", "--page", str(page), *arguments, data=document).exit_code == 0

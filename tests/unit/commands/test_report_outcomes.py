@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import T0, random_trace_bytes
-from tests.support.reports import report_of, run, scored
+from tests.support.reports import outputs, report_of, run
 from worker import parse_trace, score_trace
 from worker.commands.report.outcomes import (
     STATED,
@@ -88,12 +88,12 @@ def test_the_figures_are_those_of_an_oracle(seed: int) -> None:
         assert scope.best_fifth.value == pytest.approx(best, abs=1e-4)
         assert scope.auc_score.low <= scope.auc_score.value <= scope.auc_score.high
     accepted = values >= 0.5
-    for found, expected in (
+    for figure, expected in (
         (basis.accepted, accepted.mean()),
         (basis.succeeded, outcome[accepted].mean()),
         (basis.brier, ((used - outcome) ** 2).mean()),
     ):
-        assert found.value == pytest.approx(expected, abs=1e-4)
+        assert figure.value == pytest.approx(expected, abs=1e-4)
     assert basis.constant == pytest.approx(((outcome - outcome.mean()) ** 2).mean(), abs=1e-4)
     assert basis.ece == pytest.approx(calibration_error(outcome, used), abs=1e-4)
 
@@ -114,8 +114,7 @@ def test_the_best_threshold_tells_successes_from_failures(seed: int) -> None:
         passed = scores >= threshold
         return float(passed[outcome == 1].mean() - passed[outcome == 0].mean())
 
-    found = best_threshold(scores, outcome)
-    assert gain(found) == pytest.approx(max(gain(each) for each in scores))
+    assert gain(best_threshold(scores, outcome)) == pytest.approx(max(gain(each) for each in scores))
     assert best_threshold(scores, np.ones(30)) is None
 
 
@@ -198,17 +197,17 @@ def test_the_recorded_outcome_never_changes_a_score(seed: int, asked: Asked) -> 
 def test_it_measures_the_scores_of_the_documents_novelty_and_all_or_those_of_the_settings(seed: int) -> None:
     rng = random.Random(seed)
     sources = [json.dumps(document).encode() for document in documents(rng)]
-    made = [document for _, document in scored(sources, threshold=0.5)]
+    made = outputs(sources, threshold=0.5)
     outcome = np.array([float(json.loads(it)["metadata"]["success"]) for it in made])
     for settings, threshold in (({}, 0.5), ({"threshold": 0.6}, 0.6)):
-        found = report_of(made, asked=Asked("metadata.success"), **settings).outcome
-        assert (found.runs, found.tasks, found.task, found.record) == (60, 20, "x_task", None)
+        outcomes = report_of(made, asked=Asked("metadata.success"), **settings).outcome
+        assert (outcomes.runs, outcomes.tasks, outcomes.task, outcomes.record) == (60, 20, "x_task", None)
         scores = np.array([
             score_trace(as_claimed(parse_trace(source), None), json.loads(it)["scoring"]["components"]["novelty"]).score
             for source, it in zip(sources, made, strict=True)
         ])  # fmt: skip
-        assert found.stated.accepted.value == pytest.approx((scores >= threshold).mean(), abs=1e-4)
-        auc = found.stated.scopes[0].auc_score
+        assert outcomes.stated.accepted.value == pytest.approx((scores >= threshold).mean(), abs=1e-4)
+        auc = outcomes.stated.scopes[0].auc_score
         assert auc.value == pytest.approx(brute_auc(scores, outcome, np.zeros(60)), abs=1e-4)
 
 
@@ -220,8 +219,8 @@ def write(path: Path, lines: list[bytes]) -> str:
 def outcome_of(*arguments: str) -> dict[str, Any]:
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)["outcome"]
-    return found
+    outcomes: dict[str, Any] = json.loads(result.stdout)["outcome"]
+    return outcomes
 
 
 def test_files_are_runs_in_their_order_and_the_same_give_the_same_figures(tmp_path: Path) -> None:
@@ -229,18 +228,18 @@ def test_files_are_runs_in_their_order_and_the_same_give_the_same_figures(tmp_pa
     one = write(tmp_path / "one.jsonl", lines)
     two = [write(tmp_path / name, part) for name, part in (("a.jsonl", lines[:30]), ("b.jsonl", lines[30:]))]
     options = ("--outcome", "metadata.success", "--claimed", "x_claimed", "--verdicts", "50%", "--late", "5")
-    found, parted = outcome_of(one, *options), outcome_of(*two, *options)
-    assert found == outcome_of(one, *options)
-    assert found["judging"] == {"share": 0.5, "late": 5}
-    assert [it["name"] for it in found["record"]["scopes"]] == ["all", "within domain"]
+    whole, parted = outcome_of(one, *options), outcome_of(*two, *options)
+    assert whole == outcome_of(one, *options)
+    assert whole["judging"] == {"share": 0.5, "late": 5}
+    assert [it["name"] for it in whole["record"]["scopes"]] == ["all", "within domain"]
     assert [it["name"] for it in parted["record"]["scopes"]] == ["all", "within domain", "within file"]
-    assert parted["record"]["scopes"][:2] == found["record"]["scopes"]
+    assert parted["record"]["scopes"][:2] == whole["record"]["scopes"]
     assert [(it["name"], it["runs"]) for it in parted["files"]] == [("a.jsonl", 30), ("b.jsonl", 30)]
-    assert 0 < found["files"][0]["claims"] < 60
+    assert 0 < whole["files"][0]["claims"] < 60
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("x_won", None, "line 2 has no outcome at x_won"),
         ("x_won", "yes", 'line 2: x_won is "yes"; --outcome must name a field with true, false or a number from 0 to'),
@@ -249,12 +248,11 @@ def test_files_are_runs_in_their_order_and_the_same_give_the_same_figures(tmp_pa
         ("x_claimed", "done", 'x_claimed is "done"; --claimed must name a field with true, false or null'),
     ],
 )
-def test_a_field_of_another_kind_is_named_with_its_line(tmp_path: Path, field: str, value: Any, told: str) -> None:
+def test_a_field_of_another_kind_is_named_with_its_line(tmp_path: Path, field: str, value: Any, message: str) -> None:
     made = [document | {"x_won": 1} for document in documents(random.Random(1), 4)]
     made[1][field] = value
-    found = run(write(tmp_path / "runs.jsonl", as_scored(made)), "--outcome", "x_won", "--claimed", "x_claimed")
-    assert found.exit_code == 1
-    assert told in found.stderr
+    result = run(write(tmp_path / "runs.jsonl", as_scored(made)), "--outcome", "x_won", "--claimed", "x_claimed")
+    assert (result.exit_code, message in result.stderr) == (1, True), result.stderr
 
 
 def test_runs_must_differ_and_have_a_claim_where_one_is_named(tmp_path: Path) -> None:
@@ -271,10 +269,9 @@ def test_runs_must_differ_and_have_a_claim_where_one_is_named(tmp_path: Path) ->
 @pytest.mark.parametrize("bad", [b'"\\ud800"', b"9" * 5000, b"1e400"])
 def test_an_outcome_that_cannot_be_read_is_named(bad: bytes, tmp_path: Path) -> None:
     lines = [line[:-1] + b',"x_won":' + bad + b"}" for line in as_scored(documents(random.Random(1), 2))]
-    found = run(write(tmp_path / "runs.jsonl", lines), "--outcome", "x_won")
-    assert found.exit_code == 1
-    assert "line 1" in found.stderr
-    assert found.exception is None or isinstance(found.exception, SystemExit)
+    result = run(write(tmp_path / "runs.jsonl", lines), "--outcome", "x_won")
+    assert (result.exit_code, "line 1" in result.stderr) == (1, True), result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 def test_simulated_verdicts_go_together_with_settings(tmp_path: Path) -> None:

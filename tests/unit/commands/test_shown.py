@@ -84,9 +84,9 @@ def test_explain_shows_the_digits_of_the_sum_too(score: float) -> None:
     trace, settings = trace_bytes(), Settings()
     neutral = explain_trace(trace, settings, 0.5)
     novelty = 0.5 + (score - neutral.score) / neutral.components["novelty"].weight
-    found = explain_trace(trace, settings, novelty)
-    assert found.score == pytest.approx(score, abs=1e-9)
-    lines = printed(explanation_text(found), 120)
+    explained = explain_trace(trace, settings, novelty)
+    assert explained.score == pytest.approx(score, abs=1e-9)
+    lines = printed(explanation_text(explained), 120)
     assert next(line for line in lines if line.startswith("sum ")).split()[-1] == str(score)
     assert not any("0.7500" in line for line in lines)
 

@@ -3,20 +3,17 @@
 import math
 import random
 import tomllib
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.reports import random_profiles, run
+from tests.support.reports import random_profiles, random_share, run
 from worker.commands.shared.thresholds import config_to_paste, share_interval, share_threshold
 from worker.config import load
 from worker.core.scoring import PROFILES, Profile, Weights
-
-
-def random_share(rng: random.Random) -> Fraction:
-    return rng.choice([Fraction(1, 10), Fraction(1), Fraction(1, 1000), Fraction(rng.randint(1, 999), 1000)])
 
 
 def decimals(number: float) -> int:
@@ -32,12 +29,12 @@ def test_a_threshold_accepts_what_the_order_statistic_accepts(seed: int) -> None
         # Brute force: of all scores, the greatest that accepts at least the share.
         enough = [cut for cut in scores if Fraction(sum(s >= cut for s in scores), len(scores)) >= share]
         cutoff = max(enough)
-        found = share_threshold(np.array(scores), share)
-        assert [s >= found.threshold for s in scores] == [s >= cutoff for s in scores]
-        assert 0 <= found.threshold <= cutoff
-        assert found.accepted == sum(s >= cutoff for s in scores) >= found.wanted
-        assert found.above == sum(s > cutoff for s in scores) < found.wanted
-        assert found.wanted - 1 < share * len(scores) <= found.wanted
+        chosen = share_threshold(np.array(scores), share)
+        assert [s >= chosen.threshold for s in scores] == [s >= cutoff for s in scores]
+        assert 0 <= chosen.threshold <= cutoff
+        assert chosen.accepted == sum(s >= cutoff for s in scores) >= chosen.wanted
+        assert chosen.above == sum(s > cutoff for s in scores) < chosen.wanted
+        assert chosen.wanted - 1 < share * len(scores) <= chosen.wanted
 
 
 def test_a_threshold_is_a_short_decimal(seed: int) -> None:
@@ -46,10 +43,10 @@ def test_a_threshold_is_a_short_decimal(seed: int) -> None:
     for _ in range(100):
         scores = [rng.random() for _ in range(rng.randint(2, 200))]
         share = random_share(rng)
-        found = share_threshold(np.array(scores), share)
-        below = max((s for s in scores if s < found.threshold), default=-1.0)
-        cutoff = min(s for s in scores if s >= found.threshold)
-        digits = decimals(found.threshold)
+        chosen = share_threshold(np.array(scores), share)
+        below = max((s for s in scores if s < chosen.threshold), default=-1.0)
+        cutoff = min(s for s in scores if s >= chosen.threshold)
+        digits = decimals(chosen.threshold)
         assert digits <= 17
         for fewer in range(2, digits):
             floor = Fraction(math.floor(Fraction(repr(cutoff)) * 10**fewer), 10**fewer)
@@ -74,7 +71,7 @@ def test_thresholds_by_hand(scores: list[float], share: Fraction, expected: tupl
 def test_the_interval_is_that_of_resampled_scores(seed: int) -> None:
     """Against resampling as such: the share of resamples whose threshold lies below an end is what it should be."""
     rng = np.random.default_rng(seed)
-    for count, share in ((40, Fraction(1, 10)), (200, Fraction(1, 2)), (300, Fraction(1, 50))):
+    for count, share in ((40, Fraction(1, 10)), (200, Fraction(1, 2)), (300, Fraction(1, 50)), (30, Fraction(1))):
         scores = rng.random(count)
         low, high = share_interval(scores, share, seed)
         resamples = np.sort(rng.choice(scores, (4000, count)), axis=1)
@@ -86,16 +83,6 @@ def test_the_interval_is_that_of_resampled_scores(seed: int) -> None:
         assert (cutoffs >= high).mean() > 0.025 - 0.02
         assert low <= share_threshold(scores, share).threshold + 0.01 <= high + 0.01
         assert share_interval(scores, share, seed) == (low, high)
-
-
-def test_the_interval_of_more_traces_is_narrower_and_of_equal_scores_a_point() -> None:
-    def width(count: int) -> float:
-        low, high = share_interval(np.arange(count) / count, Fraction(1, 10))
-        return high - low
-
-    assert width(30) > 2 * width(300) > 4 * width(10_000) > 0
-    assert share_interval(np.full(30, 0.4), Fraction(1, 3)) == (0.4, 0.4)
-    assert share_interval(np.arange(30) / 30, Fraction(1)) == (0.0, share_interval(np.arange(30) / 30, Fraction(1))[1])
 
 
 @pytest.mark.parametrize("text", ["0", "0%", "1.5", "101%", "-0.1", "nan", "1/3", "1e-9", "", "%", "ten"])
@@ -124,9 +111,11 @@ def test_the_config_to_paste_holds_only_what_differs() -> None:
     assert config_to_paste({**PROFILES, "code": Profile(PROFILES["code"].weights, 0.6)}, 0.75) == (
         "[profiles.code]\nthreshold = 0.6"
     )
-    inherited = Profile(PROFILES["default"].weights)
+    inherited, other = Profile(PROFILES["default"].weights), Profile(PROFILES["code"].weights)
     assert config_to_paste({**PROFILES, "legal": inherited}, 0.75) == "[profiles.legal]"
-    weights = tomllib.loads(config_to_paste({**PROFILES, "a b": Profile(Weights(1, 0, 0, 0))}, 0.75))["profiles"]["a b"]
-    assert weights == {
-        "weights": {"complexity": 1, "novelty": 0, "tool_diversity": 0, "outcome_confidence": 0}
-    }  # fmt: skip
+    for legal in (inherited, other):  # the file changes what a profile without weights takes
+        text = config_to_paste({**PROFILES, "default": other, "legal": legal}, 0.75)
+        assert tomllib.loads(text)["profiles"]["legal"]["weights"] == asdict(legal.weights)
+    only_complexity = Weights(1, 0, 0, 0)
+    text = config_to_paste({**PROFILES, "a b": Profile(only_complexity)}, 0.75)
+    assert tomllib.loads(text) == {"profiles": {"a b": {"weights": asdict(only_complexity)}}}

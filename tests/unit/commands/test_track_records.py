@@ -79,9 +79,9 @@ def test_a_file_with_verdicts_is_scored_as_a_call_scores_it(seed: int) -> None:
     verdicts = [line(rng.choice(sources[:after]), rng, after) for after in sorted(rng.choices(range(1, 41), k=30))]
     rng.shuffle(verdicts)  # the order of lines does not matter where places differ
     verdicts.sort(key=lambda it: it["after"])
-    found = file_scored(sources, verdicts)
+    documents = file_scored(sources, verdicts)
     scorer, waiting = PartitionScorer(confidence="record"), list(verdicts)
-    for offset, (source, document) in enumerate(zip(sources, found, strict=True)):
+    for offset, (source, document) in enumerate(zip(sources, documents, strict=True)):
         while waiting and waiting[0]["after"] <= offset:
             it = waiting.pop(0)
             scorer.judge(it["trace_id"], it["agent_id"], it["task_domain"], it["success"], judge=it["judge"])
@@ -108,17 +108,17 @@ def test_the_command_takes_verdicts_and_says_what_is_wrong(tmp_path: Path) -> No
     file, verdicts = tmp_path / "traces.jsonl", tmp_path / "verdicts.jsonl"
     file.write_bytes(source)
     verdicts.write_text(json.dumps(line(source, random.Random(2), 0)) + "\n\n")
-    found = run("score", str(file), "--verdicts", str(verdicts), "--set", "confidence=record")
-    assert (found.exit_code, json.loads(found.stdout)["scoring"]["confidence"]["judged"]) == (0, 1)
+    result = run("score", str(file), "--verdicts", str(verdicts), "--set", "confidence=record")
+    assert (result.exit_code, json.loads(result.stdout)["scoring"]["confidence"]["judged"]) == (0, 1)
     assert run("score", str(file), "--verdicts", str(verdicts)).exit_code == 2
     assert run("score", str(file), "--verdicts", str(file), "--set", "confidence=record").exit_code == 2
     verdicts.write_text(
         '{"success": true}\n[]\n{"after": -1}\n{"success": 2, "judge": "ci", "trace_id": "a"}\nnot json\n'
     )
-    found = run("score", str(file), "--verdicts", str(verdicts), "--set", "confidence=record")
-    assert (found.exit_code, found.stdout) == (1, "")
+    result = run("score", str(file), "--verdicts", str(verdicts), "--set", "confidence=record")
+    assert (result.exit_code, result.stdout) == (1, "")
     for number in range(1, 6):
-        assert f"verdicts.jsonl:{number}: " in found.stderr
+        assert f"verdicts.jsonl:{number}: " in result.stderr
 
 
 # -- what track records say at each place
@@ -152,17 +152,17 @@ def test_a_record_of_the_judged_topic_has_its_own_place_and_issue_time() -> None
     }  # fmt: skip
     verdict = make_verdict(fields, topic="traces", topic_id="a" * 22, issued_at=START + timedelta(seconds=1))
     value = judged_topic_record(verdict, 7)
-    found = judged_verdict(value)
-    assert found is not None
-    assert (found.partition, found.after, found.verdict.success, found.verdict.issued_at) == (
+    judged = judged_verdict(value)
+    assert judged is not None
+    assert (judged.partition, judged.after, judged.verdict.success, judged.verdict.issued_at) == (
         3, 7, 0.5, verdict.issued_at,
     )  # fmt: skip
-    assert (found.verdict.offset, Standings([found]).judged) == (5, {(3, 5)})
+    assert (judged.verdict.offset, Standings([judged]).judged) == (5, {(3, 5)})
     of_earlier = judged_verdict(value.replace(b'"trace_offset":5,', b""))
     assert of_earlier is not None
     assert (of_earlier.verdict.offset, Standings([of_earlier]).judged) == (None, {(3, "a")})
     assert judged_verdict(judged_topic_record(verdict, 7, counts=False)) is None
-    assert placed([json.loads(value)]) == [found._replace(partition=0, after=0)], "in a file of verdicts"
+    assert placed([json.loads(value)]) == [judged._replace(partition=0, after=0)], "in a file of verdicts"
     with pytest.raises(ValueError, match="trace_id"):
         judged_verdict(b"{}")
 
@@ -179,14 +179,14 @@ def documents_by_record(rng: random.Random) -> list[bytes]:
 def test_explain_reproduces_a_score_by_the_record(seed: int) -> None:
     settings = load()
     for document in documents_by_record(random.Random(seed)):
-        found, said = explain_trace(document, settings), json.loads(document)
-        assert agrees(found)
-        assert found.score == said["scoring"]["score"]
-        assert found.components["outcome_confidence"].value == said["scoring"]["components"]["outcome_confidence"]
-        assert found.confidence is not None
-        assert found.counts.confidence == found.confidence.used == said["scoring"]["confidence"]["used"]
-        claims = said["metadata"]["success"] and not said["outcome"].get("evaluated")
-        assert ("prior" in (found.used_from or "")) == claims
+        explained, trace = explain_trace(document, settings), json.loads(document)
+        assert agrees(explained)
+        assert explained.score == trace["scoring"]["score"]
+        assert explained.components["outcome_confidence"].value == trace["scoring"]["components"]["outcome_confidence"]
+        assert explained.confidence is not None
+        assert explained.counts.confidence == explained.confidence.used == trace["scoring"]["confidence"]["used"]
+        claims = trace["metadata"]["success"] and not trace["outcome"].get("evaluated")
+        assert ("prior" in (explained.used_from or "")) == claims
     text = CliRunner().invoke(cli, ["explain", "-", "--text"], input=document).output
     assert "verdicts on the agent in this domain" in text
 
@@ -197,11 +197,11 @@ def test_report_keeps_the_used_confidence_and_takes_another_where_the_settings_n
     file.write_bytes(b"\n".join(documents))
 
     def scores(*options: str) -> dict[str, tuple[float, float]]:
-        found = run("report", str(file), "--json", "--set", "threshold=0", *options)
-        assert found.exit_code == 0, found.output
-        said = json.loads(found.stdout)
-        assert said["inconsistent"]["count"] == 0
-        return {it["id"]: (it["before"]["score"], it["after"]["score"]) for it in said["changes"]["decisions"]}
+        result = run("report", str(file), "--json", "--set", "threshold=0", *options)
+        assert result.exit_code == 0, result.output
+        report = json.loads(result.stdout)
+        assert report["inconsistent"]["count"] == 0
+        return {it["id"]: (it["before"]["score"], it["after"]["score"]) for it in report["changes"]["decisions"]}
 
     for options in ((), ("--set", "confidence=record")):
         assert all(before == after for before, after in scores(*options).values())
@@ -222,10 +222,10 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
     score_lines([io.BytesIO(b"\n".join(sources))], output, None, load(threshold=0.6), None)
     stated = output.getvalue().splitlines()
     standings = Standings(placed(verdicts))
-    found = Traces(load(threshold=0.6, confidence="record"), rescore=True, asked=Asked("x_won"), standings=standings)
+    rescored = Traces(load(threshold=0.6, confidence="record"), rescore=True, asked=Asked("x_won"), standings=standings)
     for number, document in enumerate(stated):
-        found.add(changed(document, "x_won", number % 3 == 0), "")
-    report = found.report("x")
+        rescored.add(changed(document, "x_won", number % 3 == 0), "")
+    report = rescored.report("x")
     accepted, expected = (
         sum(it["scoring"]["decision"] == "accepted" for it in documents)
         for documents in (map(json.loads, stated), by_record)
@@ -261,17 +261,17 @@ def test_the_record_needs_verdicts(tmp_path: Path) -> None:
     output, file = io.BytesIO(), tmp_path / "scored.jsonl"
     score_lines([io.BytesIO(b"\n".join(traces(random.Random(1), 3)))], output, None, load(), None)
     file.write_bytes(output.getvalue())
-    found = run("report", str(file), "--set", "confidence=record")
-    assert found.exit_code == 1
-    assert "confidence=record needs verdicts, and these traces were scored without: read the topics" in found.stderr
+    result = run("report", str(file), "--set", "confidence=record")
+    assert result.exit_code == 1
+    assert "confidence=record needs verdicts, and these traces were scored without: read the topics" in result.stderr
 
 
 def test_a_document_whose_stated_confidence_is_not_its_own_is_left_out(tmp_path: Path) -> None:
     document = documents_by_record(random.Random(1))[0]
     file = tmp_path / "scored.jsonl"
     file.write_bytes(changed(document, "scoring.confidence.stated", 0.123))
-    found = run("report", str(file), "--json", "--set", "threshold=0.7")
-    assert "confidence.stated is 0.123" in found.stderr
+    result = run("report", str(file), "--json", "--set", "threshold=0.7")
+    assert "confidence.stated is 0.123" in result.stderr
 
 
 # -- whether judges' clocks are right, and accepted and rejected traces are judged alike
@@ -289,9 +289,9 @@ def test_a_document_whose_stated_confidence_is_not_its_own_is_left_out(tmp_path:
     ],
 )
 def test_doctor_warns_of_a_judge_whose_clock_is_slow(late: list[float | None], warns: bool) -> None:
-    found = [it.message for it in late_judges({"ci": late, "ann": [None]})]
-    assert len(found) == warns
-    for message in found:
+    warnings = [it.message for it in late_judges({"ci": late, "ann": [None]})]
+    assert len(warnings) == warns
+    for message in warnings:
         assert f"of the last {len(late)} verdicts of judge ci do not count: they were issued 24.0 hours" in message
 
 
