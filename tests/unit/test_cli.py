@@ -353,7 +353,7 @@ READ = {
 }  # fmt: skip
 """Every command that reads a file of the user, without a broker."""
 
-ODD_FILES = ("missing/file", "folder", "/dev/full", "/proc/self/mem")
+ODD_FILES = ("missing/file", "folder", "/dev/zero", "/proc/self/mem")
 
 
 @pytest.mark.parametrize("odd", ODD_FILES)
@@ -370,6 +370,9 @@ def test_a_file_that_cannot_be_read_is_named_in_a_sentence(command: str, odd: st
     assert done.exit_code in (1, 2)
     broker_first = command == "publish" and "mem" in odd
     assert Path(file).name in done.stderr or (broker_first and "no Kafka broker" in done.stderr)
+    if odd == "/dev/zero":
+        assert done.exit_code == 2
+        assert command in ("a config file", "patterns") or "it is a device, which may have no end" in done.stderr
 
 
 def test_of_a_file_of_another_kind_five_lines_are_named(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 import click
 
 from worker.commands.shared.console import (
-    ArgumentError,
     BadLines,
     Command,
     CommandError,
@@ -24,7 +23,7 @@ from worker.commands.shared.console import (
     file_problem,
     json_output,
     naming,
-    open_file,
+    open_argument,
     require_extra,
     say,
 )
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from worker.runs.otlp.mapping import Assembled
     from worker.runs.otlp.spans import LogEvent, Span
 
-FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp", *SESSIONS)
-
 
 class _Convert(Command):
     """Also reports a missing --created-at, since messages have no time."""
@@ -75,7 +72,8 @@ def _lacking(form: str, given: Mapping[str, Any]) -> list[str]:
 
 @click.command(cls=_Convert)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, readable=True, allow_dash=True))
-@click.option("--from", "form", type=click.Choice(FORMS), default="auto", show_default=True,
+@click.option("--from", "form", default="auto", show_default=True,
+              type=click.Choice(["auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp", *SESSIONS]),
               help="Form of FILES: messages (OpenAI chat, Anthropic, OpenAI Responses, LangChain), ATIF v1.x, OTLP, "
               "or a coding agent's sessions.")  # fmt: skip
 @click.option("--success", metavar="VALUE", help="true, false or @path; @path=TEXT: true if the field is TEXT. "
@@ -179,10 +177,7 @@ def _session_paths(folder: str) -> list[str]:
 
 
 def _open(file: str) -> BufferedReader:
-    try:
-        source = open_file(file, "rb")
-    except OSError as error:
-        raise ArgumentError("FILES", f"{file}: {error.strerror}") from None
+    source = open_argument("FILES", file)
     return cast("BufferedReader", source if hasattr(source, "peek") else BufferedReader(cast("RawIOBase", source)))
 
 

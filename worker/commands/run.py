@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import click
 
@@ -111,9 +111,6 @@ def assemble(sample: str | None, records: int) -> None:
 
 
 # -- start and end of the three processes
-
-LEAVE_SECONDS: Final = 1.0
-"""Time limit for leaving the group after KP_SHUTDOWN_TIMEOUT_SECONDS: others then get the partitions at once."""
 
 
 class _Member(Protocol):
@@ -225,7 +222,7 @@ async def _run_member(member: _Member, service: _Service, stop: asyncio.Task[boo
         if failure is None:
             log.error("stopping took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; %s", service.unfinished)
         running.cancel()
-        await asyncio.wait({running}, timeout=LEAVE_SECONDS)
+        await asyncio.wait({running}, timeout=1.0)  # to leave the group: others then get the partitions at once
         return 1
     late = failure or member.failure or running.exception()
     if late is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 import msgspec
 
-from worker.commands.shared.console import ArgumentError, BadLines, Command, CommandError, open_file, say
+from worker.commands.shared.console import BadLines, Command, CommandError, open_argument, say
 from worker.commands.shared.json_lines import lines_as_they_come
 from worker.commands.shared.options import read_settings, settings_options
 from worker.core.terminal import number_of
@@ -50,11 +50,7 @@ def verdict(file: str) -> None:
         raise ConfigError("verdicts are signed: set KP_VERDICT_KEY_FILE, with a line JUDGE KEY for each judge")
     session = Session(settings)
     try:
-        source = open_file(file, "rb")
-    except OSError as error:
-        raise ArgumentError("FILE", f"{file}: {error.strerror}") from None
-    try:
-        with source:
+        with open_argument("FILE", file) as source:
             run_session(_write(session, judges, source, wrong, sent))
     except KeyboardInterrupt:
         say(f"interrupted after {number_of(sent.total(), 'verdict')}")
@@ -86,8 +82,7 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
 
     async def send_all(producer: AIOKafkaProducer) -> None:
         waiting: deque[asyncio.Future[object]] = deque()
-
-        async def send(number: int, judged: Mapping[str, Any]) -> None:
+        async for number, judged in _judgements(settings, source, wrong):
             try:
                 verdict = make_verdict(judged, topic=topic.name, topic_id=identity, issued_at=datetime.now(UTC))
                 if verdict.partition >= topic.partitions:
@@ -97,40 +92,47 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
                     raise ValueError(f"KP_VERDICT_KEY_FILE has no key of judge {verdict.judge}")
             except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
                 wrong.name(f"{number}: {error}")
-                return
-            it = sign_verdict(verdict, judges[verdict.judge][0])
-            waiting.append(await producer.send(it.topic, it.value, it.key, it.partition, headers=it.headers))
+                continue
+            record = sign_verdict(verdict, judges[verdict.judge][0])
+            waiting.append(
+                await producer.send(record.topic, record.value, record.key, record.partition, headers=record.headers)
+            )
             waiting[-1].add_done_callback(count)
             while len(waiting) == 500 or (waiting and waiting[0].done()):  # in flight to the broker at once
                 await waiting.popleft()
-
-        by_id: list[tuple[int, dict[str, Any]]] = []
-        async for line in lines_as_they_come(source, settings.max_message_bytes):
-            try:
-                if line.problem is not None:
-                    raise ValueError(line.problem)
-                judged = msgspec.json.decode(line.data, type=dict[str, Any]) if line.data.strip() else None
-            except (ValueError, RecursionError) as error:
-                wrong.name(f"{line.number}: {error}")
-                continue
-            if judged is not None and judged.keys() == {"trace_id", "success", "judge"}:
-                by_id.append((line.number, judged))
-            elif judged is not None:
-                await send(line.number, judged)
-        documents = await _scored(settings, {str(judged["trace_id"]) for _, judged in by_id})
-        for number, judged in by_id:
-            of_id = documents[str(judged["trace_id"])]
-            if len(of_id) == 1:
-                await send(number, next(iter(of_id.values())) | judged)
-            else:
-                there = f"the records {', '.join(map(str, of_id))}: give one's fields" if of_id else "no scored trace"
-                wrong.name(f"{number}: {judged['trace_id']} is the id of {there}")
         for each in waiting:
             await each
 
     unconnected = idempotent_producer(session.client, settings.transaction_timeout_seconds)
     async with session.connected(unconnected) as producer:
         await while_sending(producer, send_all(producer))
+
+
+async def _judgements(
+    settings: Settings, source: BinaryIO, wrong: BadLines
+) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the lines as they arrive, with their numbers; at the end those that only name a trace, with its fields."""
+    by_id: list[tuple[int, dict[str, Any]]] = []
+    async for line in lines_as_they_come(source, settings.max_message_bytes):
+        try:
+            if line.problem is not None:
+                raise ValueError(line.problem)
+            judged = msgspec.json.decode(line.data, type=dict[str, Any]) if line.data.strip() else None
+        except (ValueError, RecursionError) as error:
+            wrong.name(f"{line.number}: {error}")
+            continue
+        if judged is not None and judged.keys() == {"trace_id", "success", "judge"}:
+            by_id.append((line.number, judged))
+        elif judged is not None:
+            yield line.number, judged
+    documents = await _scored(settings, {str(judged["trace_id"]) for _, judged in by_id})
+    for number, judged in by_id:
+        of_id = documents[str(judged["trace_id"])]
+        if len(of_id) == 1:
+            yield number, next(iter(of_id.values())) | judged
+        else:
+            there = f"the records {', '.join(map(str, of_id))}: give one's fields" if of_id else "no scored trace"
+            wrong.name(f"{number}: {judged['trace_id']} is the id of {there}")
 
 
 async def _scored(settings: Settings, ids: Collection[str]) -> Mapping[str, dict[RecordPlace, dict[str, Any]]]:

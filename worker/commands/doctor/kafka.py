@@ -31,9 +31,6 @@ KAFKA_SECONDS: Final = 45.0
 GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
 """A broker creates these when a client looks up a coordinator: if they are missing, the doctor does not ask."""
 
-COUNTED: Final = 1000
-"""Offsets after the committed one that are read, per partition. If there are more, their number is an upper bound."""
-
 OPEN_SECONDS: Final = 3.0
 """A transaction of a producer that is open for longer is named: most take milliseconds."""
 
@@ -279,7 +276,7 @@ async def _backlog(reader: AIOKafkaConsumer, starts: Mapping[TopicPartition, int
     """Return the number of committed records from `starts` on, and "", or "at most " if it is an upper bound."""
     ends = await reader.end_offsets(list(starts))
     behind = {tp: max(0, end - starts[tp]) for tp, end in ends.items()}
-    short = {tp: starts[tp] for tp, number in behind.items() if number <= COUNTED}
+    short = {tp: starts[tp] for tp, number in behind.items() if number <= 1000}  # these are read and counted
     waiting = long = sum(number for tp, number in behind.items() if tp not in short)
     try:
         async with asyncio.timeout(ANSWER_SECONDS):

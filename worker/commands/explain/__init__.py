@@ -115,7 +115,7 @@ def read_document(path: str, line: int | None, most: int) -> bytes:
     """
     name = _name_of(path)
     try:
-        with open_file(path, "rb") as file:
+        with open_file(path) as file:
             raw = file.read(most + 1) if line is None else _line_at(file, line, most, name)
     except OSError as error:
         raise ArgumentError("TRACE", f"{path} cannot be read: {error.strerror}") from None

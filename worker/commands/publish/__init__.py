@@ -93,6 +93,8 @@ def publish(
     process has taken over.
     """
     settings = read_settings()
+    from worker.commands.shared.session import Session
+
     topic = topic or settings.source_topic
     if follow is not None:
         if files or rate is not None or no_validate:
@@ -100,7 +102,7 @@ def publish(
         needed = {"from": form} | {name: values[name] for name in ("confidence", "domain", "visibility", "privacy")}
         if missing := [f"--{option}" for option, value in needed.items() if value is None]:
             raise click.UsageError(f"Missing: {', '.join(missing)} (needed by --follow).")
-        from worker.commands.publish.follow import Followed, default_name, run_follow
+        from worker.commands.publish.follow import Follower, default_name, run_follow
         from worker.commands.shared.run_traces import parse_options
 
         try:
@@ -108,11 +110,10 @@ def publish(
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         run_follow(
-            settings,
-            Followed(
-                follow, FORMATS[form or ""], options, topic, key, _cleaning(settings, redact or "strict"),
-                60 * (idle_minutes or 60.0), name or default_name(follow),
-            ),
+            Follower(
+                Session(settings), follow, FORMATS[form or ""], options, topic, key,
+                _cleaning(settings, redact or "strict"), 60 * (idle_minutes or 60.0), name or default_name(follow),
+            )
         )  # fmt: skip
         return
     extra = {"from": form, "idle_minutes": idle_minutes, "name": name, "max_content": max_content, "keep": keep}
@@ -120,13 +121,10 @@ def publish(
         raise click.UsageError(f"{', '.join(given)}: only with --follow DIR; for a file, use kp-worker convert")
     if not files:
         raise click.UsageError("Missing argument 'FILES...' (or --follow DIR).")
-    from worker.commands.publish.send import run_publish
+    from worker.commands.publish.send import Publishing, run_publish
 
-    code = run_publish(
-        files, settings, topic=topic, key=key, rate=rate, validate=not no_validate,
-        redact=_cleaning(settings, redact or "off"),
-    )  # fmt: skip
-    sys.exit(code)
+    run = Publishing(Session(settings), topic, key, rate, not no_validate, _cleaning(settings, redact or "off"))
+    sys.exit(run_publish(files, run))
 
 
 def _cleaning(settings: Settings, redact: str) -> Clean | None:

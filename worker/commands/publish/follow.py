@@ -24,15 +24,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
 
 from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 
-from worker.commands.publish.send import KeyField, key_of
+from worker.commands.publish.send import KeyField, check_trace, key_of
 from worker.commands.shared.marks import (
+    MAX_BYTES,
+    MAX_RECORDS,
     MarkedRecord,
     followed_topic,
     needed_marks_topic,
@@ -43,10 +44,9 @@ from worker.commands.shared.marks import (
 from worker.commands.shared.run_traces import KEY_ROOM, Options, fitted, trace_of_request
 from worker.commands.shared.session import Session, SessionError, Topic, run_session
 from worker.commands.shared.session_files import NO_POSITION, Closed, Position, SessionFiles, read_position
-from worker.config import Settings
-from worker.core.records import Clean, exact_size
+from worker.core.records import Clean
 from worker.core.terminal import number_of
-from worker.core.trace import InvalidTrace, parse_trace
+from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.connections import UnreachableError
 from worker.kafka.errors import error_text
 from worker.kafka.producer import Producer, PublishError
@@ -58,35 +58,10 @@ from worker.runs.sessions.formats import Format
 
 log = logging.getLogger(__name__)
 
-MAX_REQUESTS: Final = 500
-MAX_BYTES: Final = 8 << 20
-"""Limits of one transaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """The folder to follow, and how."""
-
-    folder: Path
-    form: Format
-    options: Options
-    topic: str
-    key: KeyField
-    clean: Clean | None  # redacts a trace; None: no redaction
-    idle_seconds: float
-    name: str  # of two processes with the same name, only the later one continues
-
 
 def default_name(folder: Path) -> str:
     """Return the default name of a process that follows a folder: machine and folder."""
     return f"{socket.gethostname()}:{folder.resolve()}"
-
-
-def run_follow(settings: Settings, followed: Followed) -> None:
-    """Follow a folder until SIGTERM or SIGINT. Raises ConfigError, CommandError."""
-    session = Session(settings)
-    logs.configure(settings.log_level, settings.log_format)
-    run_session(_Follower(session, followed).run())
 
 
 def mark_key(key: bytes) -> bytes:
@@ -95,11 +70,18 @@ def mark_key(key: bytes) -> bytes:
 
 
 @dataclass(slots=True)
-class _Follower:
-    """Collects closed requests, and commits them as traces with their marks."""
+class Follower:
+    """Collects the closed requests of a folder, and commits them as traces with their marks."""
 
     session: Session
-    followed: Followed
+    folder: Path
+    form: Format
+    options: Options
+    topic: str
+    key: KeyField
+    clean: Clean | None  # redacts a trace; None: no redaction
+    idle_seconds: float
+    name: str  # of two processes with the same name, only the later one continues
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     requests: Counter[str] = field(default_factory=Counter)  # of this process: published, refused, repeated
     redactions: Counter[str] = field(default_factory=Counter)
@@ -114,8 +96,7 @@ class _Follower:
     async def run(self) -> None:
         """Follow until asked to stop, and finish what is in flight. Raises ConfigError, SessionError."""
         settings, loop = self.session.settings, asyncio.get_running_loop()
-        it = self.followed
-        files = SessionFiles(it.folder, it.form, it.idle_seconds, settings.max_message_bytes)
+        files = SessionFiles(self.folder, self.form, self.idle_seconds, settings.max_message_bytes)
         try:
             async with asyncio.timeout(None) as limit:
 
@@ -138,9 +119,8 @@ class _Follower:
         try:
             await self._follow(files)
         except (ProducerFenced, InvalidProducerEpoch) as error:
-            name = self.followed.name
             raise SessionError(
-                f"another process follows under the name {name!r} and has taken over; this one stops (--name)"
+                f"another process follows under the name {self.name!r} and has taken over; this one stops (--name)"
             ) from error
         except (UnreachableError, KafkaError, PublishError, SessionError, TimeoutError) as error:
             if isinstance(error, UnreachableError) and error.final:
@@ -155,11 +135,11 @@ class _Follower:
 
     async def _follow(self, files: SessionFiles) -> None:
         """Run the steps of the module docstring, until asked to stop. Raises KafkaError, PublishError, SessionError."""
-        session, settings, followed = self.session, self.session.settings, self.followed
-        (target,) = await session.existing(followed.topic)
+        session, settings = self.session, self.session.settings
+        (target,) = await session.existing(self.topic)
         marks = await needed_marks_topic(session, followed_topic(settings))
         self.target, self.marks, self.batch, self.size = written(target), marks, [], 0
-        name = sha256(followed.name.encode("utf-8", "replace")).hexdigest()[:16]
+        name = sha256(self.name.encode("utf-8", "replace")).hexdigest()[:16]
         transactional_id, timeout_seconds = f"{settings.group_id}-follow-{name}", settings.transaction_timeout_seconds
         self.producer = Producer(session.client, transactional_id, timeout_seconds)
         topics = {"--topic": target.name, "the marks": marks.name}
@@ -168,12 +148,12 @@ class _Follower:
             watched(settings, session.client, topics, {marks.name}) as failure,
         ):
             self.published, positions, with_text = await _read_marks(session, marks)  # 2
-            for keys in (with_text[at : at + MAX_REQUESTS] for at in range(0, len(with_text), MAX_REQUESTS)):
+            for keys in (with_text[at : at + MAX_RECORDS] for at in range(0, len(with_text), MAX_RECORDS)):
                 await self._send([MarkedRecord(None, self.target, 0, (key, NO_POSITION)) for key in keys])
             files.start(positions)
             log.info(
                 "following %s as %s; requests that group %s has published: %d",
-                followed.folder, followed.name, settings.group_id, len(self.published),
+                self.folder, self.name, settings.group_id, len(self.published),
             )  # fmt: skip
             while not self.stop.is_set():  # 3
                 if failure.error is not None:
@@ -212,7 +192,7 @@ class _Follower:
         record = MarkedRecord(row, self.target, key_partition(key, self.target.partitions), (mark, closed.position))
         self.batch.append((closed, record, redactions))
         self.size += len(closed.position) + (0 if row is None else len(row[1] or b""))
-        if len(self.batch) >= MAX_REQUESTS or self.size >= MAX_BYTES:
+        if len(self.batch) >= MAX_RECORDS or self.size >= MAX_BYTES:
             await self._commit()
 
     async def _commit(self) -> None:
@@ -234,25 +214,21 @@ class _Follower:
         """Return the record of a request's trace, and its redactions. Raises RunRefused, InvalidTrace."""
         limits = self.session.settings.limits
         most = min(limits.max_bytes, self.target.max_bytes) - KEY_ROOM
-        trace, _ = trace_of_request(closed.request, self.followed.options, most)
+        trace, _ = trace_of_request(closed.request, self.options, most)
         redactions: Mapping[str, int] = {}
-        if self.followed.clean is not None:
-            trace, redactions = self.followed.clean(trace)
+        if self.clean is not None:
+            trace, redactions = self.clean(trace)
             trace, _ = fitted(trace, most)  # a marker may be longer than the text that it replaces
-        key = key_of(trace, self.followed.key)
-        parse_trace(trace, replace(limits, max_bytes=limits.max_bytes - len(key or b"")))
-        if exact_size(key, trace, []) > self.target.max_bytes:
-            raise RunRefused(
-                "too_large",
-                f"{len(trace)} bytes are too large for the topic, whose max.message.bytes is {self.target.max_bytes}; "
-                "--max-content cuts long steps",
-            )
+        key = key_of(trace, self.key)
+        check_trace(trace, key, limits, self.target.max_bytes)
         return (key, trace, None, []), redactions
 
     def _refuse(self, closed: Closed, why: RunRefused | InvalidTrace) -> None:
         self.requests["refused"] += 1
-        # The message of an InvalidTrace may quote the trace.
-        words = str(why) if isinstance(why, RunRefused) else f"{why.reason} {why.path}"
+        words = str(why)
+        if isinstance(why, InvalidTrace):  # whose message may quote the trace
+            too_large = why.reason == Reason.TOO_LARGE
+            words = f"{why}; --max-content cuts long steps" if too_large else f"{why.reason} {why.path}"
         log.warning("%s: the request at byte %d is not published: %s", closed.path, closed.request.first, words)
 
     def _words(self) -> str:
@@ -263,6 +239,13 @@ class _Follower:
         words += f", {it['repeated']} found again and left out" if it["repeated"] else ""
         redacted = ", ".join(f"{count} {kind}" for kind, count in self.redactions.items())
         return words + (f"; redacted: {redacted}" if redacted else "")
+
+
+def run_follow(follower: Follower) -> None:
+    """Follow a folder until SIGTERM or SIGINT. Raises ConfigError, CommandError."""
+    settings = follower.session.settings
+    logs.configure(settings.log_level, settings.log_format)
+    run_session(follower.run())
 
 
 async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], list[Position], list[bytes]]:

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 from aiokafka import AIOKafkaProducer
@@ -15,18 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from worker.commands.shared.console import ArgumentError, BadLines, CommandError, open_file, say, size_of
+from worker.commands.shared.console import BadLines, CommandError, open_argument, say, size_of
 from worker.commands.shared.json_lines import lines_as_they_come, not_traces
 from worker.commands.shared.options import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
-from worker.config import Settings
 from worker.core.records import Clean, exact_size
 from worker.core.terminal import clean, number_of
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.connections import idempotent_producer, while_sending
-
-IN_FLIGHT: Final = 1000
-"""Traces in flight to the broker at once: limits memory, and still fills batches."""
 
 KeyField = Literal["agent", "id", "domain", "none"]
 
@@ -60,7 +56,7 @@ def key_of(line: bytes, choice: KeyField) -> bytes | None:
 
 
 @dataclass(slots=True)
-class _Publishing:
+class Publishing:
     """One run of `publish`, and its counts."""
 
     session: Session
@@ -68,7 +64,7 @@ class _Publishing:
     key: KeyField
     rate: float | None  # traces a second, at most
     validate: bool
-    clean: Clean | None  # redacts a line, before its key is read and its size checked
+    clean: Clean | None  # redacts a line, before its key is read and its size checked; None: no redaction
     sent: int = 0  # acknowledged
     refused: int = 0
     seconds: float = 0.0
@@ -110,7 +106,7 @@ class _Publishing:
                     if self.clean is not None:
                         line, redactions = self.clean(line)  # noqa: PLW2901 the original must not be sent
                     key = key_of(line, self.key)
-                    _check(line, key, settings.limits if self.validate else None, largest)
+                    check_trace(line, key, settings.limits if self.validate else None, largest)
                 except InvalidTrace as error:
                     if number == 1 and self.validate and (other := not_traces(source.name, line)):
                         self.not_traces = other
@@ -127,7 +123,7 @@ class _Publishing:
                 future.add_done_callback(self._count_answer)
                 self._unanswered.append((number, future))
                 self.seconds = time.perf_counter() - began
-                await self._await_answers(IN_FLIGHT - 1)
+                await self._await_answers(999)  # limits memory, and still fills batches
         await self._await_answers(0)
         self.seconds = time.perf_counter() - began
 
@@ -146,7 +142,7 @@ class _Publishing:
                 ) from error
 
 
-def _check(line: bytes, key: bytes | None, limits: Limits | None, largest: int) -> None:
+def check_trace(line: bytes, key: bytes | None, limits: Limits | None, largest: int) -> None:
     """Raise InvalidTrace for a line that the worker (`limits`) or the topic (a batch of `largest` bytes) would reject.
 
     The topic's limit must be checked before sending: a rejected batch breaks the sequence of an idempotent producer.
@@ -158,21 +154,15 @@ def _check(line: bytes, key: bytes | None, limits: Limits | None, largest: int) 
         raise InvalidTrace(Reason.TOO_LARGE, "", f"{len(line)} bytes are too large for {limit}")
 
 
-def run_publish(
-    files: Sequence[str], settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool,
-    redact: Clean | None,
-) -> int:  # fmt: skip
-    """Publish files, report the result, and return the exit code. Raises ConfigError, CommandError, ArgumentError.
-
-    `redact`: redacts a line; None: no redaction.
-    """
-    run = _Publishing(Session(settings), topic, key, rate, validate, redact)
+def run_publish(files: Sequence[str], run: Publishing) -> int:
+    """Publish files, report the result, and return the exit code. Raises ConfigError, CommandError, ArgumentError."""
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.fields[sent]} sent"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     interrupted = False
     with ExitStack() as stack:
         bad = {file: BadLines(file, lambda text: console.print(Text(clean(text)), soft_wrap=True)) for file in files}
-        sources = [(stack.enter_context(_open(file)), bad[file]) for file in files]
+        paths = {file: str(SAMPLES) if file == "samples" else file for file in files}
+        sources = [(stack.enter_context(open_argument("FILE", paths[file])), bad[file]) for file in files]
         progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         stack.enter_context(progress)
         task = progress.add_task("publishing", total=sum(size_of(source) or 0 for source, _ in sources) or None, sent=0)
@@ -191,7 +181,7 @@ def run_publish(
         )
     rate_words = f", {run.sent / run.seconds:.0f}/s" if run.seconds > 1 else ""
     end = ", then interrupted" if interrupted else ""
-    say(f"{number_of(run.sent, 'trace')} published to topic {topic}{rate_words}, {run.refused} refused{end}")
+    say(f"{number_of(run.sent, 'trace')} published to topic {run.topic}{rate_words}, {run.refused} refused{end}")
     for kind, count in run.redactions.items():
         say(f"  {count} {kind} redacted")
     if run.not_traces:
@@ -199,10 +189,3 @@ def run_publish(
     if not run.sent and not run.refused and not interrupted:
         raise CommandError(f"{', '.join(files)}: no line holds anything; one trace per line is expected")
     return 130 if interrupted else 1 if run.refused else 0
-
-
-def _open(file: str) -> BinaryIO:
-    try:
-        return open_file(str(SAMPLES) if file == "samples" else file, "rb")
-    except OSError as error:
-        raise ArgumentError("FILE", f"{file}: {error.strerror}") from None

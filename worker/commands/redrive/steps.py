@@ -38,6 +38,8 @@ from rich.text import Text
 
 from worker.commands.shared.console import BadLines, json_output, naming, text_console
 from worker.commands.shared.marks import (
+    MAX_BYTES,
+    MAX_RECORDS,
     MarkedRecord,
     find_marks_topic,
     marks_topic,
@@ -142,11 +144,6 @@ def watching(topic: str) -> Iterator[Counts]:
         bad = BadLines(topic, lambda text: console.print(Text(clean(text)), soft_wrap=True))
         yield Counts(bad, status)
         bad.say_rest("--partition and --offset select them")
-
-
-MAX_RECORDS: Final = 500
-MAX_BYTES: Final = 8 << 20
-"""Limits of one transaction: a commit costs the same for 1 or 500, and more would only hold memory."""
 
 
 @dataclass(frozen=True, slots=True)

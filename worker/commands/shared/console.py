@@ -79,14 +79,14 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError."""
         ctx.allow_extra_args = True
-        given = list(args)
         try:
-            self.check_files(ctx, args)
+            given = self.make_parser(ctx).parse_args(list(args))[0]
+            self.check_files(ctx, given)
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise self.about_setting(error) from None
         except click.MissingParameter:
-            missing = self.missing(self.make_parser(ctx).parse_args(given)[0])
+            missing = self.missing(given)
             if len(missing) < 2:
                 raise
             ctx.fail(f"Missing: {', '.join(missing)}.")
@@ -97,12 +97,11 @@ class Command(click.Command):
             )
         return rest
 
-    def check_files(self, ctx: click.Context, args: list[str]) -> None:
+    def check_files(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
         """Raise UsageError for a file that may be a forgotten --set, before an error about it shows a secret."""
-        several = [it.name or "" for it in self.params if isinstance(it, click.Argument) and it.nargs == -1]
-        given = self.make_parser(ctx).parse_args(list(args))[0] if several and not ctx.resilient_parsing else {}
-        files = (file for name in several if isinstance(them := given.get(name), list | tuple) for file in them)
-        if any("=" in file and not os.path.exists(file) for file in files):
+        several = [given[it.name or ""] for it in self.params if isinstance(it, click.Argument) and it.nargs == -1]
+        files = [file for those in several if isinstance(those, list | tuple) for file in those]
+        if not ctx.resilient_parsing and any("=" in file and not os.path.exists(file) for file in files):
             ctx.fail(
                 "An argument with = is no file (not shown, since it may be a secret); a setting is given by "
                 "--set NAME=VALUE"
@@ -310,13 +309,21 @@ class BadLines:
             self._write(f"{self._file}: {self.count - BAD_SHOWN} more like these; {how}")
 
 
-def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
-    """Open a file; - is standard input or output, which stays open. Raises OSError, also for reading from a device."""
-    file = cast("BinaryIO", click.open_file(path, mode))
-    if mode == "rb" and is_device(file):
+def open_file(path: str) -> BinaryIO:
+    """Open a file to read; - is standard input, which stays open. Raises OSError, also for a device."""
+    file = cast("BinaryIO", click.open_file(path, "rb"))
+    if is_device(file):
         with file:
             raise OSError(errno.ENODEV, A_DEVICE, path)
     return file
+
+
+def open_argument(name: str, path: str) -> BinaryIO:
+    """Open the file that an argument names, as `open_file` does. Raises ArgumentError."""
+    try:
+        return open_file(path)
+    except OSError as error:
+        raise ArgumentError(name, f"{path}: {error.strerror}") from None
 
 
 def is_device(file: IO[Any]) -> bool:

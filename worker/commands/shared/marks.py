@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -91,6 +91,11 @@ async def read_marks(session: Session, reader: AIOKafkaConsumer, marks: Topic | 
         ends = await looking.end_offsets(marks.tps)
     async for record in read_to(reader, await reader.beginning_offsets(marks.tps), ends):
         yield record
+
+
+MAX_RECORDS: Final = 500
+MAX_BYTES: Final = 8 << 20
+"""Limits of one transaction: a commit costs the same for 1 or 500, and more would only hold memory."""
 
 
 class MarkedRecord(NamedTuple):

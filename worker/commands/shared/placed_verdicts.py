@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import Annotated, Any, BinaryIO, Final, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,8 +23,6 @@ from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.scoring import score_trace
 from worker.core.track_record import NOTHING, Standing, Tally, TrackRecord, standing
 from worker.core.verdicts import Verdict, issued_ms, unsigned_verdict
-
-LAST: Final = 20  # verdicts of each judge by which its clock is judged
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -84,7 +82,7 @@ async def read_judged(settings: Settings) -> Standings:
     from worker.commands.shared.session import read_topics  # with Kafka's client
 
     placed: list[PlacedVerdict] = []
-    late_seconds: dict[str, deque[float | None]] = defaultdict(lambda: deque(maxlen=LAST))
+    late_seconds: dict[str, deque[float | None]] = defaultdict(lambda: deque(maxlen=20))
 
     def take(value: bytes | None, _where: str, record_ms: int) -> None:
         with suppress(ValueError, LookupError, RecursionError):  # not the worker's

@@ -127,7 +127,7 @@ def run_preview(settings: Settings, sample: str, records: int) -> int:
         if sample != "-" and "/" not in sample and not Path(sample).is_file():
             run_session(read_newest(settings, sample, records, preview))
         else:
-            with open_file(sample, "rb") as file:
+            with open_file(sample) as file:
                 for line in read_lines(file, settings.max_message_bytes):
                     if line.problem is not None:
                         preview.add_unreadable(line.problem)
