@@ -1,13 +1,10 @@
 """`kp-worker run`, `contribute` and `assemble`: they run until they are stopped.
 
- 1. listen: metrics and health answer from here on;
- 2. prepare: check settings and topics, load the model;
- 3. run the group member until SIGTERM, SIGINT or a failure;
- 4. stop: finish what is in flight, for at most KP_SHUTDOWN_TIMEOUT_SECONDS;
- 5. exit.
-
-Exit codes: 0 after a signal, when everything taken is committed; 1 after a failure, a restart continues at the
-committed offsets; 2 if the settings or the topics are wrong.
+1. listen: metrics and health answer from here on;
+2. prepare: check settings and topics, load the model;
+3. run the group member until SIGTERM, SIGINT or a failure;
+4. stop: finish what is in flight, for at most KP_SHUTDOWN_TIMEOUT_SECONDS;
+5. exit.
 """
 
 from __future__ import annotations

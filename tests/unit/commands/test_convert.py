@@ -313,6 +313,16 @@ def test_one_protobuf_message_without_its_length() -> None:
     assert len(traces_of(result)) == 1
 
 
+def test_spans_that_are_left_out_are_named() -> None:
+    record = as_json([span(1, "chat m", CHAT), span(2, "x", {})])
+    record["resourceSpans"][-1]["scopeSpans"][-1]["spans"][-1]["spanId"] = "zz"
+    result = converted.convert(lines(RECORDS[0], record), success=None, created_at=None)
+    assert result.exit_code == 1
+    assert "standard input:2: invalid_value: " in result.stderr
+    assert "16 hex digits is expected; 1 span is left out\n" in result.stderr
+    assert "1 written, 1 refused" in result.stderr
+
+
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.proto", None)
     result = converted.convert(lines(*RECORDS), created_at=None)

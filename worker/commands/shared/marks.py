@@ -5,8 +5,7 @@ record: two dead letters for one record (after a crash at least once, or a repla
 dead-letter topic does not inherit marks. Offsets of a consumer group could not tell which dead letters between two
 offsets a filter skipped, and Kafka forgets them after a week without a member.
 
-`publish --follow` keeps them on `<group>-followed`. A mark's key is a digest of a request's, and its value says up to
-where the requests of its file are published.
+`publish --follow` keeps its own on `<group>-followed` (publish/follow.py).
 """
 
 import asyncio
