@@ -8,7 +8,7 @@ docs/contributing.md lists what belongs upstream.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -389,66 +389,3 @@ async def _false_if_cancelled(fetch: Callable[..., Awaitable[bool]], *request: A
         return await fetch(*request)
     except asyncio.CancelledError:
         return False
-
-
-class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
-    """aiokafka's iterator over a partition's records, which can restart after errors that a subclass `recovers`."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls._consumer_record = cls.consumer_record  # an alias, not a call: it runs for each record
-
-    def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
-        super().__init__(tp, records, *rest)
-        self._records_iterator: Generator[Any, None, None] = self._unpack_records()
-
-    def __next__(self) -> Any:
-        while True:
-            try:
-                return next(self._records_iterator)
-            except StopIteration:
-                self._records_iterator = self._unpack_records()
-                raise
-            except Exception as error:
-                if not self.recovers(error):
-                    raise
-                self._records_iterator = self._unpack_records()
-
-    def consumer_record(self, tp: TopicPartition, record: Any) -> Any:
-        """Return what the consumer gives for a parsed record."""
-        raise NotImplementedError
-
-    def recovers(self, error: Exception) -> bool:
-        """Whether reading can restart after an error, at the batch that `has_next` finds then."""
-        raise NotImplementedError
-
-    def begin_again(self) -> None:
-        """Continue with the batch that `has_next` finds now."""
-        self._records_iterator.close()
-        self._records_iterator = self._unpack_records()
-
-    def end(self) -> None:
-        """Close the iterator, which refers to batches."""
-        self._records_iterator.close()
-
-
-class FetchResult(fetcher.FetchResult):  # type: ignore[misc]
-    """One partition's fetched records, with public names for the attributes that a subclass needs."""
-
-    @property
-    def tp(self) -> TopicPartition:
-        """The partition."""
-        return self._topic_partition
-
-    @property
-    def records(self) -> Any:
-        """The remaining records; None if there are none: aiokafka then fetches more."""
-        return self._partition_records
-
-    @records.setter
-    def records(self, records: Any) -> None:
-        self._partition_records = records
-
-    def update_position(self) -> None:
-        """Set the consumer's position to the next record."""
-        self._update_position()

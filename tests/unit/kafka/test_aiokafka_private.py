@@ -40,10 +40,8 @@ from aiokafka.structs import BrokerMetadata
 
 from worker.kafka import aiokafka_private as private
 from worker.kafka.connections import LOST_SECONDS, patch_aiokafka
-from worker.kafka.fetches import Consumer, PartitionFetch, PartitionReader, Reading
+from worker.kafka.fetches import Consumer, PartitionFetch, Reading
 
-THEIR_RECORDS: Any = private.PartitionRecords.__base__
-THEIR_RESULT: Any = private.FetchResult.__base__
 TP = TopicPartition("t", 0)
 
 
@@ -74,12 +72,12 @@ SIGNATURES = [
     (AIOKafkaConsumer.getmany, "self partitions timeout_ms max_records"),
     (AIOKafkaConsumer.last_stable_offset, "self partition"),
     (
-        THEIR_RECORDS.__init__,
+        fetcher.PartitionRecords.__init__,
         """self tp records aborted_transactions fetch_offset key_deserializer value_deserializer check_crcs
         isolation_level""",
     ),
-    (THEIR_RESULT.getall, "self max_records"),
-    (THEIR_RESULT._update_position, "self"),
+    (fetcher.FetchResult.__init__, "self tp assignment partition_records backoff"),
+    (fetcher.FetchResult.getall, "self max_records"),
     # `AIOKafkaClient` is not documented; these methods are what `Brokers` uses of it.
     (AIOKafkaClient.force_metadata_update, "self"),
     (AIOKafkaClient.send, "self node_id request group"),
@@ -98,18 +96,18 @@ SOURCES = [
     (AIOKafkaClient._md_synchronizer, ["_md_update_fut.set_result(ret)"]),
     (AIOKafkaClient.__init__, ["self.cluster = ClusterMetadata("]),
     (GroupCoordinator._on_metadata_change, ["request_rejoin"]),
+    # What `PartitionFetch` replaces asks the same of the assignment.
     (
-        THEIR_RECORDS._unpack_records,
+        fetcher.FetchResult.check_assignment,
         [
-            "has_next()", "next_batch()", "validate_crc()", "producer_id", "base_offset", "is_control_batch",
-            "is_transactional", "next_offset", "_contains_abort_marker(next_batch)",
-            "self._consumer_record(tp, record)",
+            "if assignment.active:", "assignment.state_value(tp)", "if tp_state.paused:",
+            "position != self._partition_records.next_fetch_offset",
         ],
     ),
-    (THEIR_RECORDS._contains_abort_marker, ["control_record = next(next_batch)"]),
-    (THEIR_RECORDS.__init__, ["self.next_fetch_offset = ", "self._records_iterator = "]),
-    (THEIR_RESULT.has_more, ["_partition_records"]),
-    (THEIR_RESULT.__init__, ["self._topic_partition = tp"]),
+    (fetcher.FetchResult._update_position, ["state.consumed_to("]),
+    (fetcher.Fetcher.fetched_records, ["res_or_error.getall(max_records)", "if not res_or_error.has_more():"]),
+    (fetcher.Fetcher.next_record, ["res_or_error.getone()"]),
+    (fetcher.Fetcher._get_actions_per_node, ["record.calculate_backoff()"]),
 ]  # fmt: skip
 
 
@@ -256,7 +254,7 @@ def test_the_fetcher_s_functions_that_name_the_classes() -> None:
 
 async def test_only_our_consumers_read_with_our_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Consumer(reading=Reading(), enable_auto_commit=False), AIOKafkaConsumer(enable_auto_commit=False)
-    for consumer, result in ((ours, PartitionFetch), (theirs, THEIR_RESULT)):
+    for consumer, result in ((ours, PartitionFetch), (theirs, fetcher.FetchResult)):
         await started(consumer, monkeypatch)
         assert consumer._fetcher.fetched_records.__globals__["FetchResult"] is result
         await consumer.stop()
@@ -317,10 +315,6 @@ async def test_a_consumer_stops_while_a_fetch_pauses(ours: bool, monkeypatch: py
     assert fetching.cancelled() is not ours
     theirs._pending_tasks.clear()
     await consumer.stop()
-
-
-def test_a_reader_s_consumer_record_is_called_without_a_detour() -> None:
-    assert PartitionReader._consumer_record is PartitionReader.consumer_record
 
 
 # -- the producer
