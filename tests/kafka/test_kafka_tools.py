@@ -13,7 +13,7 @@ from tests.support.stage import LINES, Stage, Workers, origins
 from tests.support.surroundings import DOCS
 from worker.contribute.contributor import contribute_plan
 from worker.kafka.connections import client_arguments, connected_admin
-from worker.kafka.topics import TopicPlan, look_at, plan
+from worker.kafka.topics import TopicPlan, observe, plan
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 BLOCKS = snippets("tests/kafka/test_kafka_tools.py")
@@ -77,7 +77,7 @@ async def wanted_and_found(stage: Stage) -> list[tuple[TopicPlan, int, dict[str,
     settings = stage.settings()
     names = [settings.changelog, settings.accepted_topic, settings.contributed, settings.refused]
     async with connected_admin(settings, client_arguments(settings), 30) as admin:
-        found = await look_at(admin, names, names)
+        found = await observe(admin, names)
     plans = [each for each in plan(settings, found) if each.name == settings.changelog]
     return [
         (it, found.topics[it.name].partitions, {name: found.config(it.name, name, "") for name in it.configs})

@@ -37,7 +37,7 @@ from worker.kafka.topics import (
     Observed,
     codec_problems,
     create_missing,
-    look,
+    observe,
     plan,
     prepare_topics,
     problems,
@@ -136,7 +136,7 @@ def test_workers_that_create_topics_or_see_new_partitions_at_once_all_go_on(kafk
             async with connected_admin(settings, client) as admin:
                 await admin.create_partitions({settings.source_topic: NewPartitions(4)})
                 for _ in range(200):
-                    if (await look(admin, settings, [])).topics[settings.source_topic].partitions == 4:
+                    if (await observe(admin, settings.topics.values())).topics[settings.source_topic].partitions == 4:
                         break
                     await asyncio.sleep(0.05)
             layouts = await asyncio.gather(*(prepare_topics(settings, client) for _ in range(6)))
@@ -152,10 +152,10 @@ def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kaf
 
     async def scenario() -> tuple[str, int]:
         async with connected_admin(settings, client_arguments(settings)) as admin:
-            found = await look(admin, settings, [stage.name])
+            found = await observe(admin, settings.topics.values())
             wanted = {topic.name: topic for topic in plan(settings, found)}[settings.dead_letter_topic]
             await create_missing(admin, settings)
-            after = await look(admin, settings, [settings.dead_letter_topic])
+            after = await observe(admin, settings.topics.values())
             return wanted.configs["max.message.bytes"], after.max_bytes(settings.dead_letter_topic)
 
     assert asyncio.run(scenario()) == ("5065536", 5065536)
@@ -278,7 +278,7 @@ def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: Embedde
         client = client_arguments(settings)
         await prepare_topics(settings, client)
         async with connected_admin(settings, client) as admin:
-            found = await look(admin, settings, list(settings.topics.values()))
+            found = await observe(admin, settings.topics.values())
             return {name: found.config(name, AFTER, "") for name in found.topics}
 
     ahead = asyncio.run(scenario())

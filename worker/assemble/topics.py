@@ -21,7 +21,7 @@ from worker.kafka.topics import (
     TopicPlan,
     create_missing,
     create_planned,
-    look_at,
+    observe,
     settled,
 )
 
@@ -76,7 +76,7 @@ async def create_assemble_topics(admin: AIOKafkaAdminClient, settings: Settings)
 async def look_for_assemble(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
     """Describe all topics of `assemble`. Changes nothing."""
     names = [*settings.span_topics, *_own(settings), settings.source_topic, settings.dead_letter_topic]
-    return await look_at(admin, names, names)
+    return await observe(admin, names)
 
 
 def _own(settings: Settings) -> list[str]:

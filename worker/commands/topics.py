@@ -85,7 +85,7 @@ async def topics_report(settings: Settings, create: bool) -> tuple[list[TopicRow
     from worker.contribute.contributor import contribute_plan, create_contributed, look_at_contributed
     from worker.kafka.connections import connected_admin, prepare_clients
     from worker.kafka.errors import error_text
-    from worker.kafka.topics import Problem, create_missing, look, look_at, plan, problems
+    from worker.kafka.topics import Problem, create_missing, observe, plan, problems
 
     marks, denied = marks_topic(settings), []
     client = {**prepare_clients(settings), "request_timeout_ms": 10_000}
@@ -101,8 +101,8 @@ async def topics_report(settings: Settings, create: bool) -> tuple[list[TopicRow
                     await create_contributed(admin, settings)
                 if settings.assembles:
                     await create_assemble_topics(admin, settings)
-            observed = await look(admin, settings, list(settings.topics.values()))
-            marks_observed = await look_at(admin, [marks], [marks])
+            observed = await observe(admin, settings.topics.values())
+            marks_observed = await observe(admin, [marks])
             contributed = await look_at_contributed(admin, settings)
             spans = await look_for_assemble(admin, settings) if settings.assembles else None
     except KafkaError as error:

@@ -71,7 +71,7 @@ from worker.kafka.topics import (
     TopicPlan,
     create_planned,
     deleted_early,
-    look_at,
+    observe,
 )
 from worker.observe.http_server import Page
 from worker.observe.metrics import ContributeMetrics, process_registry, set_or_drop
@@ -83,7 +83,7 @@ log = logging.getLogger(__name__)
 async def look_at_contributed(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
     """Describe the accepted topic and the two that `contribute` writes."""
     names = [settings.accepted_topic, settings.contributed, settings.refused]
-    return await look_at(admin, names, names)
+    return await observe(admin, names)
 
 
 async def create_contributed(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:

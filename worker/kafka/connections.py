@@ -349,25 +349,21 @@ async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Re
         task.cancel()
 
 
-class _Patience:
-    """Limits how long something is retried; the log says so once."""
+async def _retried(seconds: float, attempt: Callable[[], Awaitable[Result]]) -> Result:
+    """Return the result of the first attempt that succeeds within so many seconds; the log says once why one failed.
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._until = time.monotonic() + seconds
-        self._logged = False
-
-    def left(self) -> float:
-        """Return the seconds left."""
-        return max(0.0, self._until - time.monotonic())
-
-    async def bear(self, failure: Exception, *, final: bool) -> None:
-        """Pause before the next attempt. Raises the failure if it is final or the time is up."""
-        if final or not self.left():
-            raise failure
-        if not self._logged:
-            self._logged = True
-            log.warning("%s; trying again for %.0f s", failure, self._seconds)
+    Raises the UnreachableError of the last attempt, and at once a final one.
+    """
+    until, logged = time.monotonic() + seconds, False
+    while True:
+        try:
+            return await attempt()
+        except UnreachableError as failure:
+            if failure.final or time.monotonic() >= until:
+                raise
+            if not logged:
+                log.warning("%s; trying again for %.0f s", failure, seconds)
+                logged = True
         await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -380,18 +376,18 @@ async def connected_admin(
     `patience_seconds`: how long to retry. Single connections probe first, because a client would log each failure and
     wait for a silent broker.
     """
-    patience = _Patience(patience_seconds)
     async with AsyncExitStack() as stack:
-        while True:
+
+        async def connect() -> AIOKafkaAdminClient:
             failure = await reach_any(settings, client)
-            if failure is None:
-                try:
-                    admin = await stack.enter_async_context(admin_client(client))
-                    break
-                except KafkaError as error:
-                    failure = await unreachable(settings, client, error)
-            await patience.bear(failure, final=failure.final)
-        yield admin
+            if failure is not None:
+                raise failure
+            try:
+                return await stack.enter_async_context(admin_client(client))
+            except KafkaError as error:
+                raise await unreachable(settings, client, error) from error
+
+        yield await _retried(patience_seconds, connect)
 
 
 async def prepare_patiently(
@@ -401,16 +397,19 @@ async def prepare_patiently(
 
     If a broker closes a connection or does not answer, the work is retried for CONNECT_SECONDS.
     """
-    patience = _Patience(CONNECT_SECONDS)
-    while True:
+
+    async def prepare() -> Result:
         try:
-            async with connected_admin(settings, client, patience.left()) as admin:
+            async with connected_admin(settings, client) as admin:
                 return await work(admin)
         except (KafkaError, OSError, TimeoutError) as error:
-            where = f"KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}"
-            failure = ConfigError(f"the topics cannot be prepared at {where}: {error_text(error)}")
-            failure.__cause__ = error
-            await patience.bear(failure, final=isinstance(error, KafkaError) and not error.retriable)
+            raise UnreachableError(
+                f"the topics cannot be prepared at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: "
+                f"{error_text(error)}",
+                final=isinstance(error, KafkaError) and not error.retriable,
+            ) from error
+
+    return await _retried(CONNECT_SECONDS, prepare)
 
 
 @asynccontextmanager

@@ -18,16 +18,6 @@ BAD_CERTIFICATE: Final = {
 ANOTHER_LISTENER: Final = "check KP_SECURITY_PROTOCOL and the port in KP_BOOTSTRAP_SERVERS"
 
 
-_LOGIN_FAILED: Final = (
-    "the broker refuses the login: check KP_SASL_USERNAME and KP_SASL_PASSWORD (or the token), and that the user "
-    "exists for KP_SASL_MECHANISM"
-)
-_FENCED: Final = (
-    "another worker has taken over the partition (this one was paused or disconnected for longer than "
-    "KP_SESSION_TIMEOUT_SECONDS), or two deployments share KP_GROUP_ID"
-)
-
-
 class HungUpError(ConnectionError):
     """A broker accepted the connection and closed it."""
 
@@ -85,20 +75,6 @@ def error_text(error: BaseException) -> str:
     return text if advice is None else f"{text} ({advice})"
 
 
-def _about_topic(error: BaseException) -> str:
-    return (
-        f"the broker denies access to topic {_names(error) or '(see above)'}: grant the ACL Write on the output topics "
-        "and the changelog, Read on the source and the changelog (docs/security.md)"
-    )
-
-
-def _about_transactions(error: BaseException) -> str:
-    return (
-        f"the broker denies transactional id {_names(error)}: grant the ACL Write on transactional ids with the prefix "
-        "<KP_GROUP_ID>-, or set KP_DELIVERY=at_least_once"
-    )
-
-
 def _names(error: BaseException) -> str:
     names: set[str] = set()
     for argument in error.args:
@@ -106,10 +82,14 @@ def _names(error: BaseException) -> str:
     return ", ".join(sorted(names))
 
 
-Kinds = type[BaseException] | tuple[type[BaseException], ...]
-
-REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
-    (kafka.SaslAuthenticationFailed, _LOGIN_FAILED),
+REMEDIES: Final[Sequence[tuple[Any, str | Callable[[Any], str]]]] = (
+    (
+        kafka.SaslAuthenticationFailed,
+        (
+            "the broker refuses the login: check KP_SASL_USERNAME and KP_SASL_PASSWORD (or the token), and that the "
+            "user exists for KP_SASL_MECHANISM"
+        ),
+    ),
     (
         kafka.UnsupportedSaslMechanismError,
         "the listener does not support KP_SASL_MECHANISM: use one of its mechanisms, or another port",
@@ -117,17 +97,35 @@ REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
     (kafka.IllegalSaslStateError, f"the listener has no SASL: {ANOTHER_LISTENER}"),
     (ssl.SSLCertVerificationError, _about_certificate),
     (ssl.SSLError, _about_tls),
-    (kafka.TopicAuthorizationFailedError, _about_topic),
+    (
+        kafka.TopicAuthorizationFailedError,
+        lambda error: (
+            f"the broker denies access to topic {_names(error) or '(see above)'}: grant the ACL Write on the output "
+            "topics and the changelog, Read on the source and the changelog (docs/security.md)"
+        ),
+    ),
     (
         kafka.GroupAuthorizationFailedError,
         lambda error: f"the broker denies group {_names(error)}: grant the ACL Read on the group (KP_GROUP_ID)",
     ),
-    (kafka.TransactionalIdAuthorizationFailed, _about_transactions),
+    (
+        kafka.TransactionalIdAuthorizationFailed,
+        lambda error: (
+            f"the broker denies transactional id {_names(error)}: grant the ACL Write on transactional ids with the "
+            "prefix <KP_GROUP_ID>-, or set KP_DELIVERY=at_least_once"
+        ),
+    ),
     (
         kafka.ClusterAuthorizationFailedError,
         "the broker denies idempotent writes: grant the ACL IdempotentWrite on the cluster",
     ),
-    ((kafka.ProducerFenced, kafka.InvalidProducerEpoch), _FENCED),
+    (
+        (kafka.ProducerFenced, kafka.InvalidProducerEpoch),
+        (
+            "another worker has taken over the partition (this one was paused or disconnected for longer than "
+            "KP_SESSION_TIMEOUT_SECONDS), or two deployments share KP_GROUP_ID"
+        ),
+    ),
     (TopicRefusedError, lambda error: f"topic {error.topic}: {error.advice}"),
     (
         kafka.MessageSizeTooLargeError,
@@ -138,4 +136,4 @@ REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
         "the broker did not answer in KP_TRANSACTION_TIMEOUT_SECONDS",
     ),
 )
-"""What would fix an error, by its type; the first matching row counts."""
+"""What would fix an error, by its type or types; the first matching row counts."""

@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
@@ -25,8 +25,6 @@ from worker.kafka.topic_watch import Failure, TopicLostError, TopicWatch
 
 log = logging.getLogger(__name__)
 
-GAUGE_SECONDS: Final = 1.0
-
 Result = TypeVar("Result")
 
 
@@ -34,44 +32,28 @@ class StoppedError(Exception):
     """The work must end: the partition is being revoked, or the process is stopping."""
 
 
-class Stop:
+class Stop(asyncio.Event):
     """A signal to stop, which ends all waits."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        """Stop."""
-        self._event.set()
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        return self._event.is_set()
 
     def check(self) -> None:
         """Raise StoppedError after `set`."""
-        if self._event.is_set():
+        if self.is_set():
             raise StoppedError
 
     async def wait(self) -> NoReturn:
         """Wait for `set`. Raises StoppedError."""
-        await self._event.wait()
+        await super().wait()
         raise StoppedError
 
     async def sleep(self, seconds: float) -> None:
         """Sleep. Raises StoppedError at once after `set`."""
         self.check()
-        if seconds <= 0:
-            return
-        try:
-            await asyncio.wait_for(self._event.wait(), seconds)
-        except TimeoutError:
-            return
-        raise StoppedError
+        if seconds > 0:
+            await self.unless_set(asyncio.sleep(seconds))
 
     async def unless_set(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of some work. After `set`, cancels it and raises StoppedError at once."""
-        working, stopping = asyncio.create_task(work), asyncio.create_task(self._event.wait())
+        working, stopping = asyncio.create_task(work), asyncio.create_task(super().wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -265,7 +247,7 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
                 self._consumer.subscribe(self._topics, listener=self)
                 while True:
                     self._update_gauges()
-                    await self._stop.sleep(GAUGE_SECONDS)
+                    await self._stop.sleep(1.0)
             except StoppedError:
                 pass
             finally:

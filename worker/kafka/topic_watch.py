@@ -26,10 +26,6 @@ from worker.kafka.fetches import End
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS: Final = 5.0
-"""How long an answer may take, but at most a quarter of KP_SESSION_TIMEOUT_SECONDS: the next request goes to another
-broker, so one that does not answer is not noticed if others do."""
-
 MISSING_TIMES: Final = 3
 """Consecutive answers without a topic after which it counts as missing: a new broker may not know it yet."""
 
@@ -140,7 +136,8 @@ class TopicWatch:
     async def _check(self, admin: AIOKafkaAdminClient) -> None:
         """Ask one broker. Raises TopicLostError."""
         try:
-            async with asyncio.timeout(min(ANSWER_SECONDS, self._silence_seconds / 4)):
+            # The next request goes to another broker, so one that does not answer is not noticed if others do.
+            async with asyncio.timeout(min(5.0, self._silence_seconds / 4)):
                 described = await describe_topics(admin, list(self._variables))
         except (KafkaError, OSError, TimeoutError) as error:
             log.debug("the topics could not be checked: %r", error)

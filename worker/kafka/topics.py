@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -72,37 +72,25 @@ class Observed:
         return self.config(topic, "message.timestamp.type", "CreateTime") == "LogAppendTime"
 
 
-async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequence[str]) -> Observed:
-    """Observe the topics, and the settings of those in `settings_of` that exist. Changes nothing.
+async def observe(admin: AIOKafkaAdminClient, names: Iterable[str]) -> Observed:
+    """Observe topics and their settings. Changes nothing.
 
     Raises KafkaError, and MissingTopicsError for a topic so new that its settings are not known yet.
     """
-    return await look_at(admin, list(settings.topics.values()), settings_of)
-
-
-async def look_at(admin: AIOKafkaAdminClient, names: Sequence[str], settings_of: Sequence[str]) -> Observed:
-    """Observe topics by name, as `look` does."""
+    names = list(names)
     described = await describe_topics(admin, names)
     denied = [name for name, topic in described.items() if topic.error is TopicAuthorizationFailedError]
     topics = {name: topic for name in names if (topic := described.get(name)) is not None and topic.error is None}
-    configs, unreadable = await _configs(admin, [name for name in settings_of if name in topics])
-    return Observed(topics, denied, configs, unreadable)
-
-
-async def _configs(
-    admin: AIOKafkaAdminClient, names: Sequence[str]
-) -> tuple[Mapping[str, Mapping[str, str]], Mapping[str, str]]:
-    """Return the topics' settings, and the broker's message by topic whose settings cannot be read."""
     try:
-        configs, unreadable = await topic_configs(admin, names)
+        configs, errors = await topic_configs(admin, list(topics))
     except KafkaError as error:
         if error.retriable:
             raise
-        return {}, dict.fromkeys(names, str(error))
-    for name, (error_type, _) in unreadable.items():
+        return Observed(topics, denied, {}, dict.fromkeys(topics, str(error)))
+    for name, (error_type, _) in errors.items():
         if error_type.retriable:
             raise MissingTopicsError(f"topic {name}: its settings are not known yet ({error_type.__name__})")
-    return configs, {name: words for name, (_, words) in unreadable.items()}
+    return Observed(topics, denied, configs, {name: message for name, (_, message) in errors.items()})
 
 
 OUTPUT_OVERHEAD: Final = 8192
@@ -459,7 +447,7 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_by
 
 
 async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int) -> Layout:
-    observed = await look(admin, settings, list(settings.topics.values()))
+    observed = await observe(admin, settings.topics.values())
     for problem in [*problems(settings, observed, extra_bytes), *codec_problems()]:
         if problem.level == "fail":
             raise (MissingTopicsError if problem.missing else ConfigError)(str(problem))
@@ -482,7 +470,7 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
     """Create the missing topics, and add partitions to the changelog if the source has more. Raises ConfigError."""
 
     async def accessible() -> Observed:
-        observed = await look(admin, settings, [settings.source_topic])
+        observed = await observe(admin, settings.topics.values())
         if observed.denied:
             raise ConfigError(str(problems(settings, observed)[0]))
         return observed
@@ -494,11 +482,11 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
     topics = (await create_planned(admin, settings, accessible, due)).topics
     wanted = topics[settings.source_topic].partitions
     if topics[settings.changelog].partitions < wanted:  # the source topic has gained partitions
-        await _grow(admin, settings, wanted)
+        await _grow(admin, settings.changelog, wanted)
 
 
-async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int) -> None:
-    name = settings.changelog
+async def _grow(admin: AIOKafkaAdminClient, name: str, partitions: int) -> None:
+    """Add partitions to the changelog. Raises ConfigError."""
     failure: KafkaError | None = None
     try:
         await admin.create_partitions({name: NewPartitions(partitions)})
@@ -513,32 +501,32 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
             "(grant the ACL Alter on it)"
         ) from error
     for _ in range(SETTLE_ATTEMPTS):
-        if (await look(admin, settings, [])).topics[name].partitions >= partitions:
+        if (await describe_topics(admin, [name]))[name].partitions >= partitions:
             return
         await asyncio.sleep(0.2)
     raise ConfigError(f"topic {name} could not be extended to {partitions} partitions, like the source: {failure}")
 
 
-async def settled(look: Callable[[], Awaitable[Result]]) -> Result:
-    """Return what `look` returns once it finds the new topics: brokers learn of them at different times."""
+async def settled(ask: Callable[[], Awaitable[Result]]) -> Result:
+    """Return the answer once it has the new topics: brokers learn of them at different times."""
     for _ in range(SETTLE_ATTEMPTS):
         try:
-            return await look()
+            return await ask()
         except MissingTopicsError:
             await asyncio.sleep(0.2)
-    return await look()
+    return await ask()
 
 
 async def create_planned(
-    admin: AIOKafkaAdminClient, settings: Settings, look: Callable[[], Awaitable[Observed]],
+    admin: AIOKafkaAdminClient, settings: Settings, ask: Callable[[], Awaitable[Observed]],
     plan: Callable[[Observed], Sequence[TopicPlan]],
 ) -> Observed:  # fmt: skip
-    """Create the missing topics of a plan, and wait until the broker shows them; return what `look` last returned.
+    """Create the missing topics of a plan, and wait until the broker shows them; return them as last observed.
 
     Raises ConfigError.
     """
     for _ in range(SETTLE_ATTEMPTS):
-        observed = await settled(look)
+        observed = await settled(ask)
         lacking = [wanted for wanted in plan(observed) if wanted.name not in {*observed.topics, *observed.denied}]
         if not lacking:
             return observed

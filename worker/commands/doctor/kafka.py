@@ -20,7 +20,7 @@ from worker.kafka.errors import error_text
 from worker.kafka.fetches import Reading
 from worker.kafka.protocol import FeaturesRequest, may_hang_at_last_epoch, transaction_protocol
 from worker.kafka.publisher import TRANSACTIONS
-from worker.kafka.topics import CHANGELOG_CONFIG, MissingTopicsError, Observed, look, problems
+from worker.kafka.topics import CHANGELOG_CONFIG, MissingTopicsError, Observed, observe, problems
 
 ANSWER_SECONDS: Final = 5.0
 """Time limit for one answer."""
@@ -67,7 +67,7 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
         yield warn("broker", "SASL_PLAINTEXT: login and records cross the network unencrypted", "use SASL_SSL")
     yield await _apis(admin, settings)
     try:
-        observed = await look(admin, settings, list(settings.topics.values()))
+        observed = await observe(admin, settings.topics.values())
     except MissingTopicsError as error:
         yield warn("topics", str(error), "run this again: the topic is new")
         return
