@@ -19,7 +19,7 @@ from tests.support.kafka_fixtures import (
     produce,
     wait_until,
 )
-from tests.support.stage import LINES, Stage, Workers, documents
+from tests.support.stage import LINES, NO_MODEL, Diagnosis, Stage, Workers, documents
 from worker.core.changelog import MARKER_KEY, SLACK, decode
 from worker.core.scorer import PartitionScorer, cached_id
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
@@ -196,9 +196,13 @@ def test_an_offset_behind_the_changelog_is_refused_and_nothing_is_published_twic
     run(hashing, stage, 40, LINES[:40])
     first = documents(stage)
     commit(stage, 20, metadata_of(stage))
+    refusal = "has committed offset 20, but the changelog has committed entries of records up to 39"
+    ((level, message),) = Diagnosis(stage.env | NO_MODEL).of("offsets")
+    assert level == "fail"
+    assert refusal in message
     worker = hashing(stage.env)
     assert worker.wait() == 1
-    assert "has committed offset 20, but the changelog has committed entries of records up to 39" in worker.log()
+    assert refusal in worker.log()
     assert f"--topic {stage.name}:0 --reset-offsets --to-offset 40 --execute" in worker.log()
     assert documents(stage) == first
     commit(stage, 40)

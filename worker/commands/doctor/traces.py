@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import msgspec
 from aiokafka.errors import UnknownTopicOrPartitionError
 
-from worker.commands.doctor.finding import Examination, Finding, Head, Outputs, ok, warn
-from worker.commands.doctor.kafka import GROUPS
+from worker.commands.doctor.finding import Examination, Finding, Head, Outputs, fail, ok, warn
+from worker.commands.doctor.kafka import ANSWER_SECONDS, GROUPS
 from worker.commands.shared.placed_verdicts import read_judged, switch_to_record
 from worker.commands.shared.session import Session, read_topics
 from worker.commands.shared.shown import shown_name, shown_score
@@ -19,11 +19,11 @@ from worker.config import Settings
 from worker.core.changelog import CorruptRecord, Entry, Kind, decode
 from worker.core.novelty import CACHED_ID_LENGTH, VectorCache, advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.records import ACCEPTED, REJECTED
-from worker.core.restore import Log, ModelCache, restore
+from worker.core.restore import Log, ModelCache, Report, restore
 from worker.core.scoring import accepts_too_few, unused_profiles, weights_by_verdicts, without_profile
 from worker.core.terminal import number_of
 from worker.core.track_record import Standing
-from worker.kafka.assignment import OffsetsError, Position, read_logs, read_positions
+from worker.kafka.assignment import OffsetsError, Position, check_offsets, read_logs, read_positions
 from worker.kafka.describe import describe_topics
 from worker.kafka.topics import MissingTopicsError
 
@@ -46,18 +46,38 @@ class Memory(NamedTuple):
     records: list[Record]
     latest: Entry | None  # the last entry
     rate: float | None  # traces a second of stream time; None: too few to tell
+    report: Report
+    position: Position
 
 
 async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
     """Check that the caches hold the TTL, count their entries, and name the track records; keep the caches' models."""
-    memory = await _restored(Session(examination.settings))
+    session = Session(examination.settings)
+    memory = await _restored(session)
     if examination.settings.embedder != "none":
         examination.models.update(it.latest.model for it in memory.values() if it.latest is not None)
         yield capacity(examination.settings, memory)
         if memory:
             yield ok("cache entries", sizes({number: it.live for number, it in memory.items()}))
+        try:
+            await _check_offsets(session, memory)
+        except OffsetsError as error:
+            yield fail("offsets", str(error), "until then, the worker exits with code 1")
     if records := [record for it in memory.values() for record in it.records]:
         yield ok("track records", standings(records))
+
+
+async def _check_offsets(session: Session, memory: Mapping[int, Memory]) -> None:
+    """Compare the committed offsets with the changelog, as a worker does when it starts. Raises OffsetsError.
+
+    A worker may have committed after the offsets were read: then its offset has moved.
+    """
+    settings = session.settings
+    ahead = [number for number, it in memory.items() if it.report.ahead is not None]
+    if ahead and settings.delivery == "exactly_once":
+        now = await read_positions(session.client, settings.group_id, settings.source_topic, ahead, ANSWER_SECONDS)
+        unmoved = {number: memory[number].report for number in ahead if now[number] == memory[number].position}
+        check_offsets(settings.group_id, settings.source_topic, now, unmoved)
 
 
 async def _restored(session: Session) -> dict[int, Memory]:
@@ -91,7 +111,7 @@ def restored(settings: Settings, log: Log, position: Position) -> Memory:
     cache = VectorCache(size, 1 if model is None else model.dimensions, settings.cache_ttl_ms)
     cache.restore(state.cache(), position.stream_time_ms)
     rate = None if latest is None else _rate(log, latest)
-    return Memory(len(cache), list(state.track_record.listed()), latest, rate)
+    return Memory(len(cache), list(state.track_record.listed()), latest, rate, state.report, position)
 
 
 def _rate(log: Log, latest: Entry) -> float | None:
