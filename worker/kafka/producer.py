@@ -1,17 +1,9 @@
 """A producer: appends batches of records, each once; with a transactional id in transactions, with source offsets.
 
 Why not aiokafka's (0.14): a request whose connection closed is sent again, and the first copy may still reach the
-broker, in the midst of the next transaction. In transactions V1 all of a producer's transactions have one epoch, so the
-broker cannot tell: a late EndTxn ends the next one half-way, a late TxnOffsetCommit takes its offset back. Here no
-transaction begins in an epoch of which a request may still be on its way:
-
-- transactions V2 (KIP-890), if the cluster has finalised transaction.version 2: each has its own epoch;
-- transactions V1 otherwise: after each, the producer asks for its next epoch (InitProducerId, KIP-360). Before Kafka
-  4.0 the epoch does not keep out every late TxnOffsetCommit, so each committed offset is read back
-  (protocol.has_late_offsets).
-
-Within its own transaction a late request does no harm: batches have sequence numbers, and adding a partition,
-committing an offset or ending twice is the same as once.
+broker, in the midst of the next transaction. Here no transaction begins in an epoch of which a request may still be on
+its way; how, docs/architecture.md says (Requests that arrive late). Within its own transaction a late request does no
+harm: batches have sequence numbers, and adding a partition, committing an offset or ending twice is the same as once.
 """
 
 import asyncio
@@ -272,8 +264,10 @@ class Producer:
             sending[TopicPartition(each.topic.name, each.partition)] = _Progress(each, limit, batches)
         if len(sending) < len(parts) or (self._id is not None and not self._open):
             raise RuntimeError("this is a bug: a partition twice, or no transaction")
-        if self._id is not None and self.transactions == 1:
-            await self._add_partitions(self._id, sorted(sending.keys() - self._added))
+        if self._id is not None and self.transactions == 1 and (new := sorted(sending.keys() - self._added)):
+            self._known = True
+            await self._ask("AddPartitionsToTxn", requests.add_partitions(self._id, self._producer, new), TRANSACTION)
+            self._added.update(new)
         pauses = _Pauses(self._id)
         while left := {partition: each for partition, each in sending.items() if each.batches}:
             troubles = await self._send_next(left)
@@ -367,13 +361,6 @@ class Producer:
         await self._initialise(before)
         if unanswered:
             log.info("%s: %s; epoch %d follows %d", self._id, why, self._producer.epoch, before.epoch)
-
-    async def _add_partitions(self, transactional_id: str, partitions: Sequence[TopicPartition]) -> None:
-        if partitions:
-            self._known = True
-            request = requests.add_partitions(transactional_id, self._producer, partitions)
-            await self._ask("AddPartitionsToTxn", request, TRANSACTION)
-            self._added.update(partitions)
 
     # -- records
 

@@ -210,20 +210,17 @@ async def fence(producer: Producer, place: str) -> None:
     if producer.transactional_id is None:
         await producer.start()
         return
-    explanation = asyncio.get_running_loop().call_later(START_PATIENCE_SECONDS, _explain_wait, producer, place)
+    explanation = asyncio.get_running_loop().call_later(
+        START_PATIENCE_SECONDS, log.warning,
+        "%s: waiting for the transactional id %s for %.0f s: its last transaction does not end, or its coordinator "
+        "does not answer. kafka-transactions.sh describe --transactional-id %s shows both; if its state stays "
+        "PrepareCommit or PrepareAbort, restart the coordinator's broker",
+        place, producer.transactional_id, START_PATIENCE_SECONDS, producer.transactional_id,
+    )  # fmt: skip
     try:
         await producer.start()
     finally:
         explanation.cancel()
-
-
-def _explain_wait(producer: Producer, place: str) -> None:
-    log.warning(
-        "%s: waiting for the transactional id %s for %.0f s: its last transaction does not end, or its "
-        "coordinator does not answer. kafka-transactions.sh describe --transactional-id %s shows both; if its "
-        "state stays PrepareCommit or PrepareAbort, restart the coordinator's broker",
-        place, producer.transactional_id, START_PATIENCE_SECONDS, producer.transactional_id,
-    )  # fmt: skip
 
 
 @dataclass(eq=False, repr=False)

@@ -231,11 +231,12 @@ def deleted_early(observed: Observed, name: str, done: str) -> Iterator[Problem]
 
 
 def _denied_topics(settings: Settings, observed: Observed) -> Iterator[Problem]:
+    needed = {settings.source_topic: "Read", settings.changelog: "Read and Write"}
     for name in observed.denied:
         yield Problem(
             "fail",
             f"the broker denies access to topic {name}",
-            f"grant the ACL {_needed(settings, name)} on it (docs/security.md)",
+            f"grant the ACL {needed.get(name, 'Write')} on it (docs/security.md)",
         )
 
 
@@ -407,12 +408,6 @@ def _changelog_problems(settings: Settings, observed: Observed) -> Iterator[Prob
             f"topic {name} has max.message.bytes={limit}, too small for an agent's track record",
             f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}, or no KP_VERDICT_KEY_FILE",
         )
-
-
-def _needed(settings: Settings, topic: str) -> str:
-    if topic == settings.source_topic:
-        return "Read"
-    return "Read and Write" if topic == settings.changelog else "Write"
 
 
 # -- creating them, before the worker joins its group
