@@ -96,7 +96,7 @@ async def topics_report(settings: Settings, create: bool) -> tuple[list[TopicRow
                 try:
                     await create_marks_topic(Session(settings), admin, marks)
                 except ConfigError as error:
-                    denied = [Problem("warn", str(error), "a worker needs no such topic, kp-worker redrive does")]
+                    denied = [Problem(str(error), "a worker needs no such topic, kp-worker redrive does")]
                 if settings.registry_url is not None:
                     await create_contributed(admin, settings)
                 if settings.assembles:
@@ -112,7 +112,7 @@ async def topics_report(settings: Settings, create: bool) -> tuple[list[TopicRow
     if spans is not None:
         rows += [_row(settings, wanted, spans, "assemble") for wanted in assemble_plan(settings, spans)]
         remedy = "kp-worker assemble does not start"
-        wrong += [Problem("warn", text, remedy) for text in assemble_problems(settings, spans)]
+        wrong += [Problem(text, remedy) for text in assemble_problems(settings, spans)]
     rows.append(_row(settings, marks_plan(marks), marks_observed, "redrive"))
     if settings.registry_url is not None:
         plans = contribute_plan(settings, contributed)

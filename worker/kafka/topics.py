@@ -174,13 +174,13 @@ CODECS: Final[Mapping[str, Callable[[], bool]]] = {
 class Problem:
     """A problem with the topics."""
 
-    level: Literal["warn", "fail"]  # fail: the worker does not start
     message: str
-    remedy: str = ""
+    remedy: str
+    level: Literal["warn", "fail"] = "warn"  # fail: the worker does not start
     missing: bool = False  # whether a topic is missing
 
     def __str__(self) -> str:
-        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+        return f"{self.message}; {self.remedy}"
 
 
 def problems(settings: Settings, observed: Observed, extra_bytes: int = 0) -> list[Problem]:
@@ -207,7 +207,6 @@ def deleted_early(observed: Observed, name: str, done: str) -> Iterator[Problem]
     policy = observed.config(name, "cleanup.policy", "delete")
     if "compact" in policy:
         yield Problem(
-            "warn",
             f"topic {name} has cleanup.policy={policy}: Kafka deletes all but the newest record of each key, {done} or "
             "not, and nothing counts them",
             f"set cleanup.policy=delete on {name}",
@@ -215,7 +214,6 @@ def deleted_early(observed: Observed, name: str, done: str) -> Iterator[Problem]
     kept = observed.milliseconds(name, "retention.ms")
     if "delete" in policy and kept is not None and kept < SHORT_RETENTION_MS:
         yield Problem(
-            "warn",
             f"topic {name} has retention.ms={kept:.0f}: Kafka deletes records that are not {done} within "
             f"{kept / 60_000:.3g} min",
             f"set retention.ms={SHORT_RETENTION_MS} or more on {name}, longer than an outage may last",
@@ -223,7 +221,6 @@ def deleted_early(observed: Observed, name: str, done: str) -> Iterator[Problem]
     size = int(observed.config(name, "retention.bytes", "-1"))
     if "delete" in policy and 0 <= size < 100_000_000:  # some 20,000 traces
         yield Problem(
-            "warn",
             f"topic {name} has retention.bytes={size}: Kafka deletes the oldest records of a larger partition, {done} "
             "or not",
             f"set retention.bytes=-1 on {name}, or as much as comes while an outage lasts",
@@ -234,9 +231,9 @@ def _denied_topics(settings: Settings, observed: Observed) -> Iterator[Problem]:
     needed = {settings.source_topic: "Read", settings.changelog: "Read and Write"}
     for name in observed.denied:
         yield Problem(
-            "fail",
             f"the broker denies access to topic {name}",
             f"grant the ACL {needed.get(name, 'Write')} on it (docs/security.md)",
+            level="fail",
         )
 
 
@@ -248,18 +245,17 @@ def _missing_topics(settings: Settings, observed: Observed) -> Iterator[Problem]
     ]
     if missing:
         yield Problem(
-            "fail",
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}",
             "create them (kp-worker topics shows how), or let the worker do it with KP_CREATE_TOPICS=true, or "
             "correct the names",
             missing=True,
+            level="fail",
         )
 
 
 def _unreadable_settings(observed: Observed) -> Iterator[Problem]:
     for name, words in observed.unreadable.items():
         yield Problem(
-            "warn",
             f"cannot read the settings of topic {name}: {words}; assuming Kafka's defaults",
             "grant the ACL DescribeConfigs on it",
         )
@@ -277,7 +273,6 @@ def _small_outputs(settings: Settings, observed: Observed, extra_bytes: int) -> 
     surely = min(small.values()) - OUTPUT_OVERHEAD - extra_bytes
     which = f"a scored trace that had more than {surely} bytes" if surely > 0 else "a scored trace"
     yield Problem(
-        "warn",
         f"{limits}: {which} may not fit, and then becomes a dead letter (too_large)",
         f"set max.message.bytes={needed} on {' and '.join(small)}: every trace up to KP_MAX_MESSAGE_BYTES then "
         "fits, without a restart",
@@ -289,7 +284,6 @@ def codec_problems() -> Iterator[Problem]:
     missing = [name for name, readable in CODECS.items() if not readable()]
     if missing:
         yield Problem(
-            "warn",
             f"records that producers compress with {' or '.join(missing)} cannot be read here",
             "install cramjam (pip install cramjam)",
         )
@@ -301,9 +295,9 @@ def _compression_problems(observed: Observed) -> Iterator[Problem]:
         kind = observed.config(name, "compression.type", "producer")
         if kind in CODECS and not CODECS[kind]():
             yield Problem(
-                "fail",
                 f"topic {name} has compression.type={kind}, which cannot be read here",
                 "install cramjam (pip install cramjam), or set compression.type=gzip",
+                level="fail",
             )
 
 
@@ -314,7 +308,6 @@ def _refused_outputs(settings: Settings, observed: Observed) -> Iterator[Problem
         policy = observed.config(name, "cleanup.policy", "delete")
         if "compact" in policy:
             yield Problem(
-                "warn",
                 f"topic {name} has cleanup.policy={policy}: records without a key are refused",
                 "set cleanup.policy=delete",
             )
@@ -323,7 +316,6 @@ def _refused_outputs(settings: Settings, observed: Observed) -> Iterator[Problem
     wanted = observed.max_bytes(source) + DEAD_LETTER_OVERHEAD
     if {source, letters} <= observed.configs.keys() and observed.max_bytes(letters) < wanted:
         yield Problem(
-            "warn",
             f"topic {letters} has max.message.bytes={observed.max_bytes(letters)}, the source {source} "
             f"{observed.max_bytes(source)}: dead letters of the largest records are truncated",
             f"set max.message.bytes={wanted} on {letters}",
@@ -339,7 +331,6 @@ def _refused_timestamps(source: str, output: str, observed: Observed) -> Iterato
         ahead = 0.0
     if ahead is not None and takes_ahead is not None and takes_ahead < ahead:
         yield Problem(
-            "warn",
             f"topic {output} has {AFTER}={takes_ahead:.0f}, less than the source {source} ({limit_text(ahead)}): "
             "outputs of records from the future are refused",
             f"set {AFTER}={limit_text(ahead)} on {output}, or less on {source}",
@@ -351,7 +342,6 @@ def _refused_timestamps(source: str, output: str, observed: Observed) -> Iterato
     if old is not None and takes_old is not None and kept is not None and takes_old < old + kept:
         # A record may age on the source, up to its retention, before it is scored.
         yield Problem(
-            "warn",
             f"topic {output} has {BEFORE}={takes_old:.0f}, and records of the source {source} may be older when "
             f"they are scored ({BEFORE}={limit_text(old)} there, retention.ms={limit_text(kept)}): outputs are "
             "refused",
@@ -370,7 +360,6 @@ def _stream_time_problems(settings: Settings, observed: Observed) -> Iterator[Pr
         return
     effect = "empties a partition's cache" if ahead >= ttl else "expires much of a partition's cache"
     yield Problem(
-        "warn",
         f"topic {source} accepts records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} "
         f"ahead ({AFTER}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
         f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)",
@@ -382,31 +371,31 @@ def _changelog_problems(settings: Settings, observed: Observed) -> Iterator[Prob
     source, changelog = observed.topics.get(settings.source_topic), observed.topics.get(name)
     if source is not None and changelog is not None and changelog.partitions < source.partitions:
         yield Problem(
-            "fail",
             f"topic {name} has {number_of(changelog.partitions, 'partition')}, the source {settings.source_topic} "
             f"has {source.partitions}: the changelog needs at least as many",
             f"add partitions to it (kafka-topics --alter --partitions {source.partitions})",
+            level="fail",
         )
     policy = observed.config(name, "cleanup.policy", "compact")
     if "compact" not in policy or "delete" in policy:
         yield Problem(
-            "fail",
             f"topic {name} has cleanup.policy={policy}: cache entries would be deleted, or never compacted",
             "set cleanup.policy=compact",
+            level="fail",
         )
     limit = observed.max_bytes(name)
     if limit < 2 * ENTRY_BYTES and settings.embedder != "none":
         yield Problem(
-            "fail" if limit < ENTRY_BYTES else "warn",
             f"topic {name} has max.message.bytes={limit}, too small for "
             + ("a cache entry" if limit < ENTRY_BYTES else "a cache entry with a long trace id"),
             f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}",
+            level="fail" if limit < ENTRY_BYTES else "warn",
         )
     if settings.verdict_key_file is not None and limit < LARGEST_RECORD_BYTES:
         yield Problem(
-            "fail",
             f"topic {name} has max.message.bytes={limit}, too small for an agent's track record",
             f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}, or no KP_VERDICT_KEY_FILE",
+            level="fail",
         )
 
 

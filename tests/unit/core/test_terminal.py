@@ -91,7 +91,7 @@ def doctor() -> str:
 def topics() -> str:
     file = io.StringIO()
     row = TopicRow("KP_SOURCE_TOPIC", EVIL, "exists", 1, 1, 1, [], [EVIL])
-    problem = Problem("warn", EVIL, EVIL)
+    problem = Problem(EVIL, EVIL)
     print_report(Console(file=file, width=200, highlight=False), [row], [problem])
     return file.getvalue()
 
