@@ -548,7 +548,7 @@ def _error(response: Any) -> tuple[int, str | None]:
 
 
 def _refusal(partition: TopicPartition, code: int, rest: Sequence[Any]) -> TopicRefusedError:
-    records, words = rest[3:]
-    about = {index: message or "" for index, message in records}
-    message = next(iter(about.values()), "") or words or ""
-    return TopicRefusedError(partition.topic, partition.partition, code, message, about)
+    records, message = rest[3:]
+    of_records = {index: words or "" for index, words in records}
+    words = next(iter(of_records.values()), "") or message or ""
+    return TopicRefusedError(partition.topic, partition.partition, code, words, of_records)

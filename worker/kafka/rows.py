@@ -128,10 +128,6 @@ class TopicRefusedError(Exception):
         """Return how to make the topic accept such records."""
         return ADVICE.get(self.code, "check the broker's log and the topic's settings")
 
-    def about(self, record: int) -> TopicRefusedError:
-        """Return the error for one record of the batch."""
-        return TopicRefusedError(self.topic, self.partition, self.code, self.records[record] or self.words)
-
     def __str__(self) -> str:
         return f"topic {self.topic} permanently refuses the record batch: {self.name}"
 
@@ -158,7 +154,10 @@ class RefusedBatch:
         kinds = {words[:9] for words in error.records.values()}  # "Timestamp 1795...", "Compacted topic ..."
         if len(kinds) != 1 or not self._names_its_rows():
             return None
-        return {self.first + number: error.about(number) for number in error.records}
+        return {
+            self.first + number: TopicRefusedError(error.topic, error.partition, error.code, words or error.words)
+            for number, words in error.records.items()
+        }
 
     def parts(self) -> list[range]:
         """Return the rows to send again to find the cause: the named ones one by one, otherwise both halves."""
