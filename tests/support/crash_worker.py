@@ -35,12 +35,13 @@ from worker import config
 from worker.commands.run import run_service
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
+from worker.core.scorer import Decision
 from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding, Reading
 from worker.embed.load import load_embedder
 from worker.kafka.producer import Producer
 from worker.kafka.protocol import Offsets
 from worker.kafka.rows import PartitionRows, RefusedBatch
-from worker.stream.evaluator import Decided, Evaluator, Taken
+from worker.stream.evaluator import Evaluator, Taken
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.worker import WorkerProcess
 
@@ -216,11 +217,11 @@ def install() -> None:
     KpConsumer.commit_offset = stepped  # type: ignore[method-assign,assignment]
 
 
-def _noted(decide: Callable[[Evaluator, Taken], Decided]) -> Callable[[Evaluator, Taken], Decided]:
+def _noted(decide: Callable[[Evaluator, Taken], Decision]) -> Callable[[Evaluator, Taken], Decision]:
     path = Path(os.environ["TEST_DECISIONS"]) / f"{os.getpid()}-{time.time_ns()}.decisions"
     file = path.open("w", buffering=1)  # a line reaches the system before the next step, whatever becomes of us
 
-    def noting(self: Evaluator, taken: Taken) -> Decided:
+    def noting(self: Evaluator, taken: Taken) -> Decision:
         file.write(f"{taken.record.partition} {taken.record.offset} {time.time():.6f}\n")
         return decide(self, taken)
 

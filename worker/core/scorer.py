@@ -7,7 +7,7 @@ and `keep`, once for each valid trace, in offset order, and never for a dead let
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -219,13 +219,18 @@ def _check_size(record: SourceRecord, limits: Limits) -> None:
 
 
 class Decision(NamedTuple):
-    """What becomes of one source record."""
+    """What becomes of one source record. The trace and its text are gone: they are large."""
 
     record: SourceRecord
     result: ScoredTrace | Ruling | InvalidTrace
     output: OutputRecord
     rows: Sequence[Row | Change] = ()  # for the changelog: a cache entry, or what a verdict changes
     moments: Moments | None = None  # of a scored trace
+    span: Any = None  # the record's, if the caller traces
+
+    def size(self) -> int:
+        """Return the bytes of the record and its output's value; the output's key and headers are the record's."""
+        return self.record.size + len(self.output.value or b"")
 
 
 def refused(record: SourceRecord, error: InvalidTrace) -> Decision:

@@ -281,7 +281,7 @@ class Metrics:
         ages: list[float] = []
         scores: list[float] = []
         rulings: list[Ruling] = []
-        for record, result, output, _, _ in decisions:
+        for record, result, output, _, _, _ in decisions:
             if record.timestamp_ms is not None and record.timestamp_ms >= 0:
                 ages.append(max(0.0, now - record.timestamp_ms / 1000))
             if isinstance(result, ScoredTrace):

@@ -94,17 +94,6 @@ class Taken(NamedTuple):
         return not isinstance(self.embedding, asyncio.Future) or self.embedding.done()
 
 
-class Decided(NamedTuple):
-    """A record that waits for its commit. The trace and its text are gone: they are large."""
-
-    decision: Decision
-    span: Span | None
-
-    def size(self) -> int:
-        """Return the bytes of the record and its output's value; the output's key and headers are the record's."""
-        return self.decision.record.size + len(self.decision.output.value or b"")
-
-
 class Evaluator:
     """Evaluates the records of one partition in order; without `pool`, traces are not embedded."""
 
@@ -152,7 +141,7 @@ class Evaluator:
             embedding = self._pool.embed(*texts) if ready is None else Embedding(ready.array(), False)
         return Taken(record, parsed, hashed, embedding, started, submitted, span)
 
-    def decide(self, taken: Taken) -> Decided:
+    def decide(self, taken: Taken) -> Decision:
         """Decide what becomes of a record that is ready. Raises errors after which the worker cannot continue."""
         record, parsed, span = taken.record, taken.parsed, taken.span
         error: InvalidTrace
@@ -169,29 +158,28 @@ class Evaluator:
             log.error("%s", error.message, extra=_about(record, parsed))
         self._evaluated(taken, time.perf_counter())
         self._say_refused(span, error, _about(record, parsed))
-        return Decided(refused(record, error), span)
+        return refused(record, error)._replace(span=span)
 
-    def _succeeded(self, taken: Taken, decision: Decision) -> Decided:
+    def _succeeded(self, taken: Taken, decision: Decision) -> Decision:
         scored, span = decision.result, taken.span
         if decision.moments is None or not isinstance(scored, ScoredTrace):
             self._evaluated(taken, time.perf_counter())
             self._tracing.judged(span)
-            return Decided(decision, span)
-        begun, compared, done = decision.moments
-        self._comparing.observe(compared - begun)
-        self._scoring.observe(done - compared)
-        self._evaluated(taken, done)
-        if span is not None:
-            decision = decision._replace(output=self._tracing.scored(span, scored, decision.output))
-        return Decided(decision, span)
+        else:
+            begun, compared, done = decision.moments
+            self._comparing.observe(compared - begun)
+            self._scoring.observe(done - compared)
+            self._evaluated(taken, done)
+            if span is not None:
+                decision = decision._replace(output=self._tracing.scored(span, scored, decision.output))
+        return decision if span is None else decision._replace(span=span)
 
-    def refuse(self, decided: Decided, error: InvalidTrace) -> Decided:
+    def refuse(self, decision: Decision, error: InvalidTrace) -> Decision:
         """Put a dead letter in place of an output that its topic refuses. The changelog keeps the rows."""
-        decision, span = decided
-        self._say_refused(span, error, _about(decision.record, None))
-        return Decided(decision._replace(result=error, output=dead_letter(decision.record, error)), span)
+        self._say_refused(decision.span, error, _about(decision.record, None))
+        return decision._replace(result=error, output=dead_letter(decision.record, error))
 
-    def committed(self, batch: Sequence[Decided]) -> None:
+    def committed(self, batch: Sequence[Decision]) -> None:
         """End the spans of records that are committed."""
         self._tracing.end(each.span for each in batch)
 

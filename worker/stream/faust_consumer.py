@@ -66,23 +66,18 @@ class Served(Protocol):
 
     async def take_all(self) -> None:
         """Let the partitions take records until the buffer is empty."""
-        ...
 
     async def drain(self) -> None:
         """Wait until every record taken is committed."""
-        ...
 
     def next_offsets(self) -> Mapping[TopicPartition, int]:
         """Return the next offset to read of each partition."""
-        ...
 
     async def on_assigned(self) -> None:
         """Take over the assigned partitions; then Faust seeks to `next_offsets` and lets records flow."""
-        ...
 
     def on_revoked(self) -> None:
         """Note that a rebalance has begun."""
-        ...
 
 
 @dataclass(slots=True)
@@ -212,30 +207,30 @@ class KpConsumer(driver.Consumer):
     async def _drain_messages(self, fetcher: Any) -> None:
         """Run one fetch loop per assigned partition while records may flow (Faust's fetcher runs this)."""
         try:
-            await self._fetch_while_flowing(fetcher)
+            while not (self.should_stop or fetcher.should_stop):
+                if self.flow_active:
+                    await self._fetch_while_flowing()
+                else:
+                    await self.wait_first(self.can_resume_flow.wait(), fetcher._stopped.wait())
         except asyncio.CancelledError:
             if not (self.should_stop or fetcher.should_stop):
                 raise  # otherwise this is the normal end, and Faust would log a crash
 
-    async def _fetch_while_flowing(self, fetcher: Any) -> None:
-        while not (self.should_stop or fetcher.should_stop):
-            if not self.flow_active:
-                await self.wait_first(self.can_resume_flow.wait(), fetcher._stopped.wait())
-                continue
-            generation = self.app.consumer_generation_id
-            self._fetches = {
-                asyncio.create_task(self._fetch_forever(tp, generation), name=f"fetch-{tp.partition}")
-                for tp in self.assignment()
-            }
-            try:
-                stop = asyncio.create_task(self.suspend_flow.wait())
-                done, _ = await asyncio.wait({*self._fetches, stop}, return_when=asyncio.FIRST_COMPLETED)
-                for task in done - {stop}:
-                    if not task.cancelled():  # cancelled by wait_empty
-                        task.result()  # a fetch loop ends only with an error, and Faust then crashes the app
-            finally:
-                stop.cancel()
-                await self._stop_fetches()
+    async def _fetch_while_flowing(self) -> None:
+        generation = self.app.consumer_generation_id
+        self._fetches = {
+            asyncio.create_task(self._fetch_forever(tp, generation), name=f"fetch-{tp.partition}")
+            for tp in self.assignment()
+        }
+        try:
+            stop = asyncio.create_task(self.suspend_flow.wait())
+            done, _ = await asyncio.wait({*self._fetches, stop}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stop}:
+                if not task.cancelled():  # cancelled by wait_empty
+                    task.result()  # a fetch loop ends only with an error, and Faust then crashes the app
+        finally:
+            stop.cancel()
+            await self._stop_fetches()
 
     async def _fetch_forever(self, tp: TP, generation: int) -> None:
         source = TopicPartition(tp.topic, tp.partition)

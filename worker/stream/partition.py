@@ -19,13 +19,14 @@ from typing import Final, NamedTuple
 
 from worker.core.changelog import SLACK
 from worker.core.records import SourceRecord
+from worker.core.scorer import Decision
 from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace
 from worker.kafka.errors import error_text
 from worker.kafka.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
-from worker.stream.evaluator import Decided, Evaluator, PartitionState, Taken
+from worker.stream.evaluator import Evaluator, PartitionState, Taken
 from worker.stream.fetch_buffer import FetchBuffer
 
 log = logging.getLogger(__name__)
@@ -154,8 +155,8 @@ class Partition:
         self._status = status
         self._taken_to = state.next_offset - 1
         self._taken: deque[Taken] = deque()
-        self._decided: deque[Decided] = deque()
-        self._publishing: list[Decided] = []
+        self._decided: deque[Decision] = deque()
+        self._publishing: list[Decision] = []
         self._records = self._bytes = 0  # past the committed offset
         self._ahead_to = -1  # offset of the last record that waited when the oldest decided one was decided
         self._first_decided = 0.0  # when the oldest decided record was decided, s of the performance counter
@@ -179,7 +180,7 @@ class Partition:
         """Return the first record taken that is past the committed offset."""
         for decided in (self._publishing, self._decided):
             if decided:
-                return decided[0].decision.record
+                return decided[0].record
         return self._taken[0].record if self._taken else None
 
     def has_room(self) -> bool:
@@ -217,14 +218,14 @@ class Partition:
         was_ahead = self._ahead()
         try:
             while self._taken and self._taken[0].ready():
-                decided = self._evaluator.decide(self._taken.popleft())
+                decision = self._evaluator.decide(self._taken.popleft())
                 if limit is not None:
-                    limit.record(isinstance(decided.decision.result, InvalidTrace))
+                    limit.record(isinstance(decision.result, InvalidTrace))
                 if not self._decided:
                     self._first_decided = time.perf_counter()
                     self._ahead_to = self._taken_to + self._buffer.waiting(self.number)
                     self._work.set()
-                self._decided.append(decided)
+                self._decided.append(decision)
             ended = not self._taken and not self._buffer.has_turn(self.number)
             if (
                 ended
@@ -267,13 +268,13 @@ class Partition:
 
     def _ahead(self) -> bool:
         """Whether records that waited when the batch began are not decided yet; less often where offsets have gaps."""
-        return bool(self._decided) and self._decided[-1].decision.record.offset < self._ahead_to
+        return bool(self._decided) and self._decided[-1].record.offset < self._ahead_to
 
     def turn_ended(self) -> None:
         """Note that the partition's turn has ended, or that no more records wait to be taken."""
         self._changed.set()
 
-    def _next_batch(self) -> list[Decided]:
+    def _next_batch(self) -> list[Decision]:
         batch = [self._decided.popleft() for _ in range(batch_length(each.size() for each in self._decided))]
         if not self._decided:
             self._work.clear()
@@ -281,10 +282,10 @@ class Partition:
 
     # -- 4. commit
 
-    async def _commit(self, batch: list[Decided]) -> None:
+    async def _commit(self, batch: list[Decision]) -> None:
         self._publishing = batch
         self._last_commit = time.perf_counter()
-        commit = self.state.commit([each.decision for each in batch])
+        commit = self.state.commit(batch)
         for position, error in (await self._publisher.publish(commit)).items():
             batch[position] = self._evaluator.refuse(batch[position], error)
         self._publishing = []
@@ -293,13 +294,12 @@ class Partition:
 
     # -- 5. settle
 
-    def _settle(self, batch: Sequence[Decided], seconds: float) -> None:
-        decisions = [each.decision for each in batch]
-        self._metrics.committed(decisions, seconds, time.time())
+    def _settle(self, batch: Sequence[Decision], seconds: float) -> None:
+        self._metrics.committed(batch, seconds, time.time())
         if self._status is not None:
-            self._status.committed(decisions)
+            self._status.committed(batch)
         self._evaluator.committed(batch)
-        self._release(len(batch), sum([each.record.size for each in decisions]))
+        self._release(len(batch), sum([each.record.size for each in batch]))
 
     def _release(self, records: int, size: int) -> None:
         self._records -= records
@@ -329,13 +329,11 @@ class Partition:
         self._draining = False
 
     def _drop_undecided(self) -> None:
-        size = sum(each.record.size for each in self._taken)
         log.info("partition %d: %s undecided, to be read again", self.number, number_of(len(self._taken), "record"))
         self._abandon_embeddings()
         self._taken_to = self._taken[0].record.offset - 1
-        count = len(self._taken)
+        self._release(len(self._taken), sum([each.record.size for each in self._taken]))
         self._taken.clear()
-        self._release(count, size)
 
     async def close(self) -> None:
         """Close the partition: uncommitted records are dropped, an open transaction is aborted."""

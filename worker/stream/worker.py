@@ -37,11 +37,7 @@ from worker.version import __version__
 
 log = logging.getLogger(__name__)
 
-LEAVE_SECONDS: Final = 5.0
-"""After a failure, how long the worker may take to leave its group and close its connections before it exits."""
-
 YIELD_SECONDS: Final = 0.002  # how long records are taken before other tasks run (heartbeats, HTTP, commits)
-GAUGE_SECONDS: Final = 1.0  # how often the gauges of lag, cache size and stream time are updated
 
 
 class Worker:
@@ -215,7 +211,7 @@ class Worker:
             await self._leave()
         else:
             with contextlib.suppress(TimeoutError):  # the process exits anyway
-                async with asyncio.timeout(LEAVE_SECONDS):
+                async with asyncio.timeout(5.0):  # to leave the group and close connections
                     await self._leave()
 
     def stop(self) -> None:
@@ -231,7 +227,7 @@ class Worker:
             self._metrics.ready.set(self.not_ready() is None)
             if self._status is not None:
                 self._status.tick(time.monotonic())
-            await asyncio.sleep(GAUGE_SECONDS)
+            await asyncio.sleep(1.0)
         self._failure.set(crash)
 
     async def _leave(self) -> None:
