@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from worker.core.records import (
     BATCH_OVERHEAD,
@@ -147,13 +148,8 @@ def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRe
 
 def readdressed(record: OutputRecord) -> OutputRecord:
     """Return the dead letter with `source_place` as its key, for a topic that accepts no null key."""
-    return OutputRecord(
-        record.kind,
-        source_place(record),
-        record.value,
-        [*record.headers, (SOURCE_KEY_HEADER, b"null")],
-        record.timestamp_ms,
-    )
+    headers = [*record.headers, (SOURCE_KEY_HEADER, b"null")]
+    return replace(record, key=source_place(record), headers=headers)
 
 
 def split(headers: list[Header]) -> tuple[list[Header], list[Header]]:
@@ -168,7 +164,7 @@ def split(headers: list[Header]) -> tuple[list[Header], list[Header]]:
 
 
 def _cut(record: OutputRecord, key: bytes | None, headers: list[Header], limit: int) -> OutputRecord | None:
-    whole = OutputRecord(record.kind, key, record.value, headers, record.timestamp_ms)
+    whole = replace(record, key=key, headers=headers)
     if fits(whole, limit):
         return whole
     if not record.value or len(key or b"") + 2 * len(headers) > limit:
@@ -179,8 +175,7 @@ def _cut(record: OutputRecord, key: bytes | None, headers: list[Header], limit: 
     if room < 0:
         return None
     value = record.value[:room]
-    headers = [*headers, truncated_header(len(value), record.value)]
-    return OutputRecord(record.kind, key, value, headers, record.timestamp_ms)
+    return replace(whole, value=value, headers=[*headers, truncated_header(len(value), record.value)])
 
 
 def truncated_header(kept: int, value: bytes | None) -> Header:
@@ -209,8 +204,6 @@ def _shortened(content: bytes, over: int) -> bytes:
 # -- read
 
 REDRIVEN_FROM: Final = "kp-redriven-from"
-WORKERS_OWN: Final = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_FROM, REDRIVE_COUNT)
-"""Prefixes of the headers that a redriven record does not copy from its dead letter."""
 
 NO_VALUE: Final[Mapping[str, str]] = {
     Reason.BATCH_TOO_LARGE: "publish them again from their origin, in smaller batches "
@@ -282,7 +275,8 @@ class DeadLetter:
 
 def originals(headers: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     """Return the headers that neither the worker nor redrive added."""
-    return [(name, value) for name, value in headers if not name.startswith(WORKERS_OWN)]
+    added = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_FROM, REDRIVE_COUNT)
+    return [(name, value) for name, value in headers if not name.startswith(added)]
 
 
 def read_dead_letter(record: SourceRecord) -> DeadLetter | None:

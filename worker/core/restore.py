@@ -103,7 +103,7 @@ def resolve(position: SourcePosition, marker: Marker | None, greatest: int, end:
             chain = cut(base, committed.start)
             same = [it for it in base if (it.number, it.start) == (committed.number, committed.start)]
             last = Segment(committed.number, committed.start, end)
-            chain = _bounded((*chain, *(same or [last])))
+            chain = (*chain, *(same or [last]))[-MAX_SEGMENTS:]
             return Resolved(SourceEpoch(position.topic_id, committed.number, committed.start), chain)
         else:
             start, why = committed.start, "an embedder is configured again"
@@ -116,7 +116,7 @@ def resolve(position: SourcePosition, marker: Marker | None, greatest: int, end:
     number = 1 + max(used)
     if number > MAX_EPOCH:
         number = next(it for it in itertools.count(1) if it not in used)
-    chain = _bounded((*cut(base, start), Segment(number, start, end)))
+    chain = (*cut(base, start), Segment(number, start, end))[-MAX_SEGMENTS:]
     return Resolved(SourceEpoch(position.topic_id, number, start), chain, why)
 
 
@@ -130,10 +130,6 @@ def _inherited(position: SourcePosition, marker: Marker | None) -> tuple[Chain, 
     if not position.has_offset and not (known and known == now):
         return (), False  # Kafka deletes a deleted topic's offsets, so only equal ids prove that the topic is the same
     return () if marker is None else marker.chain, False
-
-
-def _bounded(chain: Chain) -> Chain:
-    return chain[-MAX_SEGMENTS:]
 
 
 def without_embedder(position: SourcePosition) -> SourceEpoch:

@@ -89,7 +89,10 @@ class Matrix:
                 rows, similarities = candidates
                 at = int(similarities.argmax())
                 return int(rows[at]), float(similarities[at])
-            similarities = self._product(query, ranges, used)
+            similarities = self._similarities[:used]
+            for first, end in ranges:
+                blocks = slice(first // BLOCK * BLOCK, whole_blocks(end))
+                np.dot(self._vectors[blocks], query, out=self._similarities[blocks])
         row, greatest = -1, -np.inf
         for first, end in ranges:
             other = first + int(similarities[first:end].argmax())
@@ -97,11 +100,6 @@ class Matrix:
             if row < 0 or similarity > greatest:
                 row, greatest = other, similarity
         return row, float(greatest)
-
-    def _product(self, query: Floats, ranges: Ranges, used: int) -> Floats:
-        for first, end in _spans(ranges):
-            np.dot(self._vectors[first:end], query, out=self._similarities[first:end])
-        return self._similarities[:used]
 
     def _candidates(self, query: Floats, ranges: Ranges, used: int) -> tuple[Indices, Floats] | None:
         """Return the rows that can be most similar, in the order of `ranges`, and their similarities.
@@ -234,7 +232,3 @@ def can_scan_codes(dimensions: int) -> bool:
     return np.array_equal(np.dot(vectors[8:504], query), full[8:504]) and all(
         np.array_equal(part, full[rows[: len(part)]]) for part in copied
     )
-
-
-def _spans(ranges: Ranges) -> list[tuple[int, int]]:
-    return [(first // BLOCK * BLOCK, whole_blocks(end)) for first, end in ranges]

@@ -143,13 +143,6 @@ class _Document(_Judged):
     metadata: _Metadata
     scoring: ScoringVerdict
 
-    def fields(self) -> _Fields:
-        """Return the verdict's fields."""
-        of, at = self.metadata, self.scoring.source
-        return _Fields(
-            self.success, self.judge, self.id, of.agent_id, of.task_domain, at.partition, at.offset, at.topic
-        )
-
 
 _GIVE: Final = (
     "a scored document with success and judge beside its fields, or trace_id, agent_id, task_domain, partition, "
@@ -208,12 +201,17 @@ def unsigned_verdict(judged: Mapping[str, Any], issued_at: datetime) -> Verdict:
 
 def _read(judged: Mapping[str, Any]) -> tuple[_Fields, ScoringVerdict | None]:
     try:
-        if "scoring" in judged:
-            document = msgspec.convert(judged, _Document)
-            return document.fields(), document.scoring
-        return msgspec.convert(judged, _Fields), None
+        if "scoring" not in judged:
+            return msgspec.convert(judged, _Fields), None
+        document = msgspec.convert(judged, _Document)
     except msgspec.ValidationError as error:
         raise ValueError(f"{error}: give {_GIVE}") from None
+    about, at = document.metadata, document.scoring.source
+    fields = _Fields(
+        document.success, document.judge, document.id, about.agent_id, about.task_domain, at.partition, at.offset,
+        at.topic,
+    )  # fmt: skip
+    return fields, document.scoring
 
 
 def _verdict(

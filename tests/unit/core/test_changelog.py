@@ -32,28 +32,19 @@ from worker.core.trace import EARLIEST_MS, LATEST_MS
 VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
 
 
+FIELDS: dict[str, Any] = {
+    "sequence": 5, "source_offset": 7, "stream_time_ms": -3, "trace_id": "kp:trace:ü", "model": "m:1",
+}  # fmt: skip
+
+
 def entry_bytes(**changes: object) -> bytes:
-    fields: dict[str, object] = {
-        "version": changelog.VERSION,
-        "sequence": 5,
-        "source_offset": 7,
-        "stream_time_ms": -3,
-        "trace_id": "kp:trace:ü",
-        "model": "m:1",
-        "vector": VECTOR.tobytes(),
-        "epoch": 3,
-        "text_hash": b"0123456789abcdef",
-    }
-    return msgspec.msgpack.encode(list((fields | changes).values()))
+    more = {"vector": VECTOR.tobytes(), "epoch": 3, "text_hash": b"0123456789abcdef"}
+    return msgspec.msgpack.encode(list(({"version": changelog.VERSION} | FIELDS | more | changes).values()))
 
 
 def encoded(**changes: Any) -> bytes:
     """Return what a worker writes for the entry of `entry_bytes`."""
-    fields: dict[str, Any] = {
-        "sequence": 5, "source_offset": 7, "stream_time_ms": -3, "trace_id": "kp:trace:ü", "model": "m:1",
-        "vector": VECTOR,
-    }  # fmt: skip
-    return encode(**fields | changes)
+    return encode(**FIELDS | {"vector": VECTOR} | changes)
 
 
 def test_an_entry_comes_back_as_it_went(seed: int) -> None:
@@ -244,10 +235,10 @@ def test_probes_are_kept_for_each_name_of_a_model() -> None:
 def test_a_damaged_probe_is_reported_and_written_again() -> None:
     rows = kept(probes(NORTH, EAST))
     broken = [(key, b"rubbish" if key == probes(NORTH).keys()[0] else value) for key, value in rows]
-    found = restore(log_with(broken), FOUND, ModelCache("m", 3, 5, probes(NORTH, EAST)))
-    assert found.report.skipped["corrupt"] == 1
-    assert "not a changelog entry" in found.report.problem
-    assert found.housekeeping.rows([], None, 3) == [probes(NORTH, EAST).row(probes(NORTH).keys()[0], unit(NORTH, 3))]
+    restored = restore(log_with(broken), FOUND, ModelCache("m", 3, 5, probes(NORTH, EAST)))
+    assert restored.report.skipped["corrupt"] == 1
+    assert "not a changelog entry" in restored.report.problem
+    assert restored.housekeeping.rows([], None, 3) == [probes(NORTH, EAST).row(probes(NORTH).keys()[0], unit(NORTH, 3))]
 
 
 def test_workers_that_know_no_probes_pass_over_them() -> None:
@@ -273,7 +264,7 @@ def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> Non
 
     values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", b"", value(5), value(7, "other")]
     log = log_with((slot_key(number, 1000, 1), raw) for number, raw in enumerate(values))
-    found = restore(log, SourcePosition(5, committed=Committed(None, 1, 0, T0)), ModelCache("text", 6, 1000))
-    assert [entry.sequence for entry in found.entries] == [0]
-    assert list(found.replay) == [5]
-    assert (found.report.skipped["other_model"], found.report.skipped["corrupt"]) == (3, 2)
+    restored = restore(log, SourcePosition(5, committed=Committed(None, 1, 0, T0)), ModelCache("text", 6, 1000))
+    assert [entry.sequence for entry in restored.entries] == [0]
+    assert list(restored.replay) == [5]
+    assert (restored.report.skipped["other_model"], restored.report.skipped["corrupt"]) == (3, 2)

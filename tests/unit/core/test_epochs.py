@@ -70,7 +70,7 @@ def test_which_epoch_counts_for_an_offset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "before", "chain", "begins"),
+    ("position", "before", "chain", "begins"),
     [
         # a committed epoch goes on
         (SourcePosition(60, True, kp2(1, 0), OURS), marker(FIRST), FIRST, None),
@@ -105,14 +105,14 @@ def test_which_epoch_counts_for_an_offset() -> None:
     ],
 )  # fmt: skip
 def test_which_epoch_goes_on_or_begins(
-    found: SourcePosition, before: Marker | None, chain: Chain, begins: str | None
+    position: SourcePosition, before: Marker | None, chain: Chain, begins: str | None
 ) -> None:
-    resolved = resolve(found, before, 5, END)
+    resolved = resolve(position, before, 5, END)
     assert resolved.chain == chain
     last = chain[-1]
-    assert resolved.current == SourceEpoch(found.topic_id, last.number, last.start)
+    assert resolved.current == SourceEpoch(position.topic_id, last.number, last.start)
     assert resolved.begins == begins
-    assert resolved.marker() == Marker(MARKER_VERSION, found.topic_id or "", chain)
+    assert resolved.marker() == Marker(MARKER_VERSION, position.topic_id or "", chain)
 
 
 def test_the_first_epoch_of_a_group_has_number_1() -> None:
@@ -120,9 +120,9 @@ def test_the_first_epoch_of_a_group_has_number_1() -> None:
 
 
 def test_a_new_changelog_begins_an_epoch_as_nothing_before_is_on_it() -> None:
-    found = resolve(SourcePosition(60, True, kp2(4, 50), OURS), None, 0, 0)
-    assert (found.chain, found.begins) == ((Segment(5, 60, 0),), "the changelog is new")
-    assert resolve(SourcePosition(70, True, kp2(5, 60), OURS), found.marker(), 5, END).chain == found.chain
+    resolved = resolve(SourcePosition(60, True, kp2(4, 50), OURS), None, 0, 0)
+    assert (resolved.chain, resolved.begins) == ((Segment(5, 60, 0),), "the changelog is new")
+    assert resolve(SourcePosition(70, True, kp2(5, 60), OURS), resolved.marker(), 5, END).chain == resolved.chain
 
 
 def test_a_chain_does_not_grow_without_end() -> None:
@@ -135,7 +135,7 @@ def test_a_chain_does_not_grow_without_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "start"),
+    ("position", "start"),
     [
         (SourcePosition(60, True, kp2(4, 50), OURS), 60),
         (SourcePosition(60, True, None, OURS), 60),
@@ -144,8 +144,8 @@ def test_a_chain_does_not_grow_without_end() -> None:
         (SourcePosition(0, True, kp2(None, 20, OTHER), OURS, True), 0),
     ],
 )
-def test_a_worker_without_an_embedder_names_where_it_began(found: SourcePosition, start: int) -> None:
-    assert without_embedder(found) == SourceEpoch(OURS, None, start)
+def test_a_worker_without_an_embedder_names_where_it_began(position: SourcePosition, start: int) -> None:
+    assert without_embedder(position) == SourceEpoch(OURS, None, start)
 
 
 # -- what goes around the entries

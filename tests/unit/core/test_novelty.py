@@ -122,14 +122,14 @@ class CacheMachine(RuleBasedStateMachine):
     def check(self, cache: VectorCache, live: list[Added], vector: list[float], direction: npt.ArrayLike) -> None:
         """A search finds one of the nearest of these entries."""
         assert self.now is not None
-        found = cache.nearest(vector, self.now)
-        assert cache.max_cosine_similarity(vector, self.now) == (0.0 if found is None else found.similarity)
-        assert (found is None) == (not live)
-        if found is not None:
+        nearest = cache.nearest(vector, self.now)
+        assert cache.max_cosine_similarity(vector, self.now) == (0.0 if nearest is None else nearest.similarity)
+        assert (nearest is None) == (not live)
+        if nearest is not None:
             expected = {it.trace_id: float(it.direction @ direction) for it in live}
-            assert found.similarity == pytest.approx(max(expected.values()), abs=CLOSE)
-            assert expected[found.trace_id] == pytest.approx(max(expected.values()), abs=CLOSE)
-            assert -1.0 <= found.similarity <= 1.0 + CLOSE
+            assert nearest.similarity == pytest.approx(max(expected.values()), abs=CLOSE)
+            assert expected[nearest.trace_id] == pytest.approx(max(expected.values()), abs=CLOSE)
+            assert -1.0 <= nearest.similarity <= 1.0 + CLOSE
 
     @rule(passed=PASSED, kind=KINDS, which=st.integers(0, 60), exponent=st.integers(-15, 15))
     def add(self, passed: int, kind: str, which: int, exponent: int) -> None:
@@ -220,9 +220,9 @@ def test_equal_entries_have_equal_similarity_in_any_row(seed: int) -> None:
     for count in range(2, 60):
         vector, query = rng.normal(size=384), rng.normal(size=384)
         cache = cache_of(*[vector] * count, capacity=100)
-        found = cache.nearest(query)
-        assert found is not None
-        assert found.trace_id == "kp:trace:0"
+        nearest = cache.nearest(query)
+        assert nearest is not None
+        assert nearest.trace_id == "kp:trace:0"
 
 
 def test_opposite_vectors_are_at_minus_1_and_zero_vectors_at_0() -> None:
@@ -339,9 +339,9 @@ def test_what_counts_as_unit_length_depends_on_no_order_of_additions(seed: int) 
         within = number % 2 == 0
         distance = Fraction(UNIT_TOLERANCE) + (-1 if within else 1) * Fraction(5, 10**16)
         vector = of_length(rng, 1 + (1 if number % 4 < 2 else -1) * distance)
-        found = unit(vector, 4096)
-        assert (found.tobytes() == vector.tobytes()) == within
-        assert unit(found, 4096).tobytes() == found.tobytes()
+        normalised = unit(vector, 4096)
+        assert (normalised.tobytes() == vector.tobytes()) == within
+        assert unit(normalised, 4096).tobytes() == normalised.tobytes()
 
 
 def test_unit_takes_the_ends_of_float32() -> None:

@@ -258,15 +258,15 @@ def test_vectors_and_index_need_at_most_1_3_times_the_vectors() -> None:
 
 def replay(rng: np.random.Generator, cache: VectorCache, rows: Rows) -> list[tuple[int, Neighbour | None]]:
     """Return what a cache finds while vectors enter and expire, and it is restored."""
-    found: list[tuple[int, Neighbour | None]] = []
+    nearest: list[tuple[int, Neighbour | None]] = []
     log: list[tuple[int, int, str, Vector]] = []
     for number, row in enumerate(rows):
         now = number * 10
-        found.append((len(cache), cache.nearest_unit(row, now)))
+        nearest.append((len(cache), cache.nearest_unit(row, now)))
         log.append((cache.add_unit(row, now, str(number)), now, str(number), row))
         if rng.random() < 0.01:
             cache.restore(log[-cache.max_elements :], now)
-    return found
+    return nearest
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1], ids=lambda kind: kind.__name__)
@@ -299,11 +299,11 @@ def test_without_simsimd_the_full_product_is_computed(monkeypatch: pytest.Monkey
     rows = random(np.random.default_rng(seed), scan.FROM_ROWS, DIMENSIONS)
     with_codes, without = matrix_of(rows), matrix_of(rows)
     everything = ((0, len(rows)),)
-    found = with_codes.nearest(rows[5], everything)
+    nearest = with_codes.nearest(rows[5], everything)
     monkeypatch.setattr(scan, "find_spec", lambda name: None)
     can_scan_codes.cache_clear()
     try:
-        assert without.nearest(rows[5], everything) == found
+        assert without.nearest(rows[5], everything) == nearest
     finally:
         can_scan_codes.cache_clear()
     assert with_codes.by_codes == 1

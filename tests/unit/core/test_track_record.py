@@ -39,23 +39,15 @@ def verdict(agent: str = "ada", trace: str = "t", success: float = 1.0, at: int 
     )  # fmt: skip
 
 
-def oracle(read: Read, agent: str, domain: str, kept: int) -> tuple[int, Fraction, Fraction]:
-    """Return verdicts, successes, and the confidence without the prior's share: slowly, from all that was read."""
-    latest: dict[tuple[int | str, str], tuple[int, bytes, Fraction]] = {}
-    for _, it in read:
-        if (it.agent_id, it.task_domain) == (agent, domain):
-            mine = (issued_ms(it, None), hashes(it), Fraction(it.millionths, 1_000_000))
-            if mine[0] >= latest.get((about(it), it.judge), (0,))[0]:
-                latest[about(it), it.judge] = mine
-    newest = sorted(latest.values(), reverse=True)[:kept]
-    weights = [Fraction(round(2**32 * 0.5 ** (age / HALF)), 2**32) for age in range(len(newest))]
-    weighted = sum((w * it[2] for w, it in zip(weights, newest, strict=True)), Fraction(0))
-    return len(newest), sum((it[2] for it in newest), Fraction(0)), weighted - sum(weights)
-
-
-def about(it: Verdict) -> int | str:
-    """Return which trace it is about: a record, or (by an earlier build) an id."""
-    return it.trace_id if it.offset is None else it.offset
+def latest(verdicts: Iterable[Verdict]) -> list[tuple[int, bytes, Fraction]]:
+    """Return issue time, hashes and success of each judge's last-issued verdict on each trace, the latest last."""
+    by_trace: dict[tuple[int | str, str], tuple[int, bytes, Fraction]] = {}
+    for it in verdicts:
+        about = it.trace_id if it.offset is None else it.offset  # an earlier build named an id, not a record
+        mine = (issued_ms(it, None), hashes(it), Fraction(it.millionths, 1_000_000))
+        if mine[0] >= by_trace.get((about, it.judge), (0,))[0]:
+            by_trace[about, it.judge] = mine
+    return sorted(by_trace.values())
 
 
 def hashes(it: Verdict) -> bytes:
@@ -65,30 +57,23 @@ def hashes(it: Verdict) -> bytes:
 
 
 def expected(read: Read, agent: str, domain: str, kept: int) -> Standing:
-    names = sorted({(it.agent_id, it.task_domain) for _, it in read})
-    firsts = []
-    for name in names:
-        mine = [(offset, it) for offset, it in read if (it.agent_id, it.task_domain) == name]
-        firsts.append(first_success(mine, kept))
-    prior = (sum(firsts, Fraction(0)) + Fraction(PRIOR_WEIGHT, 2)) / (len(names) + PRIOR_WEIGHT)
-    judged, succeeded, _ = oracle(read, agent, domain, kept)
-    weights = sum(Fraction(round(2**32 * 0.5 ** (age / HALF)), 2**32) for age in range(judged))
-    failures = -oracle(read, agent, domain, kept)[2]
-    used = (weights - failures + PRIOR_WEIGHT * prior) / (weights + PRIOR_WEIGHT)
-    return Standing(float(used), judged, float(succeeded))
+    """Return an agent's standing: slowly, from all that was read."""
+    records: dict[tuple[str, str], list[Verdict]] = {}
+    for _, it in read:
+        records.setdefault((it.agent_id, it.task_domain), []).append(it)
+    firsts = sum((first_success(verdicts, kept) for verdicts in records.values()), Fraction(0))
+    prior = (firsts + Fraction(PRIOR_WEIGHT, 2)) / (len(records) + PRIOR_WEIGHT)
+    newest = [success for _, _, success in latest(records.get((agent, domain), []))][::-1][:kept]
+    weights = [Fraction(round(2**32 * 0.5 ** (age / HALF)), 2**32) for age in range(len(newest))]
+    weighted = sum((weight * success for weight, success in zip(weights, newest, strict=True)), Fraction(0))
+    used = (weighted + PRIOR_WEIGHT * prior) / (sum(weights) + PRIOR_WEIGHT)
+    return Standing(float(used), len(newest), float(sum(newest)))
 
 
-def first_success(read: Read, kept: int) -> Fraction:
+def first_success(verdicts: list[Verdict], kept: int) -> Fraction:
     """Return the success of the first verdict: the oldest one kept, or the first that had to go."""
-    for end in range(len(read) + 1):
-        latest: dict[tuple[int | str, str], tuple[int, bytes, Fraction]] = {}
-        for _, it in read[:end]:
-            mine = (issued_ms(it, None), hashes(it), Fraction(it.millionths, 1_000_000))
-            if mine[0] >= latest.get((about(it), it.judge), (0,))[0]:
-                latest[about(it), it.judge] = mine
-        if len(latest) > kept:
-            break
-    return min(latest.values())[2]
+    known = [latest(verdicts[:end]) for end in range(1, len(verdicts) + 1)]
+    return next((it for it in known if len(it) > kept), known[-1])[0][2]
 
 
 VERDICTS = st.builds(
@@ -134,9 +119,9 @@ def test_it_equals_a_slow_reading(read: Read, kept: int) -> None:
             record.keep(weighed)
             assert weighed.standing == record.standing(it.agent_id, it.task_domain)
     for agent in ("ada", "bob", "eve"):
-        found, wanted = record.standing(agent, "code"), expected(read, agent, "code", kept)
-        assert found[1:] == pytest.approx(wanted[1:], abs=1e-9)
-        assert found.used == pytest.approx(wanted.used, abs=1e-12)
+        standing, wanted = record.standing(agent, "code"), expected(read, agent, "code", kept)
+        assert standing[1:] == pytest.approx(wanted[1:], abs=1e-9)
+        assert standing.used == pytest.approx(wanted.used, abs=1e-12)
 
 
 FATES = st.lists(st.tuples(st.integers(1, 8), st.none() | st.integers(0, 20)), max_size=20)

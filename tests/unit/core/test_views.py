@@ -2,6 +2,7 @@
 
 import json
 import random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,9 +39,9 @@ def test_the_mean_is_that_of_long_arithmetic(seed: int) -> None:
         vectors = [part.astype(np.float32) for part in parts]
         exact = [sum(float(vector[i]) for vector in vectors) for i in range(16)]
         length = sum(value * value for value in exact) ** 0.5
-        found = unit_mean(vectors)
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, [value / length for value in exact], atol=1e-7)
+        mean = unit_mean(vectors)
+        assert mean.dtype == np.float32
+        np.testing.assert_allclose(mean, [value / length for value in exact], atol=1e-7)
         shuffled = random.Random(seed).sample(vectors, 2)
         assert unit_mean(shuffled).tobytes() == unit_mean(shuffled[::-1]).tobytes()
 
@@ -73,20 +74,27 @@ def test_the_text_that_is_hashed_differs_where_a_part_does() -> None:
     assert len({joined(parts) for parts in (("a", "b"), ("ab", ""), ("", "ab"), ("a", "bc"), ("ab", "c"))}) == 5
 
 
-def test_the_view_is_part_of_the_identity() -> None:
-    whole = EmbedderIdentity("m", "0", 2, 128, "r", "fp32")
-    apart = EmbedderIdentity("m", "0", 2, 128, "r", "fp32", embed_text="objective")
-    assert whole.key() == "m:0:2:128:fp32"
-    assert apart.key() == "m:0:2:128:fp32:objective"
-
-
-def test_an_objective_that_is_read_whole_has_another_identity_than_one_that_0_2_0_truncated() -> None:
-    before = EmbedderIdentity("m", "0", 2, 128, "r", "fp32", embed_text="objective")
-    now = EmbedderIdentity("m", "0", 2, 128, "r", "fp32", embed_text="objective", objective_tokens=512)
-    assert now.key() == f"{before.key()}512"
-    written = msgspec.json.decode(msgspec.json.encode(now))
-    assert (written["embed_text"], written["objective_tokens"]) == ("objective", 512)
-    assert "objective_tokens" not in msgspec.json.decode(msgspec.json.encode(before))
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({}, "m:0:2:128:fp32"),
+        ({"runtime": "onnx"}, "m:0:2:128:fp32"),  # runtimes agree
+        ({"name": "n"}, "n:0:2:128:fp32"),
+        ({"weights_sha256": "1"}, "m:1:2:128:fp32"),
+        ({"dimensions": 3}, "m:0:3:128:fp32"),
+        ({"max_tokens": 512}, "m:0:2:512:fp32"),
+        ({"precision": "bf16"}, "m:0:2:128:bf16"),
+        ({"embed_text": "objective"}, "m:0:2:128:fp32:objective"),  # objectives that 0.2.0 truncated
+        ({"embed_text": "objective", "objective_tokens": 512}, "m:0:2:128:fp32:objective512"),
+    ],
+)
+def test_vectors_of_equal_keys_are_comparable(changes: dict[str, Any], key: str) -> None:
+    identity = msgspec.structs.replace(EmbedderIdentity("m", "0", 2, 128, "r", "fp32"), **changes)
+    assert identity.key() == key
+    written = msgspec.json.decode(msgspec.json.encode(identity))
+    assert {name: written[name] for name in changes} == changes
+    always = {"name", "weights_sha256", "dimensions", "max_tokens", "runtime", "precision"}
+    assert written.keys() == always | changes.keys()
 
 
 def test_only_an_objective_that_is_embedded_apart_is_read_whole() -> None:

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 import json
 import logging
-import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,23 +43,6 @@ from worker.stream.partition import (
 # -- order and overlap
 
 
-async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_waits() -> None:
-    stage = TaskHarness(embed=False)
-    stage.publisher.gate.clear()
-    stage.take(0)
-    await settle()
-    assert len(stage.publisher.begun) == 1
-    stage.take(*range(1, 8))
-    await settle()
-    assert len(stage.publisher.begun) == 1  # one transaction at a time
-    assert stage.count("kp_evaluation_duration_seconds_count") == 8  # and all are scored
-    assert len(stage.task) == 8
-    stage.publisher.gate.set()
-    await stage.task.drain()
-    assert stage.publisher.sizes() == [1, 7]
-    assert len(stage.task) == 0
-
-
 COMMITS = {
     "without a backlog, each at once": "none | take 0; = 1; take 1; = 1 1; take 2; = 1 1 1",
     "not for one in the embedder, either": "model | take 0 1; finish 0; = 1",
@@ -75,14 +58,26 @@ COMMITS = {
     ),
     "behind others' backlog, after a little": "none | others wait; take 0; =; take 1; =; wait 250; = 2",
     "when others' backlog ends": "none | others wait; take 0; =; others end; turn; = 1",
+    "scored during a commit, together after it": (
+        "none | hold; take 0; begun 1; take 1 2 3 4 5 6 7; begun 1; evaluated 8; go on; = 1 7"
+    ),
+    "at once in a drain, and lingering again after it": (
+        "model | fetch 0 99; take 0 1 2; finish 0 1; =; drain; = 2; draining; finish 2; drained; = 2 1; take 3; "
+        "finish 3; = 2 1"
+    ),
+    "before a drain ends, from the embedder on": (
+        "model | drain; drained; hold; take 0; drain; draining; finish 0; begun 1; draining; go on; drained; = 1"
+    ),
 }
-"""When decided records are committed. After `|` are the steps: `fetch` has a range, `=` the sizes of the commits."""
+"""When decided records are committed. After `|` are the steps: `fetch` has a range, `=` the sizes of the commits; the
+publisher commits nothing between `hold` and `go on`."""
 
 
 @pytest.mark.parametrize("steps", COMMITS.values(), ids=COMMITS)
 async def test_when_decided_records_are_committed(steps: str) -> None:
     model, _, rest = steps.partition(" | ")
     stage = TaskHarness(embed=model == "model", commit_interval=0.05 if "wait 200" in steps else 1000.0)
+    drain = asyncio.create_task(asyncio.sleep(0))
     for step in rest.split("; "):
         what, *words = step.split()
         numbers = [int(word) for word in words if word.isdigit()]
@@ -100,6 +95,20 @@ async def test_when_decided_records_are_committed(steps: str) -> None:
                 stage.task.turn_ended()
             case "wait":
                 await asyncio.sleep(numbers[0] / 1000)
+            case "hold":
+                stage.publisher.gate.clear()
+            case "go":
+                stage.publisher.gate.set()
+            case "drain":
+                drain = asyncio.create_task(stage.task.drain())
+            case "draining":
+                assert not drain.done()
+            case "drained":
+                await asyncio.wait_for(drain, 5)
+            case "begun":
+                assert [len(stage.publisher.begun)] == numbers
+            case "evaluated":
+                assert [stage.count("kp_evaluation_duration_seconds_count")] == [len(stage.task)] == numbers
             case "=":
                 assert stage.publisher.sizes() == numbers, step
         await settle()
@@ -118,25 +127,6 @@ async def test_a_full_batch_or_partition_ends_a_linger(monkeypatch: pytest.Monke
     stage.take(4)
     await settle()
     assert stage.publisher.sizes() == [1, 4]
-
-
-async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it() -> None:
-    stage = TaskHarness()
-    stage.fetch(range(100))
-    stage.take(0, 1, 2)
-    stage.pool.finish(0)
-    stage.pool.finish(1)
-    await settle()
-    assert stage.publisher.sizes() == []
-    drain = asyncio.create_task(stage.task.drain())
-    await settle()
-    stage.pool.finish(2)
-    await asyncio.wait_for(drain, 5)
-    assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2]
-    stage.take(3)
-    stage.pool.finish(3)
-    await settle()
-    assert len(stage.publisher.outputs()) == 3
 
 
 async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,22 +422,6 @@ async def test_close_survives_a_publisher_that_does_not_stop(caplog: pytest.LogC
     assert "no broker" in caplog.text
 
 
-async def test_drain_waits_for_what_is_pending_scored_and_publishing() -> None:
-    stage = TaskHarness()
-    await asyncio.wait_for(stage.task.drain(), 1)  # an idle task is drained
-    stage.publisher.gate.clear()
-    stage.take(0)
-    drained = asyncio.create_task(stage.task.drain())
-    await settle()
-    assert not drained.done()
-    stage.pool.finish(0)
-    await settle()
-    assert not drained.done()
-    stage.publisher.gate.set()
-    await asyncio.wait_for(drained, 1)
-    assert stage.publisher.sizes() == [1]
-
-
 async def test_the_dead_letter_limit_fails_the_task_before_the_last_dead_letter_is_published() -> None:
     stage = TaskHarness(embed=False, dead_letter_limit=DeadLetterLimit(0.5, 4))
     stage.take(0, 1)
@@ -563,8 +537,8 @@ async def test_what_the_screen_marks_is_counted_when_it_is_committed() -> None:
     await settle()
     assert stage.publisher.sizes() == [3]
     await stage.task.drain()
-    found = {rule: stage.count("kp_screened_total", rule=rule) for rule in SCREEN_RULES}
-    assert {rule: count for rule, count in found.items() if count} == {"tag-characters": 1, "invisible-in-word": 1}
+    counts = {rule: stage.count("kp_screened_total", rule=rule) for rule in SCREEN_RULES}
+    assert {rule: count for rule, count in counts.items() if count} == {"tag-characters": 1, "invisible-in-word": 1}
 
 
 # -- functions of the worker that fail on one record
@@ -582,32 +556,39 @@ FAILING = {
 """What is given one record, and nothing else."""
 
 
-async def evaluated(numbers: list[int], fails: tuple[str, int, Exception] | None = None) -> TaskHarness:
-    """Return the stage after these records; a function fails in its call of a number."""
-    with pytest.MonkeyPatch.context() as patch:
-        if fails is not None:
-            where, at, error = fails
-            module, _, name = where.rpartition(".")
-            real, calls = getattr(sys.modules[module], name), itertools.count()
-
-            def failing(*arguments: Any, **named: Any) -> Any:
-                if next(calls) == at:
-                    raise error
-                return real(*arguments, **named)
-
-            patch.setattr(where, failing)
-        stage = TaskHarness(ttl_ms=1000, clean=documents.redact_json, screen=screen.screen_json)
-        for offset in numbers:
+async def after(stage: TaskHarness, records: list[SourceRecord], fails: tuple[str, Exception] | None) -> TaskHarness:
+    """Return the stage after these records; a function fails while the one at offset 2 is taken and decided."""
+    for fetched in records:
+        with pytest.MonkeyPatch.context() as patch:
+            if fails is not None and fetched.offset == 2:
+                where, error = fails
+                patch.setattr(where, Mock(side_effect=error))
             submitted = len(stage.pool.submitted)
-            time_ms = T0 + (10_000 if offset == 2 else 40 * offset)  # at which all others have expired
-            value = trace_bytes(f"kp:trace:{offset}", objective=f"task {offset}", created_at=time_ms)
-            stage.task.take(make_record(value, offset, timestamp_ms=time_ms))
+            stage.task.take(fetched)
             if len(stage.pool.submitted) > submitted:
                 stage.pool.finish(submitted)
             await settle()
-        if not stage.failures:
-            await asyncio.wait_for(stage.task.drain(), 10)
+    if not stage.failures:
+        await asyncio.wait_for(stage.task.drain(), 10)
     return stage
+
+
+async def evaluated(offsets: list[int], fails: tuple[str, Exception] | None = None) -> TaskHarness:
+    """Return the stage after traces; when the one at offset 2 comes, all others have expired."""
+    times = {offset: T0 + (10_000 if offset == 2 else 40 * offset) for offset in offsets}
+    traces = [
+        make_record(
+            trace_bytes(f"kp:trace:{offset}", objective=f"task {offset}", created_at=time_ms), offset,
+            timestamp_ms=time_ms,
+        )
+        for offset, time_ms in times.items()
+    ]  # fmt: skip
+    stage = TaskHarness(
+        ttl_ms=1000,
+        clean=lambda value: documents.redact_json(value),  # noqa: PLW0108 looked up when called, for patches
+        screen=lambda value: screen.screen_json(value),  # noqa: PLW0108
+    )
+    return await after(stage, traces, fails)
 
 
 def letter_alone(stage: TaskHarness, whole: TaskHarness) -> bytes:
@@ -635,7 +616,7 @@ def letter_alone(stage: TaskHarness, whole: TaskHarness) -> bytes:
 async def test_a_record_on_which_a_function_fails_is_a_dead_letter_and_leaves_no_trace_in_the_state(
     where: str, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = await evaluated([0, 1, 2, 3], (where, 2, error))
+    stage = await evaluated([0, 1, 2, 3], (where, error))
     message = letter_alone(stage, await evaluated([0, 1, 3]))
     assert type(error).__name__.encode() in message
     assert "the secret" not in caplog.text
@@ -648,9 +629,9 @@ async def test_a_record_on_which_a_function_fails_is_a_dead_letter_and_leaves_no
 async def test_a_failure_of_the_machine_is_no_records_fault(where: str, error: Exception) -> None:
     if where in (FAILING["parse"], FAILING["texts"]):
         with pytest.raises(type(error)):
-            await evaluated([0, 1, 2, 3], (where, 2, error))
+            await evaluated([0, 1, 2, 3], (where, error))
         return
-    stage = await evaluated([0, 1, 2, 3], (where, 2, error))
+    stage = await evaluated([0, 1, 2, 3], (where, error))
     assert stage.failures == [error]
 
 
@@ -667,22 +648,11 @@ def judgement(offset: int, about: int, *, success: bool) -> SourceRecord:
     return make_record(signed.value, offset, key=signed.key, headers=signed.headers)
 
 
-async def judged(numbers: list[int], fails: tuple[str, Exception] | None = None) -> TaskHarness:
-    """Return the stage after a trace and verdicts; a function fails in the one at offset 2."""
+async def judged(offsets: list[int], fails: tuple[str, Exception] | None = None) -> TaskHarness:
+    """Return the stage after a trace, and verdicts on it; the one at offset 2 is about another trace."""
+    records = [judgement(it, int(it == 2), success=it == 2) if it else record(0) for it in offsets]
     stage = TaskHarness(embed=False, judges={"ci": [JUDGE_KEY]}, epoch=SourceEpoch(TOPIC_ID))
-    for offset in numbers:
-        with pytest.MonkeyPatch.context() as patch:
-            if fails is not None and offset == 2:
-                where, error = fails
-                patch.setattr(where, lambda *_, _error=error: _raise(_error))
-            stage.pass_on(record(0) if offset == 0 else judgement(offset, int(offset == 2), success=offset == 2))
-    if not stage.failures:
-        await asyncio.wait_for(stage.task.drain(), 10)
-    return stage
-
-
-def _raise(error: Exception) -> None:
-    raise error
+    return await after(stage, records, fails)
 
 
 JUDGING = {

@@ -180,16 +180,16 @@ class Past:
     def below(self, offset: int) -> Past:
         return Past([entry for entry in self.entries if entry.offset < offset], self.may_be_gone)
 
-    def check(self, found: Restored, capacity: int) -> None:
+    def check(self, restored: Restored, capacity: int) -> None:
         """Nothing foreign, no gap, nothing missing that a changelog of `capacity + slack` entries can hold."""
-        restored = [Remembered(it.source_offset, it.sequence, it.trace_id, it.vector) for it in found.entries]
-        assert restored == self.entries[len(self.entries) - len(restored) :]
+        entries = [Remembered(it.source_offset, it.sequence, it.trace_id, it.vector) for it in restored.entries]
+        assert entries == self.entries[len(self.entries) - len(entries) :]
         must = [entry for entry in self.entries[-capacity:] if entry not in self.may_be_gone]
-        assert must == restored[len(restored) - len(must) :]
+        assert must == entries[len(entries) - len(must) :]
 
-    def written(self, found: Restored, batch: Commit, slots: int) -> None:
+    def written(self, restored: Restored, batch: Commit, slots: int) -> None:
         """Note what may go with these rows, committed or not: what is `slots` behind the newest."""
-        newest = max([it.sequence for it in (*found.entries, *entries_of(batch))], default=0)
+        newest = max([it.sequence for it in (*restored.entries, *entries_of(batch))], default=0)
         self.may_be_gone.update(entry for entry in self.entries if entry.sequence <= newest - slots)
 
     def committed(self, batch: Commit) -> None:
@@ -221,15 +221,15 @@ class Life:
     def __init__(self, topics: Topics, setup: Setup, pool: Pool, publisher: Publisher) -> None:
         self.pool, self.publisher = pool, publisher
         self.failures: list[BaseException] = []
-        self.found = found = topics.restored(setup.capacity)
+        self.restored = restored = topics.restored(setup.capacity)
         confidence = "record" if setup.judges else "stated"
         judges = {name: [key] for name, key in JUDGES.items()} if setup.judges else {}
         scorer = PartitionScorer(setup.capacity, setup.ttl_ms, DIMENSIONS, confidence=confidence)
         committed = committed_from(topics.metadata or "")
-        scorer.restore(found.cache(), None if committed is None else committed.stream_time_ms)
+        scorer.restore(restored.cache(), None if committed is None else committed.stream_time_ms)
         if setup.judges:
-            scorer.record = found.track_record
-        state = PartitionState(scorer, topics.offset, found.replay, found.report.current, found.housekeeping)
+            scorer.record = restored.track_record
+        state = PartitionState(scorer, topics.offset, restored.replay, restored.report.current, restored.housekeeping)
         evaluation = EvaluationConfig(setup.limits, judges=judges)
         self.task = new_partition(0, state, publisher, self.failures, pool=pool, metrics=METRICS, evaluation=evaluation)
 
@@ -342,8 +342,8 @@ class RecoveryMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.life = Life(self.topics, self.setup, Pool(), Publisher())
         self.here = self.past.below(self.topics.offset)
-        self.here.check(self.life.found, self.setup.capacity)
-        assert not self.once or self.life.found.report.ahead is None
+        self.here.check(self.life.restored, self.setup.capacity)
+        assert not self.once or self.life.restored.report.ahead is None
         self.todo = deque(record for record in self.records if record.offset >= self.topics.offset)
 
         async def begin(task: Partition) -> None:
@@ -414,7 +414,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         batch, answer = self.life.publisher.held
         slots = self.setup.capacity + self.slack
         if committed or not self.once:
-            self.here.written(self.life.found, batch, slots)
+            self.here.written(self.life.restored, batch, slots)
         if committed:
             self.topics.commit(batch)
             self.here.committed(batch)
@@ -513,8 +513,8 @@ class RecoveryMachine(RuleBasedStateMachine):
             document = json.loads(output.value or b"")
             used, about = document["scoring"]["confidence"], document["metadata"]
             offset = document["scoring"]["source"]["offset"]
-            found = standings.at(0, offset, about["agent_id"], about["task_domain"])
-            assert (used["judged"], used["succeeded"]) == found[1:]
+            standing = standings.at(0, offset, about["agent_id"], about["task_domain"])
+            assert (used["judged"], used["succeeded"]) == standing[1:]
 
     def teardown(self) -> None:
         try:
