@@ -207,17 +207,6 @@ class EvaluationConfig:
     judges: Judges = field(default_factory=dict)  # whose verdicts count; none: every verdict is a dead letter
 
 
-def _check_size(record: SourceRecord, limits: Limits) -> None:
-    """Raise InvalidTrace if the record is too large, counting key and headers but not Kafka's framing."""
-    size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
-    if size > limits.max_bytes:
-        raise InvalidTrace(
-            Reason.TOO_LARGE,
-            "",
-            f"the record has {size} bytes with key and headers, the limit is {limits.max_bytes} (KP_MAX_MESSAGE_BYTES)",
-        )
-
-
 class Decision(NamedTuple):
     """What becomes of one source record. The trace and its text are gone: they are large."""
 
@@ -267,7 +256,10 @@ class Evaluation:
                 topic_id = None if self._epoch is None else self._epoch.topic_id
                 return read_verdict(record, self._config.judges, topic_id)
             if record.size > limits.max_bytes:  # the size in memory is never smaller than the encoded one
-                _check_size(record, limits)
+                size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
+                if size > limits.max_bytes:
+                    problem = f"the record has {size} bytes with key and headers, the limit is {limits.max_bytes}"
+                    raise InvalidTrace(Reason.TOO_LARGE, "", f"{problem} (KP_MAX_MESSAGE_BYTES)")
             return parse_trace(record.value, limits)
         except InvalidTrace:
             raise

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -34,23 +34,14 @@ VERDICT: Final = b"verdict"
 Judges = Mapping[str, Sequence[bytes]]  # the keys of each judge, by name
 
 
-def control_headers(kind: bytes, body: bytes, key: bytes) -> list[tuple[str, bytes]]:
-    """Return the headers of a control record: its kind and its signature."""
-    return [(CONTROL_HEADER, kind), (SIGNATURE_HEADER, _signer(key)(body))]
+def control_headers(body: bytes, key: bytes) -> list[tuple[str, bytes]]:
+    """Return the headers of a verdict: its kind of control record, and its signature."""
+    return [(CONTROL_HEADER, VERDICT), (SIGNATURE_HEADER, _signer(key)(body))]
 
 
 def control_kind(headers: Headers) -> bytes | None:
     """Return the kind of control record that the headers name, known or not; None for any other record."""
     return next((content or b"" for name, content in headers if name == CONTROL_HEADER), None)
-
-
-def check_signature(headers: Headers, body: bytes, keys: Iterable[bytes], held_in: str) -> None:
-    """Raise InvalidTrace unless the record has exactly one signature, by one of the keys; `held_in` says whose."""
-    signatures = [content or b"" for name, content in headers if name == SIGNATURE_HEADER]
-    if len(signatures) != 1:
-        raise bad_control(f"a control record needs one header {SIGNATURE_HEADER}, got {len(signatures)}")
-    if not any(hmac.compare_digest(_signer(key)(body), signatures[0]) for key in keys):
-        raise bad_control(f"{SIGNATURE_HEADER} is not the signature of this value by {held_in}")
 
 
 def bad_control(message: str) -> InvalidTrace:
@@ -175,9 +166,7 @@ class SignedVerdict(NamedTuple):
 def sign_verdict(verdict: Verdict, key: bytes) -> SignedVerdict:
     """Return the record of a verdict, signed with a key of the judge (KP_VERDICT_KEY_FILE)."""
     body = _encoder.encode(verdict)
-    return SignedVerdict(
-        verdict.topic, verdict.partition, verdict.agent_id.encode(), body, control_headers(VERDICT, body, key)
-    )
+    return SignedVerdict(verdict.topic, verdict.partition, verdict.agent_id.encode(), body, control_headers(body, key))
 
 
 def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued_at: datetime) -> Verdict:
@@ -256,7 +245,14 @@ def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> 
     keys = judges.get(verdict.judge)
     if keys is None:
         raise bad_control(f"KP_VERDICT_KEY_FILE has no key of judge {verdict.judge}")
-    check_signature(record.headers, body, keys, f"the key of judge {verdict.judge} in KP_VERDICT_KEY_FILE")
+    signatures = [content or b"" for name, content in record.headers if name == SIGNATURE_HEADER]
+    if len(signatures) != 1:
+        raise bad_control(f"a control record needs one header {SIGNATURE_HEADER}, got {len(signatures)}")
+    if not any(hmac.compare_digest(_signer(key)(body), signatures[0]) for key in keys):
+        raise bad_control(
+            f"{SIGNATURE_HEADER} is not the signature of this value by the key of judge {verdict.judge} in "
+            "KP_VERDICT_KEY_FILE"
+        )
     if (verdict.topic, verdict.partition) != (record.topic, record.partition):
         raise bad_control("the verdict was signed for another topic or partition")
     if verdict.topic_id != topic_id:

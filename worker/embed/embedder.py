@@ -191,8 +191,6 @@ def embed_or_diagnose(
 
 def mean_of_parts(parts: Sequence[Embedding]) -> Embedding:
     """Return the embedding of a trace from its parts. Raises ValueError if they cancel each other out."""
-    if len(parts) == 1:
-        return parts[0]
     return Embedding(
         unit_mean([part.vector for part in parts]),
         any(part.truncated for part in parts),

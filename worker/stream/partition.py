@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from worker.core.changelog import SLACK
@@ -81,17 +81,6 @@ def seconds_left(
     if records >= MAX_COMMIT_RECORDS:
         return 0.0
     return max(last_commit, first) + linger_seconds(upstream, interval_seconds) - now
-
-
-def batch_length(sizes: Iterable[int]) -> int:
-    """Return how many of the decided records are the next batch, given their sizes (bytes): at least one."""
-    length = total = 0
-    for size in sizes:
-        if length >= MAX_COMMIT_RECORDS or total >= MAX_COMMIT_BYTES:
-            break
-        total += size
-        length += 1
-    return length
 
 
 class DeadLetterLimitError(Exception):
@@ -275,7 +264,11 @@ class Partition:
         self._changed.set()
 
     def _next_batch(self) -> list[Decision]:
-        batch = [self._decided.popleft() for _ in range(batch_length(each.size() for each in self._decided))]
+        batch: list[Decision] = []
+        size = 0
+        while self._decided and len(batch) < MAX_COMMIT_RECORDS and size < MAX_COMMIT_BYTES:
+            batch.append(self._decided.popleft())
+            size += batch[-1].size()
         if not self._decided:
             self._work.clear()
         return batch

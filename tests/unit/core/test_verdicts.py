@@ -15,7 +15,6 @@ from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 from worker.core.verdicts import (
     SIGNATURE_HEADER,
-    VERDICT,
     Verdict,
     control_headers,
     control_kind,
@@ -122,19 +121,19 @@ def test_only_the_exact_bytes_that_were_signed_count() -> None:
 def test_the_signature_is_hmac_sha256_whatever_the_key_s_length(size: int) -> None:
     key = bytes(range(size))
     for body in (b"", b"verdict", b"x" * 1000):
-        (_, signature) = control_headers(VERDICT, body, key)[1]
+        (_, signature) = control_headers(body, key)[1]
         assert signature == hmac.new(key, body, "sha256").hexdigest().encode()
 
 
 @pytest.mark.parametrize("value", [None, b"", b"{}", b"[1]", b"\xff", b'{"version": 2}', b"[" * 2000])
 def test_an_unreadable_verdict_is_refused(value: bytes | None) -> None:
-    headers = control_headers(VERDICT, value or b"", KEY)
+    headers = control_headers(value or b"", KEY)
     assert "not a verdict" in refused(make_record(value, headers=headers, topic="traces", partition=3))
 
 
 def test_an_unknown_field_is_refused_as_what_is_signed_must_be_understood() -> None:
     body = msgspec.json.encode(msgspec.to_builtins(verdict()) | {"weight": 5})
-    assert "weight" in refused(make_record(body, headers=control_headers(VERDICT, body, KEY), topic="traces"))
+    assert "weight" in refused(make_record(body, headers=control_headers(body, KEY), topic="traces"))
 
 
 @pytest.mark.parametrize("line", [DOCUMENT, LINE | {"topic": "traces"}])
@@ -151,7 +150,7 @@ def test_a_verdict_is_about_a_record_before_it() -> None:
 
 def test_a_verdict_by_an_earlier_build_has_no_offset_and_still_counts() -> None:
     body = msgspec.json.encode({k: v for k, v in msgspec.to_builtins(verdict()).items() if k != "offset"})
-    old = make_record(body, 3, headers=control_headers(VERDICT, body, KEY), topic="traces", partition=3)
+    old = make_record(body, 3, headers=control_headers(body, KEY), topic="traces", partition=3)
     assert read_verdict(old, JUDGES, TOPIC_ID) == msgspec.structs.replace(verdict(), offset=None)
 
 

@@ -30,12 +30,10 @@ from worker.redact import documents, screen
 from worker.stream import partition
 from worker.stream.partition import (
     BUSY_LINGER_SECONDS,
-    MAX_COMMIT_BYTES,
     MAX_COMMIT_RECORDS,
     DeadLetterLimit,
     DeadLetterLimitError,
     Upstream,
-    batch_length,
     linger_seconds,
     seconds_left,
 )
@@ -141,8 +139,12 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
     monkeypatch.setattr(partition, "MAX_COMMIT_BYTES", size + 1)
     stage.take(*range(7, 12))
     await stage.task.drain()
-    assert stage.publisher.sizes()[3:] == [2, 2, 1]
-    assert [offset for _, offset in stage.publisher.outputs()] == list(range(12))
+    assert stage.publisher.sizes()[3:] == [2, 2, 1], "the one that reaches the bound is the last"
+    monkeypatch.setattr(partition, "MAX_COMMIT_BYTES", 1)
+    stage.take(12, 13)
+    await stage.task.drain()
+    assert stage.publisher.sizes()[6:] == [1, 1]
+    assert [offset for _, offset in stage.publisher.outputs()] == list(range(14))
 
 
 async def test_what_a_batch_carries() -> None:
@@ -721,12 +723,3 @@ def test_the_time_counts_from_the_first_record_and_from_the_last_commit() -> Non
     behind = so("busy waiting ahead has_turn undecided")
     assert seconds_left(10.0, 10.0, 10.0, MAX_COMMIT_RECORDS - 1, behind, INTERVAL) == INTERVAL
     assert seconds_left(10.0, 10.0, 10.0, MAX_COMMIT_RECORDS, behind, INTERVAL) <= 0
-
-
-def test_a_batch_has_at_least_one_record_and_ends_with_the_one_that_reaches_a_bound() -> None:
-    assert batch_length([MAX_COMMIT_BYTES * 2, 1]) == 1
-    assert batch_length([1] * (MAX_COMMIT_RECORDS + 1)) == MAX_COMMIT_RECORDS
-    assert batch_length([MAX_COMMIT_BYTES - 1, 1, 1]) == 2
-    assert batch_length([MAX_COMMIT_BYTES - 1, 5, 1]) == 2
-    assert batch_length([1, 2, 3]) == 3
-    assert batch_length([]) == 0
