@@ -130,20 +130,20 @@ class Conversation:
         after, places = 0, list[int | None]()
         before = ""
         for message in inputs:
-            found = None
+            index = None
             if message.role == "assistant":
                 for key in _keys(message):
                     if turns := self._known.get(key):
-                        found = turns[min(bisect_left(turns, after), len(turns) - 1)]
+                        index = turns[min(bisect_left(turns, after), len(turns) - 1)]
                         # a turn may come in parts, with its text before its calls
                         is_last = bool(message.calls()) or not key.startswith("text:")
-                        after = max(after, found + is_last)
+                        after = max(after, index + is_last)
                         break
                 else:
                     same = places[-1] if before == "assistant" and places else None
-                    found = self._repeated_turn(message, after, same)
-                    after = after if found is None else found + 1
-            places.append(found)
+                    index = self._repeated_turn(message, after, same)
+                    after = after if index is None else index + 1
+            places.append(index)
             before = message.role
         return places
 
@@ -318,7 +318,10 @@ class Conversation:
         if final is None:
             return None
         last.calls.remove(final)
-        return _answer(json_value(final.call.arguments))
+        arguments = json_value(final.call.arguments)
+        if isinstance(arguments, dict) and len(arguments) == 1:
+            arguments = next(iter(arguments.values()))
+        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=repr)
 
     def has_text(self) -> bool:
         """Return whether anything was recorded besides the names of tools."""
@@ -385,9 +388,3 @@ def _texts(message: Message) -> list[str]:
 
 def _name_and_arguments(name: str, arguments: Any) -> str:
     return json.dumps([name, json_value(arguments) or {}], sort_keys=True, default=repr)
-
-
-def _answer(arguments: Any) -> str:
-    if isinstance(arguments, dict) and len(arguments) == 1:
-        arguments = next(iter(arguments.values()))
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=repr)

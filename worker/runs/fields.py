@@ -19,9 +19,6 @@ from worker.core.trace import CREATED_AT_PATTERN, Metadata
 
 FieldPath = tuple[str, ...]
 
-_NAME: Final = re.compile(r"[a-z]{1,20}(?:[_.-](?:[a-z]{1,20}|\d{1,8})){0,5}")
-"""A name as formats have them, such as a role or a type; most secrets have another form."""
-
 
 class RunRefused(ValueError):
     """A run that yields no trace. The message says where and what to do; `reason` is a short word for the counts."""
@@ -63,7 +60,8 @@ def shown(value: Any) -> str:
     """Return a value for a message: what stands in a log may be secret, so only its kind, unless it is a mere name."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
-    if isinstance(value, str) and not (value == "" or _NAME.fullmatch(value)):
+    # a name as formats have them, such as a role or a type; most secrets have another form
+    if isinstance(value, str) and not re.fullmatch(r"|[a-z]{1,20}(?:[_.-](?:[a-z]{1,20}|\d{1,8})){0,5}", value):
         return f"<{len(value)} characters>"
     text = repr(value)
     return text if isinstance(value, str) or len(text) < 8 else f"<{len(text)} digits>"
@@ -126,17 +124,16 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _finite(digits: str) -> float:
-    number = float(digits)
-    if number in (float("inf"), float("-inf")):
+    if math.isinf(number := float(digits)):
         raise ValueError(f"the number {digits[:20]} is too large for a double")
     return number
 
 
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("an object has a key twice")
-    return found
+    return fields
 
 
 _decoder: Final = json.JSONDecoder(
@@ -221,16 +218,16 @@ def find_field(value: Any, path: FieldPath) -> tuple[FieldPath, Any] | None:
         return (), value
     if isinstance(value, list):
         try:
-            found = find_field(value[int(path[0])], path[1:])
+            inner = find_field(value[int(path[0])], path[1:])
         except (ValueError, IndexError):
             return None
-        return found and ((path[0], *found[0]), found[1])
+        return inner and ((path[0], *inner[0]), inner[1])
     if isinstance(value, dict):
         for end in range(len(path), 0, -1):
             name = ".".join(path[:end])
-            found = find_field(value[name], path[end:]) if name in value else None
-            if found is not None:
-                return (name, *found[0]), found[1]
+            inner = find_field(value[name], path[end:]) if name in value else None
+            if inner is not None:
+                return (name, *inner[0]), inner[1]
     return None
 
 

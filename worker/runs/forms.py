@@ -35,9 +35,6 @@ MEDIA_PARTS: Final = {
 }  # fmt: skip
 """Content parts that no step can hold, and their names in the report."""
 
-_BLOCKS: Final = {"thinking", "redacted_thinking", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"}
-"""Content parts that only Anthropic's messages have."""
-
 _CALLS: Final = frozenset({
     "tool_use", "server_tool_use", "mcp_tool_use", "tool_call", "server_tool_call", "invalid_tool_call",
     "function_call", "toolCall",
@@ -47,11 +44,6 @@ _CALLS: Final = frozenset({
 _THOUGHTS: Final = ("thinking", "reasoning")
 
 _KNOWN: Final = frozenset({*TEXT_PARTS, *MEDIA_PARTS, *_CALLS, *_THOUGHTS})
-
-_IN_RESULTS: Final = frozenset({*TEXT_PARTS, *MEDIA_PARTS} - {"search_result"})
-"""Parts of a result that is read as its text; a search result has texts deeper inside."""
-
-_CALL_WORDS: Final = frozenset({"call", "calls", "function", "functions", "tool", "tools"})
 
 _CALL_FIELDS: Final = frozenset({
     "args", "arguments", "call_id", "function_call", "tool_call", "tool_calls", "tool_call_id", "tool_call_ids",
@@ -66,7 +58,7 @@ def _leave_out(value: Any, kind: Any, place: str, what: str, counts: Counts) -> 
         fields = each.keys() if isinstance(each, dict) else set[str]()
         if not isinstance(each, dict | None) or (each is value and not isinstance(name, str)):
             raise RunRefused("not_a_run", f"{place}: {what} {shown(name)} is not known")
-        is_call = not _CALL_WORDS.isdisjoint(re.findall("[a-z]+", str(name).lower()))
+        is_call = re.search(r"(?<![a-z])(?:call|function|tool)s?(?![a-z])", str(name).lower()) is not None
         if is_call or _CALL_FIELDS & fields or {"name", "input"} <= fields:
             raise RunRefused("not_a_run", f"{place}: {what} {shown(name)} is not known, and may be a call or a result")
     counts.drop(f"{what} {shown(kind)}, which is not known")
@@ -138,10 +130,10 @@ def _part(part: Any, place: str, counts: Counts, kind: str) -> Part | None:
         call_id = text_field(part, "call_id" if "call_id" in part else "id", place)
         return ToolCall(_name_of(part, place), given, call_id)
     if part_type is not None and part_type.endswith("tool_result"):
-        found = part.get("output", part.get("content"))
-        text, failed = _result_text(found, f"{place}.content", counts, kind), is_marked_error(part)
-        if isinstance(found, dict):  # of a server tool
-            failed = failed or str(found.get("type")).endswith("_error")
+        output = part.get("output", part.get("content"))
+        text, failed = _result_text(output, f"{place}.content", counts, kind), is_marked_error(part)
+        if isinstance(output, dict):  # of a server tool
+            failed = failed or str(output.get("type")).endswith("_error")
         name = "tool_call_id" if "tool_call_id" in part else "tool_use_id"
         return ToolResult(text, text_field(part, name, place), is_error=failed)
     if part_type in MEDIA_PARTS:
@@ -153,7 +145,8 @@ def _part(part: Any, place: str, counts: Counts, kind: str) -> Part | None:
 
 def _result_text(result: Any, place: str, counts: Counts, kind: str) -> str:
     """Return a result as text: the texts of its parts if it is a list of them, otherwise its JSON."""
-    if isinstance(result, list) and all(part_type_of(part) in _IN_RESULTS for part in result):
+    known = {*TEXT_PARTS, *MEDIA_PARTS} - {"search_result"}  # which has texts deeper inside
+    if isinstance(result, list) and all(part_type_of(part) in known for part in result):
         return text_of(result, place, kind, counts)
     return as_text(result)
 
@@ -184,12 +177,6 @@ _FIELDS: Final[dict[Role, set[str]]] = {
     "tool": {"tool_call_id", "tool_call_ids", "tool_call", "id", "name", "is_error", "isError", "status", "error"},
 }
 
-_OF_RESPONSE: Final = {"id", "type", "model", "stop_reason", "stop_sequence", "usage", "container"}
-"""Fields of a message that is a response of Anthropic's."""
-
-_SPEAKERS: Final = frozenset({"agent", "ai", "bot", "gpt", "human", "model"})
-"""Roles of other forms whose texts a run needs."""
-
 
 def chat_messages(messages: list[Any], counts: Counts, place: str, *, in_order: bool = False) -> Iterator[Message]:
     """Yield messages in OpenAI's style. `in_order`: each text of the agent is a step, as in Anthropic's blocks."""
@@ -199,7 +186,8 @@ def chat_messages(messages: list[Any], counts: Counts, place: str, *, in_order: 
         if isinstance(message, dict) and message.get("is_demo") is True:
             counts.drop("messages of a demonstration")
             continue
-        if isinstance(role, str) and role not in (*_ROLES, *_SPEAKERS):  # a note, such as the `exit` of mini-SWE-agent
+        speakers = (*_ROLES, "agent", "ai", "bot", "gpt", "human", "model")  # the last six are of other forms
+        if isinstance(role, str) and role not in speakers:  # a note, such as the `exit` of mini-SWE-agent
             _leave_out(message, role, where, "role", counts)
             continue
         if isinstance(message, dict) and "role" not in message:
@@ -209,7 +197,9 @@ def chat_messages(messages: list[Any], counts: Counts, place: str, *, in_order: 
         if _ROLES[role] == "system":
             counts.drop(f"{role} messages")
         read = _message(message, _ROLES[role], where, counts, in_order=in_order)
-        known = {"role", "content"} | _FIELDS[read.role] | (_OF_RESPONSE if message.get("type") == "message" else set())
+        known = {"role", "content"} | _FIELDS[read.role]
+        if message.get("type") == "message":  # a response of Anthropic's
+            known |= {"id", "type", "model", "stop_reason", "stop_sequence", "usage", "container"}
         count_unread(message, known, "messages[].", counts)
         for part in read.parts:
             if isinstance(part, ToolCall) and part.call_id:
@@ -272,13 +262,6 @@ def _calls(message: dict[str, Any], place: str, counts: Counts) -> Iterator[Tool
 
 # LangChain, as written by `messages_to_dict` and `dumpd`, and in the state of a LangGraph graph
 
-_KINDS: Final[dict[str, Role]] = {**_ROLES, "human": "user", "ai": "assistant", "chat": "user"}
-
-_LANGCHAIN: Final = {
-    "type", "content", "id", "tool_calls", "invalid_tool_calls", "tool_call_id", "name", "status", "role", "example",
-    "additional_kwargs", "tool_call_chunks",
-}  # fmt: skip
-
 _EXTRA: Final = {"tool_calls", "function_call", "reasoning_content", "refusal"}
 """Fields of additional_kwargs that are read."""
 
@@ -304,7 +287,8 @@ def langchain_messages(messages: list[Any], counts: Counts, place: str) -> Itera
         body = message.get("kwargs" if message["type"] == "constructor" else "data", message)
         if not isinstance(body, dict):
             raise RunRefused("not_a_run", f"{where}: {shown(body)} is not an object")
-        role = _KINDS.get(str(body.get("role")).lower() if kind == "chat" else kind, "user")
+        named = str(body.get("role")).lower() if kind == "chat" else kind
+        role = "assistant" if named == "ai" else _ROLES.get(named, "user")
         if role == "system":
             counts.drop("system messages")
         extra = body["additional_kwargs"] if isinstance(body.get("additional_kwargs"), dict) else {}
@@ -315,7 +299,8 @@ def langchain_messages(messages: list[Any], counts: Counts, place: str) -> Itera
         if calls:
             read |= {"tool_calls": calls, "function_call": None}
         yield _message(read, role, where, counts, in_order=True)
-        count_unread(body, _LANGCHAIN, "messages[].", counts)
+        known = {"type", "content", "id", "tool_calls", "invalid_tool_calls", "tool_call_id", "name", "status", "role"}
+        count_unread(body, known | {"example", "additional_kwargs", "tool_call_chunks"}, "messages[].", counts)
         count_unread(extra, _EXTRA, "messages[].additional_kwargs.", counts)
 
 
@@ -324,14 +309,8 @@ def langchain_messages(messages: list[Any], counts: Counts, place: str) -> Itera
 ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning", "custom_tool_call", "item_reference"})
 """Item types that occur in no other form."""
 
-_ITEM_ROLES: Final = ("user", "assistant", "system", "developer")
-
 _OUTPUTS: Final = ("output", "outputs", "results", "result", "error")
 """Fields of a built-in tool's call that hold its result."""
-
-_NO_INPUT: Final = frozenset({
-    "id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS,
-})  # fmt: skip
 
 
 def responses_messages(items: list[Any], counts: Counts, place: str) -> Iterator[Message]:
@@ -352,8 +331,9 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
     kind = part_type_of(item) or "message"
     if kind == "message":
         named = item.get("role") if isinstance(item, dict) else None
-        if not isinstance(named, str) or named not in _ITEM_ROLES:
-            raise RunRefused("not_a_run", f"{place}: role {shown(named)} is not one of {', '.join(_ITEM_ROLES)}")
+        known = ("user", "assistant", "system", "developer")
+        if named not in known:
+            raise RunRefused("not_a_run", f"{place}: role {shown(named)} is not one of {', '.join(known)}")
         role = _ROLES[named]
         if role == "system":
             counts.drop(f"{named} messages")
@@ -392,7 +372,8 @@ def built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Ite
         name, arguments = _name_of(item, place), item.get("arguments")
     else:
         name = kind.removesuffix("_call")
-        arguments = {name: value for name, value in item.items() if name not in _NO_INPUT}
+        other = {"id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS}
+        arguments = {field: value for field, value in item.items() if field not in other}
     call = ToolCall(name, arguments, text_field(item, "call_id" if "call_id" in item else "id", place))
     yield Message("assistant", (call,))
     for output in _OUTPUTS:
@@ -422,11 +403,11 @@ def form_of(run: Any, path: FieldPath | None = None, append: FieldPath | None = 
         return "atif"
     items: list[Any] = run if isinstance(run, list) else []  # probably its messages
     for place in () if isinstance(run, list) else (*_STATES, ("input",), ("output",)) if path is None else (path,):
-        if (found := find_field(run, place)) is not None and isinstance(found[1], list):
-            items = found[1]
+        if (entry := find_field(run, place)) is not None and isinstance(entry[1], list):
+            items = entry[1]
             break
-    if append is not None and (found := find_field(run, append)) is not None:
-        items = [*items, *answer_of(found[1])]
+    if append is not None and (entry := find_field(run, append)) is not None:
+        items = [*items, *answer_of(entry[1])]
     for item in items:
         kind = part_type_of(item)
         content = item.get("content") if isinstance(item, dict) else None
@@ -438,8 +419,8 @@ def form_of(run: Any, path: FieldPath | None = None, append: FieldPath | None = 
             return "langchain"
         if kind in ITEMS or (kind == "message" and types & {"input_text", "output_text"}):
             return "responses"
-        if types & _BLOCKS:
-            return "anthropic"
+        if types & {"thinking", "redacted_thinking", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"}:
+            return "anthropic"  # no other form has these parts
         if isinstance(item, dict) and (item.get("tool_calls") or item.get("role") in ("tool", "function", "developer")):
             return "chat"
     if isinstance(run, dict) and path is None and "messages" not in run and "input" in run:
@@ -449,23 +430,19 @@ def form_of(run: Any, path: FieldPath | None = None, append: FieldPath | None = 
     raise RunRefused("unknown_form", f"no known form: {_looks_like(run)}")
 
 
-_SHAREGPT: Final = (
-    'ShareGPT: jq -c \'.messages = [.conversations[] | {role: ({human: "user", gpt: "assistant"}[.from] // .from), '
-    "content: .value}]'"
-)
-
 _LOOKS: Final = (
     # fields of a run: what it looks like, and what to do
     ({"request", "response"}, "a log of requests and responses: give --messages @request.messages --append @response"),
     ({"choices"}, "a response alone: log its request beside it, and give --messages and --append"),
-    ({"conversations"}, _SHAREGPT),
+    ({"conversations"}, ("ShareGPT: jq -c '.messages = [.conversations[] | {role: ({"
+                         'human: "user", gpt: "assistant"}[.from] // .from), content: .value}]\'')),
     ({"contents"}, "a request to Gemini: write its contents as chat messages"),
     ({"run_type", "inputs"}, "a run of LangSmith: give --from langchain --messages @PATH, such as @outputs.messages"),
     ({"resourceSpans"}, "OTLP: give --from otlp"),
     ({"resourceLogs"}, "OTLP: give --from otlp"),
     ({"context", "attributes"}, "a span of OpenTelemetry's console exporter: export it as OTLP, and give --from otlp"),
     ({"role"}, "a message, not a run: jq -sc . FILE makes one run of a file of messages"),
-)
+)  # fmt: skip
 
 
 def _looks_like(run: Any) -> str:
@@ -510,12 +487,12 @@ def messages_of(run: Any, form: str, path: FieldPath | None, append: FieldPath |
         messages += read(_list_of_messages(run, form, path, used), counts, "messages")
     if append is None:
         return messages, [], used
-    found = find_field(run, append)
+    entry = find_field(run, append)
     name = ".".join(append)
-    if found is None or found[1] is None:
+    if entry is None or entry[1] is None:
         raise RunRefused("missing_value", f"the run has no field {name}, which --append names")
-    used.add(found[0])
-    return messages, list(read(answer_of(found[1]), counts, name)), used
+    used.add(entry[0])
+    return messages, list(read(answer_of(entry[1]), counts, name)), used
 
 
 def _list_of_messages(run: Any, form: str, path: FieldPath | None, used: set[FieldPath]) -> list[Any]:
@@ -524,12 +501,12 @@ def _list_of_messages(run: Any, form: str, path: FieldPath | None, used: set[Fie
     if isinstance(run, dict):
         if isinstance(run.get("role"), str):
             raise RunRefused("not_a_run", "this is a message, not a run; one run a line is expected: jq -sc . FILE")
-        found = next((found for place in places if (found := find_field(run, place)) is not None), None)
-        if found is None:
+        entry = next((entry for place in places if (entry := find_field(run, place)) is not None), None)
+        if entry is None:
             name = ".".join(path or ("messages",))
             raise RunRefused("not_a_run", f"the run has no field {name}: --messages says where its messages are")
-        used.add(found[0])
-        messages = found[1]
+        used.add(entry[0])
+        messages = entry[1]
     if isinstance(messages, str) and form == "responses":
         messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list):
@@ -554,9 +531,6 @@ def answer_of(value: Any) -> list[Any]:
 # ATIF (Agent Trajectory Interchange Format, v1.x)
 
 SOURCES: Final = ("system", "user", "agent")
-
-_STEP: Final = {"step_id", "source", "message", "reasoning_content", "tool_calls", "observation", "is_copied_context"}
-_RESULT: Final = {"source_call_id", "content", "extra", "subagent_trajectory_ref"}
 
 
 def agents(run: Any, above: Any = None) -> Iterator[tuple[Any, Any]]:
@@ -631,8 +605,8 @@ def _read_step(step: dict[str, Any], place: str, transcript: Transcript) -> None
         read = [_atif_result(result, f"{place}.observation.results.{number}", counts) for number, result in results]
         transcript.add(Message("tool", tuple(read)))
         count_unread(observation, {"results"}, "steps[].observation.", counts)
-    timestamp = set() if "created_at" in transcript.given else {"timestamp"}
-    count_unread(step, _STEP | timestamp, "steps[].", counts)
+    known = {"step_id", "source", "message", "reasoning_content", "tool_calls", "observation", "is_copied_context"}
+    count_unread(step, known if "created_at" in transcript.given else known | {"timestamp"}, "steps[].", counts)
 
 
 def _atif_result(result: dict[str, Any], place: str, counts: Counts) -> ToolResult:
@@ -644,5 +618,5 @@ def _atif_result(result: dict[str, Any], place: str, counts: Counts) -> ToolResu
         count_unread(extra, {"is_error", "status"}, f"{kind}extra.", counts)
     if references := result.get("subagent_trajectory_ref"):
         counts.drop("references to subagents", len(references) if isinstance(references, list) else 1)
-    count_unread(result, _RESULT, kind, counts)
+    count_unread(result, {"source_call_id", "content", "extra", "subagent_trajectory_ref"}, kind, counts)
     return ToolResult(text, call_id, is_error=is_marked_error(extra))

@@ -12,14 +12,6 @@ from typing import Any, Final
 LEAST: Final = 128
 """Bytes that a text keeps, as JSON. If that is still too much, the document cannot be shortened."""
 
-MARK_ROOM: Final = 48
-"""More bytes than the quotes of a text and the note that it was cut."""
-
-LONGEST_WORD: Final = 512
-"""A cut never splits a word of up to this many characters; it drops the word."""
-
-_LAST_SPACE: Final = re.compile(r"\s(?=\S*\Z)")
-
 
 def shortened(document: dict[str, Any], size: int, most: int) -> tuple[dict[str, Any], int] | None:
     """Return a trace of `size` bytes as one of at most `most`, and the number of characters cut; None: impossible.
@@ -37,7 +29,7 @@ def shortened(document: dict[str, Any], size: int, most: int) -> tuple[dict[str,
         nonlocal cut
         if _size(text) <= level:
             return text
-        kept = _beginning(text, level - MARK_ROOM)
+        kept = _beginning(text, level - 48)  # room for quotes and for the note
         cut += len(text) - len(kept)
         return f"{kept} [{len(text) - len(kept)} characters cut]"
 
@@ -79,11 +71,11 @@ def _size(text: str) -> int:
 def _beginning(text: str, room: int) -> str:
     """Return the longest beginning that has at most `room` bytes as JSON, without its quotes.
 
-    It ends between two words if possible: half of a secret would not be recognised, and would survive.
+    It ends before a word of up to 512 characters: half of a secret would not be recognised, and would survive.
     """
     low, high = 0, min(len(text), room)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _size(text[:middle]) - 2 <= room else (low, middle - 1)
-    space = _LAST_SPACE.search(text, max(0, low - LONGEST_WORD), low)
+    space = re.compile(r"\s(?=\S*\Z)").search(text, max(0, low - 512), low)  # the last one
     return text[: low if space is None else space.start()]

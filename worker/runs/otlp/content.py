@@ -5,7 +5,7 @@ Each library has its own form of a message. `messages_in` reads all of them, and
 
 import re
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -39,11 +39,7 @@ _OF_CALL: Final[Mapping[str, tuple[str, str]]] = {
 }  # fmt: skip
 """Events about a whole call: where they have its input and its output. The last two are of 1.27 and before."""
 
-_READ_EVENTS: Final = frozenset({*_EVENTS, *_OF_CALL, "gen_ai.evaluation.result", "exception"})
-
 _CALL_ID: Final = re.compile(r"\ACall id: \S*\n")
-
-_POSITION: Final = re.compile(r"(.+)_\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +81,9 @@ def content_of(span: Span, logs: Sequence[LogEvent], known: Known | None = None)
             if read := _FORMS.get(form_of(span)):
                 inputs, outputs = read(inputs, outputs)
             asked = next((each.texts() for each in inputs if each.role == "user"), "")
-            for begin, read in _PROMPTS.items():  # of frameworks, in spans of any library
+            for begin, without in _PROMPTS.items():  # of frameworks, in spans of any library
                 if asked.startswith(begin):
-                    inputs, outputs = read(inputs, outputs)
+                    inputs, outputs = without(inputs, outputs)
             was_cut = any(map(is_cut_off, map(span.attributes.get, row.messages[0])))
             return Content(row.name, tuple(inputs), tuple(outputs), was_cut)
     return None
@@ -103,17 +99,19 @@ def missed(span: Span, logs: Sequence[LogEvent]) -> set[str]:
 
     Numbers in names become N.
     """
-    found = {key for key, value in span.attributes.items() if is_missed(span.scope, key) and _says(value)}
+    names = {key for key, value in span.attributes.items() if is_missed(span.scope, key) and _says(value)}
     events: tuple[SpanEvent | LogEvent, ...] = (*span.events, *logs)
     for event in events:
-        if not event.name or len(event.name) > MAX_NAME or event.name in _READ_EVENTS:
+        if event.name in _EVENTS or event.name in _OF_CALL or len(event.name) > MAX_NAME:
+            continue
+        if event.name in ("", "gen_ai.evaluation.result", "exception"):
             continue
         body = event.body if isinstance(event, LogEvent) else None
         within = {**event.attributes, **(body if isinstance(body, dict) else {})}
         named = is_missed(span.scope, event.name) and (_says(body) or any(map(_says, event.attributes.values())))
         if named or any(is_missed(span.scope, key) and _says(value) for key, value in within.items()):
-            found.add(("log record " if isinstance(event, LogEvent) else "event ") + event.name)
-    return {re.sub(r"\d+", "N", name) for name in found}
+            names.add(("log record " if isinstance(event, LogEvent) else "event ") + event.name)
+    return {re.sub(r"\d+", "N", name) for name in names}
 
 
 def _says(value: Any) -> bool:
@@ -177,22 +175,27 @@ def of_google(inputs: list[Message], outputs: list[Message]) -> _Messages:
 
 
 def _part_of_google(part: Part, names: set[str]) -> Part:
-    found = _POSITION.fullmatch(part.call_id) if isinstance(part, ToolCall | ToolResult) else None
-    if isinstance(part, ToolCall) and found is not None and found[1] == part.name:
+    position = re.fullmatch(r"(.+)_\d+", part.call_id) if isinstance(part, ToolCall | ToolResult) else None
+    if isinstance(part, ToolCall) and position is not None and position[1] == part.name:
         return replace(part, call_id="")
     if isinstance(part, ToolResult):
         text, failed = _bare_result(part.text)
         part = replace(part, text=text, is_error=part.is_error or failed)
-        return part if found is None or found[1] not in names else replace(part, call_id="", name=found[1])
+        return part if position is None or position[1] not in names else replace(part, call_id="", name=position[1])
     return part
 
 
 def _bare_result(text: str) -> tuple[str, bool]:
     """Return the result or error that Google's libraries wrap, because their results must be objects."""
-    found = json_object(text) if text.startswith("{") else {}
-    if isinstance(inner := found.get("response"), dict) and found.keys() <= {"id", "name", "response", "scheduling"}:
-        found, text = inner, as_text(inner)
-    (name, value), *_ = found.items() if len(found) == 1 else [("", None)]
+    wrapper = json_object(text) if text.startswith("{") else {}
+    if isinstance(inner := wrapper.get("response"), dict) and wrapper.keys() <= {
+        "id",
+        "name",
+        "response",
+        "scheduling",
+    }:
+        wrapper, text = inner, as_text(inner)
+    (name, value), *_ = wrapper.items() if len(wrapper) == 1 else [("", None)]
     return as_text(value) if name in ("result", "output", "error") else text, name == "error" or says_error(value)
 
 
@@ -208,10 +211,10 @@ def with_calls(inputs: list[Message], outputs: list[Message]) -> _Messages:
         return inputs, outputs
     waiting: OrderedDict[int, ToolCall] = OrderedDict()  # without a result yet, by number
     numbers: defaultdict[str, deque[int]] = defaultdict(deque)  # by id and by name of the call
-    found: list[Message] = []
+    matched: list[Message] = []
     number = 0
     for message in inputs:
-        if message.role == "assistant" and found and found[-1].role != "assistant":
+        if message.role == "assistant" and matched and matched[-1].role != "assistant":
             waiting.clear()
         for call in message.calls():
             number += 1
@@ -228,8 +231,8 @@ def with_calls(inputs: list[Message], outputs: list[Message]) -> _Messages:
                 own = waiting.pop(same[0] if same else next(iter(waiting)))
                 if part.call_id not in known if part.call_id else not part.name:
                     parts[at] = replace(part, call_id=own.call_id, name=own.name)
-        found.append(message if parts == list(message.parts) else replace(message, parts=tuple(parts)))
-    return found, outputs
+        matched.append(message if parts == list(message.parts) else replace(message, parts=tuple(parts)))
+    return matched, outputs
 
 
 def without_short(inputs: list[Message], outputs: list[Message]) -> _Messages:
@@ -245,12 +248,8 @@ def without_short(inputs: list[Message], outputs: list[Message]) -> _Messages:
 _TASK: Final = "New task:\n"
 
 
-def without_prompts(inputs: list[Message], outputs: list[Message]) -> _Messages:
-    """Return messages of smolagents, which sends calls and results as texts, without its prompts."""
-    return [each for message in inputs for each in _without_prompts(message)], outputs
-
-
 def _without_prompts(message: Message) -> Sequence[Message]:
+    """Return a message of smolagents, which sends calls and results as texts, without its prompts."""
     text = message.texts()
     if message.role == "user":
         body = _CALL_ID.sub("", text)
@@ -274,19 +273,17 @@ _FIELD: Final = re.compile(r"\[\[ ## (\w+) ## \]\]\n?(.*?)(?=\[\[ ## |\Z)", re.D
 
 
 def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
-    """Return messages of DSPy, whose texts consist of fields. The first field in the input is the user's request.
-
-    A step of its agent has a thought, a tool and arguments. The last answer is not a step.
-    """
-    return [_asked_field(each) if each.role == "user" else each for each in inputs], list(map(_answer_fields, outputs))
-
-
-def _asked_field(message: Message) -> Message:
-    found = _FIELD.search(message.texts().partition("\n\nRespond with the corresponding output")[0])
-    return message if found is None else Message("user", (Text(found[2].rstrip()),))
+    """Return messages of DSPy, whose texts consist of fields. The first field in the input is the user's request."""
+    asked = []
+    for each in inputs:
+        prompt = each.texts().partition("\n\nRespond with the corresponding output")[0] if each.role == "user" else ""
+        field = _FIELD.search(prompt)
+        asked.append(each if field is None else Message("user", (Text(field[2].rstrip()),)))
+    return asked, list(map(_answer_fields, outputs))
 
 
 def _answer_fields(message: Message) -> Message:
+    """Return a step of DSPy's agent, which has a thought, a tool and arguments. The last answer is not a step."""
     text = message.texts()
     if text.startswith('["'):  # MLflow has a list of answers
         text = as_text(next(iter(loaded(text)), None))
@@ -305,7 +302,10 @@ def _answer_fields(message: Message) -> Message:
 
 
 _FORMS: Final = {"google": of_google, "fields": without_fields, "short": without_short, "own ids": with_calls}
-_PROMPTS: Final = {"[[ ## ": without_fields, _TASK: without_prompts}
+_PROMPTS: Final[Mapping[str, Callable[[list[Message], list[Message]], _Messages]]] = {
+    "[[ ## ": without_fields,
+    _TASK: lambda inputs, outputs: ([each for message in inputs for each in _without_prompts(message)], outputs),
+}
 """By a dialect's form, and by the beginning of the user's first message: how messages are read once more."""
 
 
@@ -356,7 +356,9 @@ def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Mess
     if isinstance(value, str):
         if role == "user" and _LINE.match(value):
             return _in_lines(value)
-        return [Message(role, (Text(value),))] if value.strip() and value not in (REDACTED, _CALLED) else []
+        # the second is what OpenLIT until 1.33 writes instead of any answer of a model that was given tools
+        is_nothing = not value.strip() or value in (REDACTED, "Function called with tools")
+        return [] if is_nothing else [Message(role, (Text(value),))]
     if isinstance(value, dict):
         return _in_object(value, role, known)
     if not isinstance(value, list):
@@ -375,9 +377,6 @@ def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Mess
 _LINE: Final = re.compile(r"^(system|developer|user|assistant|tool): (?:text: )?", re.MULTILINE)
 """How OpenLIT until 1.35 begins each message of a prompt."""
 
-_CALLED: Final = "Function called with tools"
-"""What OpenLIT until 1.33 writes instead of any answer of a model that was given tools."""
-
 
 def _in_lines(text: str) -> list[Message]:
     _, *pairs = _LINE.split(text)
@@ -390,16 +389,16 @@ def _in_lines(text: str) -> list[Message]:
 
 def _each_message(items: list[Any], role: Role, known: Known | None) -> list[Message]:
     known = [] if known is None else known
-    found = []
+    history = []
     for index, each in enumerate(items):
         if index < len(known) and known[index][0] == each:
-            found.append(known[index][1])
+            history.append(known[index][1])
         elif isinstance(each, dict):
             messages = _in_object(each.nested() if isinstance(each, Flat) else each, role)
             if len(messages) == 1 and index <= len(known):
                 known[index:] = [(each, messages[0])]
-            found += messages
-    return found
+            history += messages
+    return history
 
 
 def _message_json(text: str) -> Any:
@@ -413,24 +412,17 @@ def _has_objects(items: list[Any]) -> bool:
     return any(isinstance(each, dict) or (isinstance(each, list) and _has_objects(each[:1])) for each in items)
 
 
-_HOLDERS: Final = (
-    "messages", "choices", "generations", "candidates", "replies", "contents", "message", "output", "input", "response",
-    "prompt", "inputs", "outputs",
-)  # fmt: skip
-"""Fields of requests and responses that contain messages."""
-
-_FIRST: Final = frozenset({"choices", "generations", "candidates"})
-"""Those of which the agent continues with the first item."""
-
-
 def _in_object(value: dict[str, Any], role: Role, known: Known | None = None) -> list[Message]:
     if _is_message(value):
         return _in_order(_message(value, role))
-    for name in _HOLDERS:
+    for name in (  # the fields of requests and responses that contain messages
+        "messages", "choices", "generations", "candidates", "replies", "contents", "message", "output", "input",
+        "response", "prompt", "inputs", "outputs",
+    ):  # fmt: skip
         inner = value.get(name)
-        if isinstance(inner, list) and inner:
-            inner = inner[0] if name in _FIRST else inner
-            inner = inner[0] if name in _FIRST and isinstance(inner, list) and inner else inner
+        if name in ("choices", "generations", "candidates"):  # the agent continues with the first one
+            for _ in range(2):
+                inner = inner[0] if isinstance(inner, list) and inner else inner
         if inner:
             return messages_in(inner, role, known)
     return [message] if (message := _message(value, role)).parts else []
@@ -497,8 +489,8 @@ def _message(value: dict[str, Any], role: Role) -> Message:
     parts: list[Part] = []
     for name in ("contents", "content") if is_plain else ("parts", "contents", "blocks", "content", "text"):
         if value.get(name) is not None and not any(isinstance(part, Text | ToolResult) for part in parts):
-            found = _parts_in(value[name], role)
-            parts += found if not parts else [part for part in found if isinstance(part, Text)]
+            more = _parts_in(value[name], role)
+            parts += more if not parts else [part for part in more if isinstance(part, Text)]
     if named in ("tool-call", "tool-response"):  # smolagents: Python literals of calls, or a text of a result
         written = "\n".join(part.text for part in parts if isinstance(part, Text))
         if role != "tool":
@@ -564,13 +556,8 @@ _CALL_TYPES: Final = re.compile(r"(?:server_|mcp_)?tool[_-](?:call|use)|function
 _WRAPPED_RESULTS: Final = ("tool_call_result", "toolResult", "functionResponse", "function_response")
 _WRAPPED_CALLS: Final = ("tool_call", "toolUse", "toolCall", "functionCall", "function_call")
 
-_RESULTS: Final = ("response", "result", "output", "content", "value")
-_ARGUMENTS: Final = ("arguments", "args", "input", "parameters")
 _NAMES: Final = ("name", "tool_name", "toolName")
 _IDS: Final = ("call_id", "id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id")
-
-
-_PARTS: Final = re.compile(r"""\[\{["'](?:type|text)["']:""")
 
 
 def _parts_in(content: Any, role: Role) -> list[Part]:
@@ -579,7 +566,7 @@ def _parts_in(content: Any, role: Role) -> list[Part]:
         items = loaded(content) if content.startswith(('[{"', "[{'")) else ()
         if isinstance(items, list) and (parts := [part for each in items for part in _part(each)]):
             return parts
-        is_lost = items is None and role != "tool" and _PARTS.match(content) is not None
+        is_lost = items is None and role != "tool" and re.match(r"""\[\{["'](?:type|text)["']:""", content) is not None
         return [] if content == REDACTED or is_lost else [Text(content)]
     if isinstance(content, dict) and isinstance(content.get("parts"), list):
         content = content["parts"]
@@ -635,13 +622,13 @@ def _call(call: dict[str, Any]) -> Sequence[ToolCall]:
     name = _text(inner, _NAMES)
     if not name:
         return ()
-    arguments = next((inner[each] for each in _ARGUMENTS if inner.get(each) is not None), None)
+    arguments = _value(inner, ("arguments", "args", "input", "parameters"))
     arguments = arguments if isinstance(arguments, str) else json_value(arguments)
     return (ToolCall(name, arguments, _text(call, _IDS)),)
 
 
 def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
-    value = next((result[each] for each in _RESULTS if result.get(each) is not None), None)
+    value = _value(result, ("response", "result", "output", "content", "value"))
     origin = result.get("origin")
     named = {**origin, **result} if isinstance(origin, dict) else result
     failed = is_marked_error(result) or result.get("part_kind") == "retry-prompt" or says_error(value)
@@ -655,10 +642,10 @@ def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
 
 def _texts(part: dict[str, Any]) -> list[str]:
     names = ("content", "text", "thinking", "reasoning", "summary", "refusal")
-    found = next((part[name] for name in names if part.get(name)), "")
-    if isinstance(found, list):
-        return [text for each in found if isinstance(each, dict) for text in _texts(each)]
-    return [found] if isinstance(found, str) and found else []
+    content = next((part[name] for name in names if part.get(name)), "")
+    if isinstance(content, list):
+        return [text for each in content if isinstance(each, dict) for text in _texts(each)]
+    return [content] if isinstance(content, str) and content else []
 
 
 def result_text(value: Any) -> str:
@@ -670,16 +657,20 @@ def result_text(value: Any) -> str:
     return as_text(value)
 
 
+def _value(value: dict[str, Any], names: Sequence[str]) -> Any:
+    return next((value[name] for name in names if value.get(name) is not None), None)
+
+
 def _text(value: Mapping[str, Any], names: Sequence[str]) -> str:
     for name in names:
-        if isinstance(found := value.get(name), str) and found:
-            return found
+        if isinstance(text := value.get(name), str) and text:
+            return text
     return ""
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    found = loaded(value)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    items = loaded(value)
+    return [each for each in items if isinstance(each, dict)] if isinstance(items, list) else []
 
 
 # Tools
@@ -724,8 +715,8 @@ def _of_tool(span: Span, name: str, other: str) -> Any:
     for row in dialects_of(span.scope):
         field = name if name in row.places else other
         is_flat = row.messages[1] and not row.messages[0]
-        if field in row.places and not is_flat and (found := row.values(span, field)):
-            return found[0]
+        if field in row.places and not is_flat and (given := row.values(span, field)):
+            return given[0]
     return None
 
 

@@ -39,15 +39,15 @@ Source: TypeAlias = str | Place | Groups
 
 
 def _attribute(name: str) -> Place:
-    return Place(name, lambda found: None if (value := found.get(name)) in (None, "", REDACTED) else value)
+    return Place(name, lambda attributes: None if (value := attributes.get(name)) in (None, "", REDACTED) else value)
 
 
 def in_json(name: str, *path: str | int) -> Place:
     """A field in the JSON that an attribute holds: `in_json("a", "b", 0)` is the first item of b."""
     keys = tuple(map(str, path))
 
-    def of(found: Mapping[str, Any]) -> Any:
-        inner = None if found.get(name) is None else find_field(loaded(found[name]), keys)
+    def of(attributes: Mapping[str, Any]) -> Any:
+        inner = None if attributes.get(name) is None else find_field(loaded(attributes[name]), keys)
         return None if inner is None or inner[1] == "" else inner[1]
 
     return Place(name, of)
@@ -57,8 +57,8 @@ def regex(name: str, pattern: str) -> Place:
     """The first group of a regular expression that matches somewhere in an attribute."""
     search = re.compile(pattern).search
 
-    def of(found: Mapping[str, Any]) -> Any:
-        match = search(value) if isinstance(value := found.get(name), str) else None
+    def of(attributes: Mapping[str, Any]) -> Any:
+        match = search(value) if isinstance(value := attributes.get(name), str) else None
         return match and match[1]
 
     return Place(name, of)
@@ -67,20 +67,20 @@ def regex(name: str, pattern: str) -> Place:
 def answer(name: str) -> Place:
     """An attribute that is the answer itself, even if it is JSON: an object that the model was asked for."""
     of = _attribute(name).of
-    return Place(name, lambda found: (value := of(found)) and {"role": "assistant", "content": value})
+    return Place(name, lambda attributes: (value := of(attributes)) and {"role": "assistant", "content": value})
 
 
 def below(name: str) -> Place:
     """All attributes whose names begin so, as a list of objects: OpenInference and OpenLLMetry flatten messages."""
-    return Place(name, lambda found: unflattened(found, name), is_flat=True)
+    return Place(name, lambda attributes: unflattened(attributes, name), is_flat=True)
 
 
 def joined_calls(name: str, tools: str, ids: str) -> Place:
     """The calls of an answer by OpenLIT until 1.35: arguments, names and ids, each joined by commas."""
 
-    def of(found: Mapping[str, Any]) -> Any:
-        names, call_ids = (str(found.get(key, "")).split(", ") for key in (tools, ids))
-        given = loaded(f"[{found[name]}]") if name in found else None
+    def of(attributes: Mapping[str, Any]) -> Any:
+        names, call_ids = (str(attributes.get(key, "")).split(", ") for key in (tools, ids))
+        given = loaded(f"[{attributes[name]}]") if name in attributes else None
         if not isinstance(given, list) or not len(given) == len(names) == len(call_ids):
             return None
         calls = zip(names, call_ids, given, strict=True)
@@ -156,13 +156,13 @@ class Dialect:
         both = [place for name in ("input", "output") for group in self.places.get(name, ()) for place in group]
         return tuple(each.name for each in both if not each.is_flat), tuple(each.name for each in both if each.is_flat)
 
-    def is_spoken(self, found: Mapping[str, Any]) -> bool:
+    def is_spoken(self, attributes: Mapping[str, Any]) -> bool:
         """Return whether the attributes may hold messages. Events are not looked for."""
         names, prefixes = self.messages
         for name in names:
-            if name in found:
+            if name in attributes:
                 return True
-        return self.in_events or (bool(prefixes) and any(key.startswith(prefixes) for key in found))
+        return self.in_events or (bool(prefixes) and any(key.startswith(prefixes) for key in attributes))
 
     def values(self, span: Span, name: str) -> list[Any]:
         """Return the values of a field."""
@@ -397,29 +397,26 @@ def dialects_of(scope: str) -> tuple[Dialect, ...]:
 
 @lru_cache(maxsize=1024)
 def _dialects_of(scope: str) -> tuple[Dialect, ...]:
-    return tuple(row for row in DIALECTS if not row.scopes or any(_is_in(scope, each) for each in row.scopes))
-
-
-def _is_in(scope: str, known: str) -> bool:
-    return scope.startswith(known) if known.endswith((".", "/")) else scope == known
+    beginnings = {row: tuple(each for each in row.scopes if each.endswith((".", "/"))) for row in DIALECTS}
+    return tuple(row for row in DIALECTS if not row.scopes or scope in row.scopes or scope.startswith(beginnings[row]))
 
 
 def kind_of(span: Span) -> Kind:
     """Return the kind of a span."""
-    found = span.attributes
+    attributes = span.attributes
     rows = dialects_of(span.scope)
     for row in rows:
         if row.spans and (kind := _meant(row.spans, span.name)) is not None:
             return kind
-        value = found.get(row.kind) if row.kind else None
+        value = attributes.get(row.kind) if row.kind else None
         kind = _meant(row.kinds, value.strip('"').lower()) if isinstance(value, str) else None
-        if kind == "agent" and found.get("traceloop.span.kind") == "task":  # the Collector's genainormalizer errs
+        if kind == "agent" and attributes.get("traceloop.span.kind") == "task":  # the Collector's genainormalizer errs
             continue
         if kind is not None:
             return kind
     for row in rows:
         for sign, kind in row.signs.items() if row.signs else ():
-            if sign in found or (sign.endswith(".") and any(key.startswith(sign) for key in found)):
+            if sign in attributes or (sign.endswith(".") and any(key.startswith(sign) for key in attributes)):
                 return kind
     return "other"
 
@@ -454,10 +451,10 @@ def _groups(rows: tuple[Dialect, ...], name: str) -> Groups:
 
 
 def _found(span: Span, groups: Groups) -> list[Any]:
-    found, values = span.attributes, []
+    attributes, values = span.attributes, []
     for group in groups:
         for place in group:
-            value = place.of(found)
+            value = place.of(attributes)
             if value is not None:
                 values.append(value)
                 break
@@ -550,10 +547,6 @@ _METHOD: Final = re.compile(
 """The method of an agent or a tool at the end of a span's name."""
 
 
-_SCRUBBED: Final = "[Scrubbed due to "
-"""Logfire writes this instead of a name that looks like a secret, such as one with `secretary`."""
-
-
 def stable(name: str) -> str:
     """Return a name without its generated parts, "" if it was scrubbed."""
     return _stable(name) if len(name) <= MAX_NAME else _stable.__wrapped__(name)
@@ -561,7 +554,7 @@ def stable(name: str) -> str:
 
 @lru_cache(maxsize=4096)  # an agent's runs repeat its name, in each of their spans
 def _stable(name: str) -> str:
-    if name.startswith(_SCRUBBED):
+    if name.startswith("[Scrubbed due to "):  # by Logfire: it looks like a secret, such as one with `secretary`
         return ""
     if _GENERATED.search(name) is None:
         return name if name.strip() else ""
@@ -579,8 +572,8 @@ def said_name(spans: Iterable[Span], field: str = "agent") -> str:
             if rank >= best:
                 break
             for value in row.values(span, field):
-                if isinstance(value, str) and (found := stable(value)):
-                    best, name = rank, found
+                if isinstance(value, str) and (own := stable(value)):
+                    best, name = rank, own
                     break
     return name
 

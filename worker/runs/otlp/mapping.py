@@ -12,7 +12,7 @@ import json
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain, pairwise
@@ -51,9 +51,6 @@ from worker.runs.otlp.rules import AGENT_NAME, SERVICE_AND_NAME, Rules
 from worker.runs.otlp.spans import LogEvent, Span, Value
 from worker.runs.otlp.values import REDACTED
 from worker.runs.shorten import shortened
-
-ERROR_PREFIXES: Final = ("Error:", "Error executing tool")
-"""The beginnings of results that are errors: without spans of tools, most libraries mark errors in no other way."""
 
 Missing = Literal["not_a_run", "no_content", "no_objective", "no_steps", "no_value", "too_large"]
 
@@ -109,15 +106,12 @@ def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> 
         key = _service(spans) or spans[0].name
         unread = _unread(spans, events)
         return [Assembled(None, None, "not_a_run", frozenset(), (), spans[0].span_id, key, last, unread=unread)]
-    found = [(run, *conversation_of(run, events)) for run in runs]
-    kept = [each for each in found if each[0].agent is not None or not each[0].tool or each[1].has_calls()]
-    top = [run for run, *_ in kept if run.tool is None]
+    for run in runs:
+        _converse(run, events)
+    kept = [run for run in runs if run.agent is not None or run.tool is None or run.conversation.has_calls()]
+    alone, top = len(kept) == 1, [run for run in kept if run.tool is None]
     root = next((span for span in spans if not span.parent_id), None) if len(top) == 1 else None
-    alone = len(kept) == 1
-    return [
-        _assembled(run, conversation, contents, said, root if run.tool is None else None, alone, events, rules)
-        for run, conversation, contents, said in kept
-    ]
+    return [_assembled(run, root if run.tool is None else None, alone, events, rules) for run in kept]
 
 
 def _by_span(logs: Sequence[LogEvent], spans: Sequence[Span]) -> dict[str, list[LogEvent]]:
@@ -125,7 +119,7 @@ def _by_span(logs: Sequence[LogEvent], spans: Sequence[Span]) -> dict[str, list[
 
     OpenLLMetry writes them to the span above the call's own, which is the last one of its scope that began before.
     """
-    found: dict[str, list[LogEvent]] = {}
+    by_span: dict[str, list[LogEvent]] = {}
     below: dict[tuple[str, str], list[Span]] = {}
     for span in spans if logs else ():
         below.setdefault((span.parent_id, span.scope), []).append(span)
@@ -134,42 +128,39 @@ def _by_span(logs: Sequence[LogEvent], spans: Sequence[Span]) -> dict[str, list[
         calls = below.get((log.span_id, log.scope), []) if log.span_id else []
         at = bisect_right(calls, log.time_ns, key=lambda span: span.start_ns) - 1
         is_within = at >= 0 and log.time_ns <= calls[at].end_ns
-        found.setdefault(calls[at].span_id if is_within else log.span_id, []).append(log)
-    return found
+        by_span.setdefault(calls[at].span_id if is_within else log.span_id, []).append(log)
+    return by_span
 
 
-def _assembled(
-    run: Run, conversation: Conversation, contents: Sequence[Content], said: Collection[str], root: Span | None,
-    alone: bool, events: Logs, rules: Rules,
-) -> Assembled:  # fmt: skip
-    """Return one run. `said`: ids of the models' spans with content. `root`: the trace's, if it describes this run."""
+def _assembled(run: Run, root: Span | None, alone: bool, events: Logs, rules: Rules) -> Assembled:
+    """Return one run. `root`: the trace's, if it describes this run."""
     outer = [span for span in (run.agent, None if root is run.agent else root) if span is not None]
     # A tool's span may come from anywhere, so it describes no run; if there is no other, only its resource counts.
     own = outer or run.models or [replace(run.first, attributes={}, events=())]
-    objective = _objective(run, conversation, outer)
+    objective = _objective(run, outer)
     key = _agent_id(run, own, rules)
     made: tuple[dict[str, Any], bytes, int] | Missing
     if objective is None:
-        made = "no_objective" if conversation.has_text() else "no_content"
+        made = "no_objective" if run.conversation.has_text() else "no_content"
     else:
-        made = _checked(_document(run, conversation, objective, outer, own, alone, key, events, rules), key, rules)
-        made = "no_content" if made == "no_steps" and not contents else made
+        made = _checked(_document(run, objective, outer, own, alone, key, events, rules), key, rules)
+        made = "no_content" if made == "no_steps" and not run.contents else made
     document, value, cut = made if isinstance(made, tuple) else (None, None, 0)
     missing = None if isinstance(made, tuple) else made
-    conventions = frozenset(content.convention for content in contents) or frozenset(map(spoken, run.models)) - {""}
+    conventions = frozenset(each.convention for each in run.contents) or frozenset(map(spoken, run.models)) - {""}
     kinds = Counter(step["type"] for step in document["steps"]) if document is not None else None
     lacks = kinds is None or kinds["tool_call"] > kinds["observation"] + kinds["error_recovery"]
-    unread = _unread(run.spans if lacks else _silent(run, events, said), events)
+    unread = _unread(run.spans if lacks else _silent(run, events), events)
     hints: list[str] = []
     if missing in ("no_content", "no_objective", "no_steps") and not unread:
         scopes = dict.fromkeys(span.scope for span in run.models or run.spans)
         hints += [f"{scope}: {hint}" for scope in scopes if (hint := hint_of(scope))]
         if not run.models:
             hints.append("no span of a model: instrument the client of the model, too")
-    if alone and run.agent is None and len(run.spans) == len(run.models) == 1 and conversation.has_calls():
+    if alone and run.agent is None and len(run.spans) == len(run.models) == 1 and run.conversation.has_calls():
         hints.append("each call of the model becomes a separate trace: start a span around the whole run")
-    lost = run.spans if missing is not None else [span for span in run.models if span.span_id not in said]
-    if any(content.is_cut for content in contents) or any(map(is_cut, lost)):
+    lost = run.spans if missing is not None else run.silent_models()
+    if any(content.is_cut for content in run.contents) or any(map(is_cut, lost)):
         hints.append(CUT_OFF)
     end_ns = max(span.end_ns for span in run.spans)
     return Assembled(document, value, missing, conventions, tuple(hints), run.first.span_id, key, end_ns, cut, unread)
@@ -201,12 +192,17 @@ def _checked(document: dict[str, Any], key: str, rules: Rules) -> tuple[dict[str
 
 
 def _document(
-    run: Run, conversation: Conversation, objective: str, outer: Sequence[Span], own: Sequence[Span], alone: bool,
-    key: str, events: Logs, rules: Rules,
+    run: Run, objective: str, outer: Sequence[Span], own: Sequence[Span], alone: bool, key: str, events: Logs,
+    rules: Rules,
 ) -> dict[str, Any]:  # fmt: skip
-    transcript = Transcript(error_prefixes=ERROR_PREFIXES, objective=objective)
-    answer = _answer(conversation, outer)
-    conversation.write(transcript)
+    # without spans of tools, most libraries mark errors in no other way
+    transcript = Transcript(error_prefixes=("Error:", "Error executing tool"), objective=objective)
+    answers: Iterable[Any] = chain(
+        (text for span in outer for text in values(span, "answer")), [run.conversation.take_answer()],
+        (text for span in outer for text in answered(span)),
+    )  # fmt: skip
+    answer = next(filter(_is_text, answers), None)
+    run.conversation.write(transcript)
     transcript.finish(answered=answer is not None)
     if not transcript.steps and answer:
         transcript.add_thought(answer)
@@ -259,35 +255,28 @@ def _evaluated(spans: Sequence[Span], events: Logs, *, alone: bool) -> tuple[boo
     logs = [log for span in spans for log in events.get(span.span_id, ())] + [*(events.get("", ()) if alone else ())]
     said = [event.attributes for span in spans for event in span.events if event.name == EVALUATION]
     said += [{**log.attributes, **json_object(log.body)} for log in logs if log.name == EVALUATION]
-    for found in said:
-        score = found.get("gen_ai.evaluation.score.value")
+    for evaluation in said:
+        score = evaluation.get("gen_ai.evaluation.score.value")
         if isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= 1:
             scores.append(float(score))
-        label = str(found.get("gen_ai.evaluation.score.label")).lower()
+        label = str(evaluation.get("gen_ai.evaluation.score.label")).lower()
         if label in _PASSED | _FAILED:
             labels.add(label in _PASSED)
     return (None if not labels else labels == {True}), min(scores, default=None)
 
 
-def _objective(run: Run, conversation: Conversation, outer: Sequence[Span]) -> str | None:
+def _objective(run: Run, outer: Sequence[Span]) -> str | None:
     """Return the user's words: from an attribute without a prompt, from the first prompt, or from an agent's input."""
     texts = [text for span in outer for text in values(span, "task")]
-    if (prompted := conversation.objective) is not None:
+    if (prompted := run.conversation.objective) is not None:
         rows = {row for scope in {span.scope for span in run.spans} for row in dialects_of(scope)}
         words = [row.prompt.search(prompted) for row in rows if row.prompt is not None]
         texts.append(next((str(each[1]) for each in words if each is not None), prompted))
-    given: Iterable[Any] = chain(texts, (text for span in outer for text in asked(span)))
-    return next((text for text in given if _is_text(text)), None)
+    return next(filter(_is_text, chain(texts, (text for span in outer for text in asked(span)))), None)
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and value.strip() != "" and value != REDACTED
-
-
-def _answer(conversation: Conversation, outer: Sequence[Span]) -> str | None:
-    texts = [text for span in outer for text in values(span, "answer")] + [conversation.take_answer()]
-    given: Iterable[Any] = chain(texts, (text for span in outer for text in answered(span)))
-    return next((text for text in given if _is_text(text)), None)
 
 
 def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
@@ -329,13 +318,13 @@ def _service(spans: Sequence[Span]) -> str:
 
 def _unread(spans: Iterable[Span], events: Logs) -> tuple[tuple[str, str], ...]:
     """Return the scopes and names of what looks like content in these spans and is not read."""
-    found = {(span.scope, name) for span in spans for name in missed(span, events.get(span.span_id, ()))}
-    return tuple(sorted(found)[:MAX_UNREAD])
+    unread = {(span.scope, name) for span in spans for name in missed(span, events.get(span.span_id, ()))}
+    return tuple(sorted(unread)[:MAX_UNREAD])
 
 
-def _silent(run: Run, events: Logs, said: Collection[str]) -> list[Span]:
+def _silent(run: Run, events: Logs) -> list[Span]:
     """Return the spans of models and tools from which nothing was read."""
-    silent = [span for span in run.models if span.span_id not in said]
+    silent = run.silent_models()
     for span in run.tools:
         logs = events.get(span.span_id, ())
         if missed(span, logs):
@@ -384,61 +373,59 @@ def _asked(span: Span, logs: Logs) -> str:
     return next(filter(None, texts), "")
 
 
-def conversation_of(run: Run, logs: Logs) -> tuple[Conversation, list[Content], set[str]]:
-    """Return the conversation of a run, the contents of its model calls, and the ids of the spans with content."""
+def _converse(run: Run, logs: Logs) -> None:
+    """Set the conversation of a run, the contents of its model calls, and which models' spans have content."""
     known: Known = []
-    found: list[tuple[Content, Span]] = []
+    described: list[tuple[Content, Span]] = []
     covering: set[str] = set()  # models' spans with content, whose dialect says that those below them do not count
-    said: set[str] = set()
     for span in run.models:
         if run.inside.get(span.span_id) in covering:
-            said.add(span.span_id)
+            run.said.add(span.span_id)
         elif content := content_of(span, logs.get(span.span_id, ()), known):
-            found.append((content, span))
-            said.add(span.span_id)
+            described.append((content, span))
+            run.said.add(span.span_id)
             if form_of(span) == "whole":
                 covering.add(span.span_id)
-    contents = _distinct(run, found)
+    contents = _distinct(run, described)
     if not contents and run.agent is not None:
         whole = content_of(run.agent, logs.get(run.agent.span_id, ()))
         contents = [] if whole is None else [(whole, run.agent)]
-    conversation = Conversation()
     for content, span in contents:
-        conversation.add(content.inputs, content.outputs, span.start_ns, span.end_ns)
-    conversation.add_tools(_tools(run, logs))
-    return conversation, [content for content, _ in contents], said
+        run.conversation.add(content.inputs, content.outputs, span.start_ns, span.end_ns)
+    run.conversation.add_tools(_tools(run, logs))
+    run.contents = [content for content, _ in contents]
 
 
 def _tools(run: Run, logs: Logs) -> list[ToolRun]:
     """Return the records of tool calls; several spans of one call become one record."""
-    found: dict[str, ToolRun] = {}
+    records: dict[str, ToolRun] = {}
     for span in run.tools:
         own = tool_run(span, logs.get(span.span_id, ()))
-        outer = found.get(run.inside.get(span.span_id, ""))
+        outer = records.get(run.inside.get(span.span_id, ""))
         if outer is None:
-            found[span.span_id] = own
+            records[span.span_id] = own
             continue
-        found[run.inside[span.span_id]] = replace(
+        records[run.inside[span.span_id]] = replace(
             outer, call_id=outer.call_id or own.call_id, is_error=outer.is_error or own.is_error,
             arguments=own.arguments if outer.arguments is None else outer.arguments,
             result=own.result if outer.result is None else outer.result,
         )  # fmt: skip
-    return list(found.values())
+    return list(records.values())
 
 
-def _distinct(run: Run, found: Sequence[tuple[Content, Span]]) -> list[tuple[Content, Span]]:
+def _distinct(run: Run, contents: Sequence[tuple[Content, Span]]) -> list[tuple[Content, Span]]:
     """Return the content of each model call once, even if several libraries describe it.
 
     A span below a model's span describes the same call. So does one with the same response id, and one that overlaps in
     time and has the same content, unless both have such ids. The description that says most counts, or the first of
     several that say as much.
     """
-    wrappers = _wrappers(run, found)
+    wrappers = _wrappers(run, contents)
     kept: list[tuple[Content, Span]] = []
     topmost: dict[str, int] = {}
     responses: dict[str, int] = {}
     answers: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
-    for content, span in found:
+    for content, span in contents:
         if span.span_id in wrappers:
             continue
         response = span.attributes.get("gen_ai.response.id")
@@ -465,10 +452,10 @@ def _distinct(run: Run, found: Sequence[tuple[Content, Span]]) -> list[tuple[Con
     return kept
 
 
-def _wrappers(run: Run, found: Sequence[tuple[Content, Span]]) -> set[str]:
+def _wrappers(run: Run, contents: Sequence[tuple[Content, Span]]) -> set[str]:
     """Return the ids of models' spans around several consecutive calls, of which they describe only the last."""
     inside: dict[str, list[Span]] = {}
-    for content, span in found:
+    for content, span in contents:
         if span.span_id in run.inside and any(message.parts for message in content.outputs):
             inside.setdefault(run.inside[span.span_id], []).append(span)
     return {
@@ -490,16 +477,16 @@ Identity: TypeAlias = tuple[str, int]
 
 def ordered(spans: Iterable[Span]) -> list[Span]:
     """Return spans by start time, outer ones first; of several with one id, the last and fullest."""
-    found: dict[str, list[Span]] = {}
+    by_id: dict[str, list[Span]] = {}
     for span in spans:
-        found.setdefault(span.span_id, []).append(span)
-    repeated = [span for same in found.values() if len(same) > 1 for span in same]
+        by_id.setdefault(span.span_id, []).append(span)
+    repeated = [span for same in by_id.values() if len(same) > 1 for span in same]
     keys = dict(zip(map(id, repeated), identities(repeated), strict=True))
 
     def fullness(span: Span) -> tuple[int, int, Identity]:
         return span.end_ns, len(span.attributes), keys[id(span)]
 
-    return sorted((same[0] if len(same) == 1 else max(same, key=fullness) for same in found.values()), key=by_time)
+    return sorted((same[0] if len(same) == 1 else max(same, key=fullness) for same in by_id.values()), key=by_time)
 
 
 def by_time(span: Span) -> tuple[float, int, str]:
@@ -531,11 +518,18 @@ class Run:
     spans: list[Span] = field(default_factory=list)
     inside: dict[str, str] = field(default_factory=dict)
     """For spans of models and tools below another one of the same call: the id of the topmost one, by id."""
+    conversation: Conversation = field(default_factory=Conversation)
+    contents: list[Content] = field(default_factory=list)  # of its model calls
+    said: set[str] = field(default_factory=set)  # ids of the models' spans with content
 
     @property
     def first(self) -> Span:
         """The span that represents the run."""
         return self.agent or self.spans[0]
+
+    def silent_models(self) -> list[Span]:
+        """Return the models' spans without content."""
+        return [span for span in self.models if span.span_id not in self.said]
 
     def take(self, other: Run) -> None:
         """Add the spans of another run, which is part of this one. Sort the spans when all others are taken."""
@@ -612,17 +606,15 @@ def _places(spans: Sequence[Span], by_id: dict[str, Span], kinds: dict[str, Kind
     """Return the position of each span. In a circle, parents count as missing. Not recursive: chains may be long."""
     places: dict[str, _Place] = {}
     for start in spans:
-        path: list[Span] = []
-        on_path: dict[str, int] = {}
+        path: dict[str, Span] = {}
         span: Span | None = start
-        while span is not None and span.span_id not in places and span.span_id not in on_path:
-            on_path[span.span_id] = len(path)
-            path.append(span)
+        while span is not None and span.span_id not in places and span.span_id not in path:
+            path[span.span_id] = span
             span = by_id.get(span.parent_id)
-        circle = on_path.get(span.span_id, len(path)) if span is not None else len(path)
-        for index in range(len(path) - 1, -1, -1):
-            each = path[index]
-            parent = by_id.get(each.parent_id) if index < circle else None
+        in_circle = span is not None and span.span_id in path
+        for each in reversed(path.values()):
+            parent = None if in_circle else by_id.get(each.parent_id)
+            in_circle = in_circle and each is not span
             above = places.get(parent.span_id) if parent is not None else None
             place = _place(each, kinds, parent, above)
             is_inner = kinds[each.span_id] == "tool" and place.tool and not place.agent

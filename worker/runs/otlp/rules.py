@@ -38,8 +38,8 @@ class Rule:
         for span in spans if self.attribute else ():
             shared = [] if id(span.resource) in seen else [span.resource]
             seen.add(id(span.resource))
-            for found in (span.attributes, *shared):
-                value = _attribute(found, self.attribute)
+            for attributes in (span.attributes, *shared):
+                value = _attribute(attributes, self.attribute)
                 if value is not None:
                     try:
                         yield self.check(value)
@@ -98,14 +98,14 @@ def parse_rule(name: str, text: str, check: Callable[[Any], Any]) -> Rule:
         raise ValueError(f"{name}: {constant!r} {error}") from None
 
 
-def _attribute(found: Mapping[str, Any], name: str) -> Any:
+def _attribute(attributes: Mapping[str, Any], name: str) -> Any:
     """Return an attribute. `metadata.domain` is also the field `domain` in the JSON of an attribute `metadata`."""
-    if name in found:
-        return found[name]
+    if name in attributes:
+        return attributes[name]
     outer, dot, inner = name.partition(".")
     while dot:
-        if outer in found:
-            value = json_value(found[outer])
+        if outer in attributes:
+            value = json_value(attributes[outer])
             return value.get(inner) if isinstance(value, dict) else None
         more, dot, inner = inner.partition(".")
         outer = f"{outer}.{more}"

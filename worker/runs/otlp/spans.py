@@ -49,6 +49,11 @@ MAX_COPIED_BYTES: Final = 32 << 20
 """Most bytes by which the parts of a record may be more than itself: each part has its own copy of the resource. A full
 batch of the Collector, 8192 spans of as many traces, may have 4 kB of it."""
 
+TOO_MANY_COPIES: Final = (
+    f"taken apart by trace it has more than {MAX_COPIED_BYTES} bytes more, because each trace gets its resource: make "
+    "the resource smaller, or the batches (send_batch_max_size)"
+)
+
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 
@@ -309,24 +314,16 @@ def split(value: bytes, refused: list[Refused] | None = None) -> dict[str, bytes
                 target.scope.CopyFrom(scoped.scope)
                 if here:
                     copied += part.ByteSize()
-                    _check_copied(copied)
+                    if copied > MAX_COPIED_BYTES:
+                        raise InvalidSpans("too_large", "", TOO_MANY_COPIES)
                 rows = here[trace_id] = getattr(target, inner)
             rows.append(row)
-    found = record.refused(any_good=bool(parts))
-    if found is not None and refused is not None:
-        refused.append(found)
-    if found is None and len(parts) == 1 and value[:1] == b"\n" and value.lstrip(_SPACE)[:1] not in (b"{", b"["):
+    bad = record.refused(any_good=bool(parts))
+    if bad is not None and refused is not None:
+        refused.append(bad)
+    if bad is None and len(parts) == 1 and value[:1] == b"\n" and value.lstrip(_SPACE)[:1] not in (b"{", b"["):
         return {name.hex(): value for name in parts}
     return {name.hex(): part.SerializeToString(deterministic=True) for name, part in parts.items()}
-
-
-def _check_copied(size: int) -> None:
-    if size > MAX_COPIED_BYTES:
-        words = (
-            f"taken apart by trace it has more than {MAX_COPIED_BYTES} more bytes, because each trace gets its resource"
-            ": make the resource smaller, or the batches (send_batch_max_size)"
-        )
-        raise InvalidSpans("too_large", "", words)
 
 
 def _parent_id(span: SpanMessage) -> str:
@@ -592,8 +589,8 @@ def _from_json(text: bytes) -> _Record:
     if record.resource_spans is not None and record.resource_logs is not None:
         raise InvalidSpans("not_otlp", "", "both resourceSpans and resourceLogs; a record has one of them")
     if names and "resourceSpans" not in names:
-        found = ", ".join(sorted(names)[:3])
-        raise InvalidSpans("not_otlp", "", f"an object with {found[:60]}; OTLP has resourceSpans or resourceLogs")
+        given = ", ".join(sorted(names)[:3])
+        raise InvalidSpans("not_otlp", "", f"an object with {given[:60]}; OTLP has resourceSpans or resourceLogs")
     message: _Message = TracesData() if record.resource_logs is None else LogsData()
     return _read_singly(record, _LEVELS[type(message)], message, _from_object)
 

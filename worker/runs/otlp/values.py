@@ -15,13 +15,8 @@ REDACTED: Final = "__REDACTED__"
 _TOKEN: Final = re.compile(r""""(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|["']|[][{}]""", re.DOTALL)
 """Whole strings, the quote of a string that is cut off, and brackets, in JSON or a Python literal."""
 
-_BEGINS_AS_JSON: Final = re.compile(r"""[\[{][\s\[{]*["']""")
-
 _MAX_LITERAL: Final = 100_000
 """Maximum characters of a Python literal. Python's parser needs some hundred bytes for each."""
-
-_MAX_LEVELS: Final = 12
-"""Levels of a flattened object; deeper levels remain one name."""
 
 
 def loaded(value: Any) -> Any:
@@ -53,9 +48,6 @@ def python_value(text: str) -> Any:
         return text
 
 
-_ENUM: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")
-
-
 def python_object(text: str) -> Any:
     """Return the fields of an object in Python's repr, `Name(field=value, ...)`; any other text unchanged.
 
@@ -64,7 +56,7 @@ def python_object(text: str) -> Any:
     if len(text) > _MAX_LITERAL:
         return text
     try:
-        return json_value(_of_node(ast.parse(_ENUM.sub(r"\1", text), mode="eval").body))
+        return json_value(_of_node(ast.parse(re.sub(r"<\w+\.\w+: ('[^']*')>", r"\1", text), mode="eval").body))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return text
 
@@ -83,7 +75,7 @@ def _before_the_cut(text: str) -> Any:
     The list is the outermost one, or the innermost of lists of lists. Its items are messages, and one that is cut off
     is not read. None: no item is whole.
     """
-    if _BEGINS_AS_JSON.match(text) is None:
+    if re.match(r"""[\[{][\s\[{]*["']""", text) is None:
         return text
     closers: list[str] = []
     level = end = 0  # of the list; the end of its last whole item
@@ -123,7 +115,7 @@ class Flat(dict[str, Any]):
         for path, value in self.items():
             head, _, last = path.rpartition(".")
             node = whole
-            for name in head.split(".", _MAX_LEVELS) if head else ():
+            for name in head.split(".", 12) if head else ():  # deeper levels remain one name
                 node = node.setdefault(name, {})
                 if not isinstance(node, dict):
                     break  # something else is in the way
@@ -132,11 +124,11 @@ class Flat(dict[str, Any]):
         return {name: _with_lists(inner) if isinstance(inner, dict) else inner for name, inner in whole.items()}
 
 
-def unflattened(found: Mapping[str, Any], prefix: str) -> list[Flat] | None:
+def unflattened(attributes: Mapping[str, Any], prefix: str) -> list[Flat] | None:
     """Return the objects flattened into attributes such as `PREFIX0.name`, by number; None if there are none."""
     objects: dict[str, Flat] = {}
     size = len(prefix)
-    for key, value in found.items():
+    for key, value in attributes.items():
         if key.startswith(prefix):
             number, _, path = key[size:].partition(".")
             one = objects.get(number)

@@ -18,17 +18,12 @@ _ADDED: Final = re.compile(
 _OUTPUT: Final = re.compile("<(local-command-stdout|local-command-stderr|bash-stdout|bash-stderr)>")
 """Output of a command that the user ran without the agent."""
 
-_FROM_LEAD: Final = (
-    r'(?:Another Claude session sent a message:\s*)?<teammate-message teammate_id="(?:team-lead|main)"[^<>]*>'
-    r'(?!\s*\{"type":\s*"shutdown)'
-)
-"""An instruction from the leader of an agent's team, except an order to shut down."""
-
 _MARKS: Final[tuple[tuple[str, str], ...]] = (
     # the beginning of a text in the user's place that is not the user's, and its kind
     (r"<command-(?:name|message|args)>", "command"),
     (r"\[Request interrupted by user", "interrupted"),
-    (_FROM_LEAD, "task"),
+    ((r'(?:Another Claude session sent a message:\s*)?<teammate-message teammate_id="(?:team-lead|main)"[^<>]*>'
+      r'(?!\s*\{"type":\s*"shutdown)'), "task"),  # from the leader of an agent's team, but no order to shut down
     (r"<task-notification>|<agent-notification|<agent-message|<teammate-message|<cross-session-message", "notice"),
     (r"(?:Another Claude|A peer) session sent a message|The coordinator sent a message", "notice"),
     (r"<fork-boilerplate>", "fork"),
@@ -37,10 +32,7 @@ _MARKS: Final[tuple[tuple[str, str], ...]] = (
     (r"<bash-input>|<user-memory-input>", "commands run by the user"),
     (r"<system-reminder>|<local-command-caveat>", "context added to a message"),
     (r"This session is being continued from a previous conversation", "summaries of a compacted conversation"),
-)
-
-_OWN_AGENT: Final = re.compile("a(?:compact|prompt_suggestion|side_question|session_memory|extract_memories)-")
-"""Ids of sub-agents that nobody asked for: they repeat the session to summarise it, or to predict what comes."""
+)  # fmt: skip
 
 _FACTS: Final = {
     "session": ("sessionId", "session_id"), "cwd": ("cwd",), "branch": ("gitBranch",),
@@ -48,20 +40,17 @@ _FACTS: Final = {
 }  # fmt: skip
 """The facts of a session, and the fields of a line that hold them."""
 
-_TYPES: Final = frozenset({"user", "assistant", "system", "summary", "result", "attachment", "progress", "started"})
-
-_OWN_TYPES: Final = frozenset({"file-history-snapshot", "queue-operation", "permission-mode", "last-prompt"})
-
-_OWN_FIELDS: Final = ("session_id", "leafUuid", "parentUuid", "uuid", "isSidechain", "snapshot", "agentId")
-
 
 def _knows(line: Mapping[str, Any]) -> bool:
     kind = text_at(line, "type")
     if kind in ("user", "assistant") and isinstance(line.get("message"), dict):
         return "role" not in line
-    if kind and "sessionId" in line:
+    if kind in ("file-history-snapshot", "queue-operation", "permission-mode", "last-prompt"):
         return True
-    return kind in _OWN_TYPES or (kind in _TYPES and any(name in line for name in _OWN_FIELDS))
+    if kind in ("user", "assistant", "system", "summary", "result", "attachment", "progress", "started"):
+        own = {"sessionId", "session_id", "leafUuid", "parentUuid", "uuid", "isSidechain", "snapshot", "agentId"}
+        return not own.isdisjoint(line)
+    return kind != "" and "sessionId" in line
 
 
 def _lines(document: Mapping[str, Any]) -> Iterable[Any] | None:
@@ -77,8 +66,9 @@ def _read(line: Mapping[str, Any], counts: Counts) -> Entry:
     if kind == "result" and ("subtype" in line or "is_error" in line):
         success = line.get("subtype") == "success" and line.get("is_error") is not True
         return Entry(outcome=Outcome(success, text_at(line, "result") or None), facts=facts)
-    if line.get("isSidechain") is True and _OWN_AGENT.match(text_at(line, "agentId")):
-        counts.drop("lines of Claude Code's own sub-agents")
+    own_agents = "a(?:compact|prompt_suggestion|side_question|session_memory|extract_memories)-"
+    if line.get("isSidechain") is True and re.match(own_agents, text_at(line, "agentId")):
+        counts.drop("lines of Claude Code's own sub-agents")  # nobody asked for them, and they repeat the session
         return Entry(facts=facts)
     if kind == "attachment":
         return _queued(line, facts, counts)
@@ -163,15 +153,15 @@ def _own_text(text: str, counts: Counts) -> tuple[str, str]:
 def _without(text: str, opening: re.Pattern[str]) -> tuple[str, int]:
     """Return a text without the elements that `opening` matches, and their number. Takes linear time."""
     kept, at, count, unclosed = list[str](), 0, 0, set[str]()
-    while (found := opening.search(text, at)) is not None:
-        name = found[1]
-        end = -1 if name in unclosed else text.find(f"</{name}>", found.end())
+    while (element := opening.search(text, at)) is not None:
+        name = element[1]
+        end = -1 if name in unclosed else text.find(f"</{name}>", element.end())
         if end < 0:
             unclosed.add(name)
-            kept.append(text[at : found.end()])
-            at = found.end()
+            kept.append(text[at : element.end()])
+            at = element.end()
         else:
-            kept.append(text[at : found.start()])
+            kept.append(text[at : element.start()])
             at, count = end + len(f"</{name}>"), count + 1
     return "".join([*kept, text[at:]]), count
 

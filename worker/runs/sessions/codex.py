@@ -16,31 +16,10 @@ _CONTEXT: Final = re.compile(
 )
 """The beginning of a text that Codex put into a message of the user."""
 
-_NOTICE: Final = re.compile(r"\s*<subagent_notification>")
-
 _ENVELOPE: Final = re.compile(
     r"Message Type: ([A-Z_]+)(?:\Z|\n)(?:Task name: .*(?:\Z|\n))?(?:Sender: .*(?:\Z|\n))?(?:Payload:(?:\Z|\n))?"
 )
 """The header of a message from one agent to another."""
-
-_OWN_AGENTS: Final = ("guardian", "compact", "memory_consolidation")
-"""Sub-agents with which Codex judges a call or summarises a session: nobody asked for them."""
-
-_TIMED: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-", re.IGNORECASE)
-"""The beginning of a UUID whose first 13 characters are its creation time."""
-
-_FROM_EDITOR: Final = re.compile(
-    r"\s*(?:# (?:Context from my IDE setup|Files mentioned by the user).*\n)?## My request(?: for Codex)?:\s*",
-    re.DOTALL,
-)
-"""Text that an editor puts before the user's words."""
-
-_EXIT_CODE: Final = re.compile(r"(?:\A|\n)(?:Exit code:|Process exited with code) (-?\d+)")
-
-_FAILURES: Final = ("execution error", "exec_command failed", "failed to parse function arguments", "unsupported call",
-                    "apply_patch verification failed", "patch rejected", "aborted by user",
-                    "command timed out", "Script failed\n")  # fmt: skip
-"""The beginnings of outputs of failed calls that have no exit code."""
 
 _ROLLOUT: Final = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
 
@@ -123,14 +102,15 @@ def _is_left_out(line: Mapping[str, Any], facts: Mapping[str, str]) -> bool:
     its header, or from a turn that began before the sub-agent.
     """
     name = facts.get("subagent", "")
-    if not name or name in _OWN_AGENTS:
-        return bool(name)
+    if name in ("", "guardian", "compact", "memory_consolidation"):  # they judge calls or summarise, unasked
+        return name != ""
     ordinal, first = line.get("ordinal"), facts.get("ordinal", "")
     if first and type(ordinal) is int:
         return ordinal < int(first)
-    turn, session = facts.get("turn", ""), facts.get("session", "")
-    earlier = _TIMED.match(turn) and _TIMED.match(session) and turn[:13].lower() < session[:13].lower()
-    return bool(earlier) or "" < text_at(line, "timestamp") < facts.get("since", "")
+    turn, session = facts.get("turn", "").lower(), facts.get("session", "").lower()
+    # UUIDs of version 7: the first 13 characters are the time of creation
+    timed = all(re.match("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-", each) for each in (turn, session))
+    return (timed and turn[:13] < session[:13]) or "" < text_at(line, "timestamp") < facts.get("since", "")
 
 
 def _event(event: Mapping[str, Any], counts: Counts) -> Entry:
@@ -184,7 +164,8 @@ def _user_message(item: dict[str, Any], kind: str, counts: Counts) -> Entry:
     text = _request(text_of(kept if parts else content, "payload.content", "payload.content[]", counts))
     envelope = _ENVELOPE.match(text)
     message = Message("user", (Text(text if envelope is None else text[envelope.end() :]),))
-    if _NOTICE.match(text) or (kind == "agent_message" and (envelope is None or envelope[1] != "NEW_TASK")):
+    is_task = kind != "agent_message" or (envelope is not None and envelope[1] == "NEW_TASK")
+    if not is_task or re.match(r"\s*<subagent_notification>", text):
         return Entry((message,))
     if not message.texts():  # encrypted, or an image
         unread = envelope is not None or any(part_type_of(part) in MEDIA_PARTS for part in kept)
@@ -194,16 +175,17 @@ def _user_message(item: dict[str, Any], kind: str, counts: Counts) -> Entry:
 
 def _request(text: str) -> str:
     """Return the user's own words, without the text that an editor put before them."""
-    before = _FROM_EDITOR.match(text)
+    heading = "# (?:Context from my IDE setup|Files mentioned by the user).*\n"
+    before = re.match(rf"(?s)\s*(?:{heading})?## My request(?: for Codex)?:\s*", text)
     return "" if _CONTEXT.match(text) else text[0 if before is None else before.end() :].strip()
 
 
 def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
     """Read a call's result: a string, a list of parts, JSON with output and metadata, or an object with content."""
-    found = json_value(output) if isinstance(output, str) and output.startswith("{") else output
-    failed = _has_failed(found)
-    if isinstance(found, dict) and isinstance(found.get("metadata"), dict) and "output" in found:
-        output = found["output"]
+    parsed = json_value(output) if isinstance(output, str) and output.startswith("{") else output
+    failed = _has_failed(parsed)
+    if isinstance(parsed, dict) and isinstance(parsed.get("metadata"), dict) and "output" in parsed:
+        output = parsed["output"]
     elif isinstance(output, dict) and "content" in output:
         failed, output = failed or output.get("success") is False, output["content"]
     elif isinstance(output, dict) and isinstance(output.get("text"), str):
@@ -213,8 +195,13 @@ def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
         failed = failed or any(_has_failed(json_value(text)) for text in texts if text.startswith("{"))
         output = text_of(known_parts(output, counts), "payload.output", "payload.output[]", counts)
     text = as_text(output)
-    code = _EXIT_CODE.search(text.partition("\nOutput:")[0][:1000])
-    failed = failed or (code is not None and code[1] != "0") or text.startswith(_FAILURES)
+    head = text.partition("\nOutput:")[0][:1000]
+    code = re.search(r"(?:\A|\n)(?:Exit code:|Process exited with code) (-?\d+)", head)
+    failed = failed or (code is not None and code[1] != "0")
+    failed = failed or text.startswith((  # outputs of failed calls that have no exit code
+        "execution error", "exec_command failed", "failed to parse function arguments", "unsupported call",
+        "apply_patch verification failed", "patch rejected", "aborted by user", "command timed out", "Script failed\n",
+    ))  # fmt: skip
     return ToolResult(text, call_id, is_error=failed)
 
 

@@ -47,8 +47,8 @@ class Entry:
 
 def text_at(value: Mapping[str, Any], name: str) -> str:
     """Return a string field, "" if it is absent or something else."""
-    found = value.get(name)
-    return found if isinstance(found, str) else ""
+    text = value.get(name)
+    return text if isinstance(text, str) else ""
 
 
 Placed = tuple[Any, int]
@@ -72,15 +72,14 @@ class Format:
 
 # Pi: the files under ~/.pi/agent/sessions, in all three versions of the format
 
-_PI_LINES: Final = frozenset({"session", "message", "custom_message", "compaction", "branch_summary", "model_change",
-                             "thinking_level_change", "custom", "label", "session_info"})  # fmt: skip
-
 
 def _pi_knows(line: Mapping[str, Any]) -> bool:
     kind = text_at(line, "type")
     if kind == "session":
         return "cwd" in line and "id" in line
-    return kind in _PI_LINES and "timestamp" in line and ("parentId" in line or "message" in line)
+    is_known = kind in ("message", "custom_message", "compaction", "branch_summary", "model_change", "custom", "label",
+                        "thinking_level_change", "session_info")  # fmt: skip
+    return is_known and "timestamp" in line and ("parentId" in line or "message" in line)
 
 
 def _pi_read(line: Mapping[str, Any], counts: Counts) -> Entry:
@@ -145,11 +144,6 @@ PI: Final = Format("pi", _pi_knows, _pi_read, revised=_pi_revised)
 
 # Gemini CLI: the files under ~/.gemini/tmp/PROJECT/chats, as one document or line by line
 
-_EXIT_CODE: Final = re.compile(r"^Exit Code: (-?\d+)$", re.MULTILINE)
-"""Follows the output of a command; in some versions only of a failed one."""
-
-_ADDED: Final = re.compile(r"\s*<(session_context|state_snapshot)>")
-
 
 def _gemini_knows(line: Mapping[str, Any]) -> bool:
     return "sessionId" in line and "projectHash" in line
@@ -169,7 +163,8 @@ def _gemini_read(line: Mapping[str, Any], counts: Counts) -> Entry:
     kind, name = line.get("type"), text_at(line, "id")
     if kind == "user":
         text = _gemini_content(line, counts)
-        if (added := _ADDED.match(text)) is not None:  # by Gemini CLI at the start, and where it compresses
+        # Gemini CLI adds the first at the start, the second where it compresses
+        if added := re.match(r"\s*<(session_context|state_snapshot)>", text):
             counts.drop("context added to a message")
             text = text.partition(f"</{added[1]}>")[2].strip()
         if not text.strip():
@@ -232,8 +227,8 @@ def _gemini_messages(line: Mapping[str, Any], counts: Counts) -> Iterator[Messag
 
 
 def _gemini_result(call: Mapping[str, Any], counts: Counts) -> ToolResult:
-    found, texts, failed = call.get("result"), [], False
-    for part in found if isinstance(found, list) else [found]:
+    result, texts, failed = call.get("result"), [], False
+    for part in result if isinstance(result, list) else [result]:
         answer = part.get("functionResponse") if isinstance(part, dict) else None
         value = answer.get("response") if isinstance(answer, dict) else None
         if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"output", "error"}:
@@ -242,7 +237,8 @@ def _gemini_result(call: Mapping[str, Any], counts: Counts) -> ToolResult:
         failed |= says_error(value)
         texts.append(_gemini_text(part, counts) if value is None else as_text(value))
     text, name = joined(texts), text_at(call, "name")
-    codes = _EXIT_CODE.findall(text) if name == "run_shell_command" else []
+    # a command's exit code follows its output; in some versions only that of a failed one
+    codes = re.findall(r"(?m)^Exit Code: (-?\d+)$", text) if name == "run_shell_command" else []
     is_error = failed or call.get("status") in ("error", "cancelled") or codes[-1:] not in ([], ["0"])
     return ToolResult(text, text_at(call, "id"), name, is_error=is_error)
 
@@ -266,9 +262,6 @@ GEMINI_CLI: Final = Format("gemini-cli", _gemini_knows, _gemini_read, _gemini_li
 
 # OpenCode: the document of `opencode export`, and the lines of `opencode run --format json`
 
-_NO_TEXT: Final = frozenset(
-    {"step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask", "file"}
-)
 _PRINTED: Final = frozenset({"step_start", "step_finish", "tool_use", "text", "reasoning", "error"})
 
 
@@ -340,7 +333,8 @@ def _opencode_messages(parts: list[dict[str, Any]], counts: Counts) -> Iterator[
             content = Reasoning(text_at(part, "text"))
         elif kind == "tool" and text_at(part, "tool") and isinstance(state, dict):
             content = ToolCall(part["tool"], state.get("input"), text_at(part, "callID"))
-        elif kind in _NO_TEXT:
+        elif kind in ("step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask",
+                      "file"):  # fmt: skip
             counts.drop(f"{kind} parts")
         else:
             raise RunRefused("not_a_line", f"parts.{number}: part type {shown(kind)} is not known")

@@ -19,9 +19,6 @@ FORMATS: Final[Mapping[str, Format]] = {
     each.name: each for each in (claude_code.FORMAT, codex.FORMAT, GEMINI_CLI, OPENCODE, PI)
 }
 
-_UNIQUE: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT.*", re.IGNORECASE)
-"""An id that is globally unique and survives copying: a UUID, or an id that begins with its time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -88,7 +85,8 @@ class _OpenRequest:
         for message in entry.messages:
             cells, versions = list[_Cell](), dict[type[Part], Iterator[_Cell]]()
             for part in message.parts:
-                key = (type(part), _id_of(part, entry))
+                # versions of a part are found by the id of its call, or of its message
+                key = (type(part), part.call_id if isinstance(part, ToolCall | ToolResult) else entry.message)
                 known = self._cells.setdefault(key, {})
                 earlier = None
                 if not rewritten and len(message.parts) > 1 and isinstance(part, Text | Reasoning):
@@ -311,28 +309,28 @@ class AgentSession:
         if entry.opens == "fork" and (inherited := self._open.pop(run, None)) is not None:
             inherited.is_closed = True
             self.counts.drop("requests that a fork has inherited")
-        found = self._open.get(run)
-        if entry.opens and not (found is not None and self._goes_on(found, entry)):
+        current = self._open.get(run)
+        if entry.opens and not (current is not None and self._goes_on(current, entry)):
             return closed + self._begin(run, entry, at, counts)
-        if entry.opens and found is not None and entry.messages and _is_repeated(entry, found):
-            found.counts.drop("repeated requests")
+        if entry.opens and current is not None and entry.messages and _is_repeated(entry, current):
+            current.counts.drop("repeated requests")
             return closed
-        if found is None:
+        if current is None:
             # a run may begin without a text of the user: a file may lack it, or a call has it
             known = not self._closed if run is None else self._spawn("call", run) is not None
             if not (known and _acts(entry)):
                 self.counts.drop("lines that belong to no open request")
                 return closed
             closed += self._begin(run, Entry(run=run), at)
-            found = self._open[run]
-        self._add(found, entry, at, counts)
+            current = self._open[run]
+        self._add(current, entry, at, counts)
         return closed
 
-    def _goes_on(self, found: _OpenRequest, entry: Entry) -> bool:
+    def _goes_on(self, current: _OpenRequest, entry: Entry) -> bool:
         """Return whether a request belongs to the open one: nothing is answered yet, or the agent is still at work."""
         if entry.opens == "start":
-            return found.outcome is None and entry.facts.get("session") == found.facts.get("session")
-        return self._request_of(entry) == found.facts["request"] or not (found.answered or found.outcome)
+            return current.outcome is None and entry.facts.get("session") == current.facts.get("session")
+        return self._request_of(entry) == current.facts["request"] or not (current.answered or current.outcome)
 
     def _leave_command(self) -> None:
         self.counts.drop("commands that the agent did not act on", self._command is not None)
@@ -350,14 +348,14 @@ class AgentSession:
         facts = dict(self._facts) | {"request": name or str(self._requests)}
         prompt = entry.messages[0].texts() if entry.messages else None
         spawn = None if run is None else self._spawn("call", run) or (prompt and self._spawn("prompt", prompt)) or None
-        found = self._open[run] = _OpenRequest(facts, at, at, numbered=not name, skipped=self._skipped)
-        self._add(found, entry, at, counts or Counts())
+        request = self._open[run] = _OpenRequest(facts, at, at, numbered=not name, skipped=self._skipped)
+        self._add(request, entry, at, counts or Counts())
         if run is not None:
             facts.setdefault("subagent", "agent")
         if spawn is not None:
             facts["subagent"] = spawn.name or facts["subagent"]
             if prompt is None:
-                found.entries[spawn.call] = [("user", [_Cell(Text(spawn.prompt), (Text, ""))])]
+                request.entries[spawn.call] = [("user", [_Cell(Text(spawn.prompt), (Text, ""))])]
         return closed
 
     def _spawn(self, kind: str, key: str) -> _Spawn | None:
@@ -393,24 +391,24 @@ class AgentSession:
         return [request for run in sorted(self._open, key=lambda key: key is None) for request in self._close_run(run)]
 
     def _close_run(self, run: str | None) -> list[Request]:
-        found = self._open.pop(run, None)
-        if found is None:
+        request = self._open.pop(run, None)
+        if request is None:
             return []
-        found.is_closed = True
-        if not found.answered:
+        request.is_closed = True
+        if not request.answered:
             self.counts.drop("requests that the agent did not answer")
-            self.counts.dropped.update(found.counts.dropped)
+            self.counts.dropped.update(request.counts.dropped)
             return []
         form = "" if self.format is None else self.format.name
-        outcome = found.outcome or Outcome(
-            found.has_answer() or (None if found.unread or self._skipped > found.skipped else False)
+        outcome = request.outcome or Outcome(
+            request.has_answer() or (None if request.unread or self._skipped > request.skipped else False)
         )
         return [
             Request(
-                key=_key(form, found), format=form,
-                facts={name: fact for name, fact in found.facts.items() if name not in ("turn", "since", "ordinal")},
-                messages=found.messages, created_at=found.created_at or None, success=outcome.success,
-                summary=outcome.summary, counts=found.counts, first=found.first, last=found.last,
+                key=_key(form, request), format=form,
+                facts={name: fact for name, fact in request.facts.items() if name not in ("turn", "since", "ordinal")},
+                messages=request.messages, created_at=request.created_at or None, success=outcome.success,
+                summary=outcome.summary, counts=request.counts, first=request.first, last=request.last,
             )
         ]  # fmt: skip
 
@@ -426,11 +424,6 @@ def _is_repeated(entry: Entry, request: _OpenRequest) -> bool:
     return role == "user" and not more and "".join(latest.split()) == "".join(entry.messages[0].texts().split())
 
 
-def _id_of(part: Part, entry: Entry) -> str:
-    """Return the id by which versions of a part are found: of its call, or of its message."""
-    return part.call_id if isinstance(part, ToolCall | ToolResult) else entry.message
-
-
 def _acts(entry: Entry) -> bool:
     """Return whether the agent itself says or calls something."""
     return any(
@@ -444,7 +437,7 @@ def _name(facts: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _key(form: str, run: _OpenRequest) -> str:
-    """Return the key of a request: its id if that is globally unique, else combined with the session's.
+    """Return the key of a request: its id if that is unique (a UUID, or begun by its time), else with the session's.
 
     A number is not enough: what an agent prints for each request of a session is numbered from 1 each time.
     """
@@ -452,7 +445,8 @@ def _key(form: str, run: _OpenRequest) -> str:
     if run.numbered:
         entry = json.dumps([run.created_at, repr(run.messages)])
         return f"{form}/{session}/{request}/{sha256(entry.encode()).hexdigest()}"
-    return f"{form}/{request}" if _UNIQUE.fullmatch(request) else f"{form}/{session}/{request}"
+    is_unique = re.fullmatch(r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT.*", request)
+    return f"{form}/{request}" if is_unique else f"{form}/{session}/{request}"
 
 
 def _is_in_part(counts: Counts) -> bool:
