@@ -32,10 +32,3 @@ def traces_of(result: Result) -> list[dict[str, Any]]:
     for raw in found:
         parse_trace(raw)
     return [json.loads(raw) for raw in found]
-
-
-def trace_of(run: Any, *more: str, source: str = "auto", **values: str | None) -> dict[str, Any]:
-    result = convert(lines(run), *more, source=source, **values)
-    assert result.exit_code == 0, result.stderr
-    (trace,) = traces_of(result)
-    return trace

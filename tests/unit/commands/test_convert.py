@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.support import converted
+from tests.support import converted, sessions
 from tests.support.converted import VALUES, lines, traces_of
 from tests.support.message_logs import ERROR, expected_parts, message_log
 from tests.support.otlp import as_json, as_protobuf, span
 from tests.support.processes import start_command
+from tests.support.sessions import claude_line, claude_request
 from tests.support.surroundings import environment
 from worker.cli import cli
 from worker.commands.score.lines import score_lines
@@ -28,7 +29,7 @@ MINIMAL = [{"role": "user", "content": "Book a seat"}, {"role": "assistant", "co
 
 
 WORDS = [word for pair in VALUES.items() for word in pair]
-convert, trace_of = partial(converted.convert, source="chat"), partial(converted.trace_of, source="chat")
+convert = partial(converted.convert, source="chat")
 
 
 # -- many runs, against an independent reading
@@ -73,71 +74,6 @@ def as_object(arguments: str) -> Any:
         return {"arguments": arguments}
 
 
-def test_the_result_of_a_call_has_the_call_s_id() -> None:
-    run = message_log(3)
-    ids = {
-        each["id"]: each["function"]["name"] for message in run["messages"] for each in message.get("tool_calls", [])
-    }
-    steps = [step for step in trace_of(run)["steps"] if "tool_call_id" in step]
-    assert {step["tool_call_id"]: step["tool"]["name"] for step in steps if "tool" in step} == ids
-    assert sorted(step["tool_call_id"] for step in steps if "tool" not in step) == sorted(ids)
-
-
-# -- options
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"success": "maybe"}, "--success: 'maybe' is neither true nor false"),
-        ({"confidence": "nan"}, "--confidence: 'nan' is not a number from 0 to 1"),
-        ({"visibility": "public"}, "--visibility: 'public' is not one of"),
-        ({"created_at": "2026-04-14"}, "--created-at: '2026-04-14' has no time zone"),
-        ({"created_at": None}, "Missing: --created-at (messages of chat have no time)."),
-        ({"domain": "@a..b"}, "--domain: @a..b is not a path"),
-        ({"keep": "x"}, "--keep: 'x' is not NAME=@path"),
-        ({"keep": "task=@x"}, "--keep: task is a field of every trace"),
-        ({"messages": "traj"}, "--messages: 'traj' is not a path; begin it with @"),
-        ({"error_prefix": ""}, "--error-prefix must not be empty: every result begins with an empty text"),
-        ({"success": None}, "Missing: --success."),
-        *(({name: None}, f"Missing option '--{name}'") for name in ("confidence", "domain", "visibility", "privacy")),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_wrong_options_are_told_before_anything_is_read(change: dict[str, str | None], said: str) -> None:
-    result = convert(lines(MINIMAL), **change)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--from", "anthropic"], "Missing: --created-at (messages of anthropic have no time)"),
-        (["--from", "atif", "--append", "@a"], "--append requires --from chat, or another form of messages"),
-        (["--from", "atif", "--messages", "@x"], "--messages requires --from chat"),
-        *(
-            (["--from", "claude-code", option, "@a"], f"{option} requires --from chat")
-            for option in ("--messages", "--append", "--group-by")
-        ),
-        (["--from", "otlp", "--keep", "a=@b", "--agent-id", "x"], "--agent-id, --keep: spans have no place for it"),
-        (["--append", "a"], "--append: 'a' is not a path; begin it with @"),
-        (["--group-by", "@"], "@ is not a path"),
-    ],
-)
-def test_options_that_do_not_go_together(options: list[str], said: str) -> None:
-    result = converted.convert(b"", *options, created_at=None)
-    assert result.exit_code == 2
-    assert said in " ".join(result.stderr.split())
-
-
-@pytest.mark.parametrize(("form", "said"), [("auto", "--success (not for OTLP and sessions)"), ("chat", "--success")])
-def test_success_is_required_where_a_log_does_not_say_it(form: str, said: str) -> None:
-    result = converted.convert(lines(MINIMAL[:1]), source=form, success=None)
-    assert result.exit_code == 2
-    assert f"Missing: {said}." in result.stderr
-
-
 # -- runs that give no trace
 
 
@@ -179,6 +115,7 @@ def test_damaged_runs_are_converted_or_refused(source: str, run: dict[str, Any],
     written = len(traces_of(result))
     assert f"500 runs read, {written} written, {500 - written} refused" in result.stderr
     assert 20 < 500 - written < 500
+    assert "mapping_failed" not in result.stderr
 
 
 def _damaged(value: Any, rng: random.Random) -> Any:
@@ -229,21 +166,12 @@ def test_a_file_of_one_run_and_a_file_of_lines(tmp_path: Path) -> None:
     assert [(each["line"], each["reason"]) for each in second["refused"]["first"]] == [(2, "missing_value")]
 
 
-def test_nothing_read_is_a_failure() -> None:
-    assert convert(b"\n").exit_code == 1
-
-
 def test_field_names_without_end_do_not_fill_the_report() -> None:
     runs = [{"messages": MINIMAL, f"field-{number}" + "x" * 100: 1} for number in range(300)]
     result = convert(lines(*runs))
     assert result.exit_code == 0
     assert "200  other fields" in result.stderr
     assert len(result.stderr.splitlines()) < 110
-
-
-def test_the_terminal_is_safe_from_a_log() -> None:
-    result = convert(lines({"messages": MINIMAL, "\x1b[2J": 1}, [{"role": "\x1b[2J"}]))
-    assert "\x1b" not in result.stderr
 
 
 @pytest.mark.slow
@@ -332,106 +260,38 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
 
 # -- sessions of coding agents: a trace for each request
 
-OPTIONS = ("--confidence", "0.8", "--domain", "@cwd", "--visibility", "org", "--privacy", "aggregated")
+LINES = [*claude_request("a", 1), *claude_request("a", 2)]
 
 
-def line(number: int, kind: str, content: Any, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "uuid": f"u-{number}", "sessionId": "s-1", "cwd": "/repo", "version": "2.1.0",
-            "message": {"role": kind, "content": content}, "timestamp": f"2026-04-14T08:00:{number:02}.000Z",
-            **more}  # fmt: skip
-
-
-BASH = {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "make"}}
-FAILED = {"type": "tool_result", "tool_use_id": "c1", "content": "No rule", "is_error": True}
-
-SESSION = [
-    {"type": "summary", "summary": "Fixing", "leafUuid": "x"}, line(1, "user", "Fix the build"),
-    line(2, "assistant", [BASH]), line(3, "user", [FAILED]),
-    line(4, "assistant", [{"type": "text", "text": "It builds."}]), line(5, "user", "Now the tests"),
-    line(6, "assistant", [BASH]),
-]  # fmt: skip
-
-
-def convert_files(*files: Path | str, options: tuple[str, ...] = OPTIONS) -> Result:
-    result = CliRunner().invoke(cli, ["convert", *map(str, files), *options])
+def convert_file(file: Path, lines: list[bytes], *more: str) -> Result:
+    file.write_bytes(b"".join(lines))
+    result = CliRunner().invoke(cli, ["convert", str(file), *sessions.VALUES, *more])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
 
-def written(path: Path, lines: list[Any]) -> Path:
-    path.write_bytes(
-        b"".join((each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n" for each in lines)
-    )
-    return path
-
-
 def test_a_line_that_cannot_be_read_is_named_with_its_file_and_costs_only_itself(tmp_path: Path) -> None:
-    good = traces_of(convert_files(written(tmp_path / "good.jsonl", SESSION)))
-    path, report = written(tmp_path / "s.jsonl", [b"{", *SESSION[:3], b"\xff", *SESSION[3:]]), tmp_path / "report.json"
-    result = convert_files(path, options=(*OPTIONS, "--report", str(report)))
+    path, report = tmp_path / "s.jsonl", tmp_path / "report.json"
+    good = traces_of(convert_file(path, LINES))
+    result = convert_file(path, [b"{\n", *LINES[:3], b"\xff\n", *LINES[3:]], "--report", str(report))
     assert result.exit_code == 1
     assert traces_of(result) == good
     assert f"{path}:1: not_json: " in result.stderr
     assert f"{path}:5: not_json: " in result.stderr
     assert "2 runs read, 2 written, 0 refused, 2 lines not read" in result.stderr
-    (found,) = json.loads(report.read_text())["files"]
-    assert found["unread_lines"] == {"not_json": 2}
-    assert [each["line"] for each in found["refused"]["first"]] == [1, 5]
-
-
-def test_a_request_that_is_in_two_files_is_written_once(tmp_path: Path) -> None:
-    branch = [each | {"sessionId": "s-2", "uuid": f"0a1b2c3d-4e5f-4061-8071-2a3b4c5d6e{number:02}"}
-              for number, each in enumerate(SESSION[1:])]  # fmt: skip
-    paths = written(tmp_path / "a.jsonl", branch[:4]), written(tmp_path / "b.jsonl", branch)
-    result = convert_files(*paths)
-    assert result.exit_code == 0
-    assert [each["task"]["objective"] for each in traces_of(result)] == ["Fix the build", "Now the tests"]
-    assert "1  requests that were read before" in result.stderr
-
-
-def test_a_file_that_is_no_session_is_named(tmp_path: Path) -> None:
-    journal = written(tmp_path / "journal.jsonl", [{"type": "started", "key": "v2:1a", "agentId": "a2fc"}])
-    other = written(tmp_path / "notes.jsonl", [{"note": "x"}])
-    result = convert_files(written(tmp_path / "s.jsonl", SESSION), journal, other)
-    assert result.exit_code == 1
-    assert f"{journal}: 0 runs read" in result.stderr
-    assert f"{other}: missing_option: Missing: --success" in result.stderr
-    assert f"{other} is neither OTLP nor a session." in result.stderr
-    assert len(traces_of(result)) == 2
-    alone = convert_files(other)
-    assert alone.exit_code == 2
-    assert f"{other} is neither OTLP nor a session." in alone.stderr
-
-
-def test_a_folder_is_read_as_follow_reads_it(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "notes.json").write_text("{}")
-    path = written(tmp_path / "deep" / "s.jsonl", SESSION)
-    result = convert_files(str(tmp_path))
-    assert result.exit_code == 0
-    assert traces_of(result) == traces_of(convert_files(path))
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    refused = convert_files(str(empty))
-    assert refused.exit_code == 1
-    assert f"{empty}: no session file (*.jsonl) is below this folder" in refused.stderr
-
-
-def test_a_trace_is_already_one(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(convert_files(written(tmp_path / "s.jsonl", SESSION)).stdout_bytes)
-    result = convert_files(str(path))
-    assert result.exit_code == 1
-    assert f"{path}:1: already_a_trace: it is already a trace: give it to score or publish" in result.stderr
+    (file,) = json.loads(report.read_text())["files"]
+    assert file["unread_lines"] == {"not_json": 2}
+    assert [each["line"] for each in file["refused"]["first"]] == [1, 5]
 
 
 def test_the_long_texts_of_a_request_that_is_too_large_are_cut(tmp_path: Path) -> None:
-    long = {**FAILED, "content": "No rule. " * 200_000}
-    result = convert_files(written(tmp_path / "s.jsonl", [*SESSION[:3], line(3, "user", [long]), *SESSION[4:]]))
+    failed = {"type": "tool_result", "tool_use_id": "call-1-0", "content": "No rule. " * 200_000, "is_error": True}
+    lines = [*LINES[:2], claude_line("a", "1r0", "user", [failed]), *LINES[3:]]
+    result = convert_file(tmp_path / "s.jsonl", lines)
     assert result.exit_code == 0, result.stderr
     first, second = traces_of(result)
     assert len(result.stdout_bytes.splitlines()[0]) < 1_048_576
     assert [step["type"] for step in first["steps"]] == ["tool_call", "error_recovery", "thought"]
     assert first["steps"][1]["content"].endswith(" characters cut]")
-    assert second["task"] == {"objective": "Now the tests"}
+    assert second["task"] == {"objective": "Task 2 of a"}
     assert "characters cut, since the trace would be too large" in result.stderr

@@ -28,9 +28,9 @@ def follow(folder: Path, *positions: Position, largest: int = LARGEST) -> Sessio
 
 
 def position(closed: Closed) -> Position:
-    found = read_position(closed.position)
-    assert found is not None
-    return found
+    known = read_position(closed.position)
+    assert known is not None
+    return known
 
 
 def polled(files: SessionFiles, now: float = BEGAN, clock: float | None = None) -> list[Closed]:
@@ -129,11 +129,11 @@ def test_a_restart_reads_nothing_twice_that_a_position_covers(tmp_path: Path) ->
 def test_what_closes_together_has_one_position_at_its_end(tmp_path: Path) -> None:
     """A transaction may end between two requests, and a kill follow it."""
     spawn = {"type": "tool_use", "id": "t1", "name": "Task", "input": {"prompt": "Look", "subagent_type": "Explore"}}
-    found = [{"type": "text", "text": "Found."}]
+    answer = [{"type": "text", "text": "Found."}]
     put(tmp_path / "a.jsonl", [
         claude_line("a", "1", "user", "Do it"), claude_line("a", "2", "assistant", [spawn]),
         claude_line("a", "3", "user", "Look", isSidechain=True, agentId="x"),
-        claude_line("a", "4", "assistant", found, isSidechain=True, agentId="x"),
+        claude_line("a", "4", "assistant", answer, isSidechain=True, agentId="x"),
         claude_line("a", "5", "assistant", [{"type": "text", "text": "Done."}]),
     ])  # fmt: skip
     closed = polled(follow(tmp_path), BEGAN + IDLE)
@@ -428,8 +428,8 @@ class World:
         for each in self.batch[:count]:
             if each.request.key not in self.published:
                 self.published[each.request.key] = texts(each.request)
-                if (found := read_position(each.position)) is not None:
-                    self.positions[found.file] = found
+                if (position := read_position(each.position)) is not None:
+                    self.positions[position.file] = position
         self.batch = self.batch[count:]
 
     def check(self) -> None:
@@ -438,11 +438,11 @@ class World:
         in_files = {request for contents in self.contents.values() for request, _ in contents}
         for request, wrote in self.wrote.items():
             said = [text for _, more in wrote.lines for text in more]
-            found = self.published.get(request)
+            published = self.published.get(request)
             if wrote.damaged:
-                assert found is None or found == [text for text in said if text in found]
+                assert published is None or published == [text for text in said if text in published]
             elif request in in_files:
-                assert found == wrote.expected(), request
+                assert published == wrote.expected(), request
 
 
 @pytest.mark.parametrize("case", range(20))

@@ -50,17 +50,17 @@ def agent(number: int, name: str, **more: Any) -> Span:
 
 
 def only(*spans: Span, rules: Rules = RULES) -> Assembled:
-    (found,) = assembled(spans, [], rules)
-    return found
+    (run,) = assembled(spans, [], rules)
+    return run
 
 
 def document(*spans: Span, rules: Rules = RULES) -> dict[str, Any]:
-    found = only(*spans, rules=rules)
-    assert found.document is not None, found
-    assert found.value is not None
-    parse_trace(found.value)
-    assert json.loads(found.value) == found.document
-    return found.document
+    run = only(*spans, rules=rules)
+    assert run.document is not None, run
+    assert run.value is not None
+    parse_trace(run.value)
+    assert json.loads(run.value) == run.document
+    return run.document
 
 
 NESTED = [

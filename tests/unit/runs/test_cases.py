@@ -1,7 +1,8 @@
 """Runs as they are logged, and what becomes of them: every case in tests/data/runs.
 
 A file there has the cases of one subject: a line with the name of a case, its options and what is expected, then the
-lines of its input. `python -m tests.unit.runs.test_cases` writes what comes out into the files: read the difference.
+lines of its input, or of input files, each below a line with its name. `python -m tests.unit.runs.test_cases` writes
+what comes out into the files: read the difference.
 """
 
 import json
@@ -38,13 +39,13 @@ class Case:
 
 
 def cases(path: Path) -> list[Case]:
-    found: list[Case] = []
+    listed: list[Case] = []
     for line in path.read_text("utf-8").splitlines():
         if line.startswith('{"case":'):
-            found.append(Case(json.loads(line), []))
+            listed.append(Case(json.loads(line), []))
         else:
-            found[-1].lines.append(line)
-    return found
+            listed[-1].lines.append(line)
+    return listed
 
 
 # What comes out
@@ -64,12 +65,12 @@ def of_session(case: Case) -> Any:
 
 
 def _request(request: Request) -> dict[str, Any]:
-    found = {
+    shown = {
         "key": request.key, "agent": request.agent, "facts": request.facts, "created_at": request.created_at,
         "lines": [request.first, request.last], "success": request.success, "summary": request.summary,
         "dropped": request.counts.dropped, "messages": [part for each in request.messages for part in _parts(each)],
     }  # fmt: skip
-    return {name: value for name, value in found.items() if value not in (None, {})}
+    return {name: value for name, value in shown.items() if value not in (None, {})}
 
 
 def _parts(message: Message) -> Iterator[str]:
@@ -87,9 +88,9 @@ def of_spans(case: Case) -> Any:
     spans: list[Span] = []
     logs: list[LogEvent] = []
     for line in case.lines:
-        found = decoded(line.encode())
-        spans += found.spans
-        logs += found.logs
+        record = decoded(line.encode())
+        spans += record.spans
+        logs += record.logs
     rules = parse_rules(*case.head.get("rules", RULES), agent=case.head.get("agent", "name"))
     runs = []
     for run in assembled(spans, logs, rules):
@@ -97,17 +98,27 @@ def of_spans(case: Case) -> Any:
         if run.value is not None:
             parse_trace(run.value)
             assert json.loads(run.value) == run.document
-        found = {
+        shown = {
             "agent": run.key, "span": run.agent_span_id, "conventions": sorted(run.conventions), "hints": run.hints,
             "unread": run.unread, "missing": run.missing, "trace": run.document,
         }  # fmt: skip
-        runs.append({name: value for name, value in found.items() if value not in (None, (), [])})
+        runs.append({name: value for name, value in shown.items() if value not in (None, (), [])})
     return runs
 
 
 def of_convert(case: Case) -> Any:
-    """Return what `convert` writes about standard input."""
-    result = CliRunner().invoke(cli, ["convert", *shlex.split(case.head["options"]), "-"], input=case.data)
+    """Return what `convert` writes about standard input, or about files, which the options name."""
+    runner, options = CliRunner(), shlex.split(case.head["options"])
+    with runner.isolated_filesystem():
+        file: Path | None = None
+        for line in case.lines:
+            if line.startswith('{"file":'):
+                file = Path(json.loads(line)["file"])
+                file.parent.mkdir(exist_ok=True)
+            elif file is not None:
+                with file.open("a", encoding="utf-8") as target:
+                    target.write(f"{line}\n")
+        result = runner.invoke(cli, ["convert", *options, *(["-"] if file is None else [])], input=case.data)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     traces = result.stdout_bytes.splitlines()
     for trace in traces:

@@ -61,9 +61,9 @@ def test_spans_with_any_values_give_a_trace_or_a_reason(seed: int) -> None:
     for _ in range(200):
         spans, logs = [], []
         for number in range(1, rng.randint(2, 6)):
-            found = {name: three(rng) if rng.random() < 0.7 else any_shape(rng) for name in rng.sample(ATTRIBUTES, 4)}
-            found = {name: json.dumps(value) if rng.random() < 0.7 else value for name, value in found.items()}
-            spans.append(span(number, attributes=found | rng.choice(KINDS), parent=rng.randint(0, 4)))
+            given = {name: three(rng) if rng.random() < 0.7 else any_shape(rng) for name in rng.sample(ATTRIBUTES, 4)}
+            given = {name: json.dumps(value) if rng.random() < 0.7 else value for name, value in given.items()}
+            spans.append(span(number, attributes=given | rng.choice(KINDS), parent=rng.randint(0, 4)))
             logs.append(log(number, rng.choice(["gen_ai.choice", "gen_ai.tool.message"]), any_shape(rng)))
         for each in assembled(spans, logs, RULES):
             assert (each.value is None) == (each.missing is not None)

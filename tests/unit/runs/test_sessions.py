@@ -15,7 +15,7 @@ import pytest
 from tests.support.surroundings import DATA
 from worker.commands.shared.session_files import Closed, Position, SessionFiles, read_position
 from worker.runs.fields import RunRefused
-from worker.runs.messages import Reasoning, ToolCall, ToolResult
+from worker.runs.messages import Part, Text, ToolCall
 from worker.runs.sessions.session import FORMATS, AgentSession, Request, format_of
 
 Line = dict[str, Any]
@@ -66,20 +66,8 @@ def read(lines: Iterable[Any], form: str | None = None) -> list[Request]:
     return closed + session.close()
 
 
-def shown(request: Request) -> list[Any]:
-    """Return the messages of a request, briefly."""
-    found: list[Any] = []
-    for message in request.messages:
-        for part in message.parts:
-            if isinstance(part, ToolCall):
-                found.append(f"call {part.name}")
-            elif isinstance(part, ToolResult):
-                found.append(f"{'error' if part.is_error else 'result'} {part.text}")
-            elif isinstance(part, Reasoning):
-                found.append(f"thought {part.text}")
-            else:
-                found.append(f"{message.role}: {part.text}")
-    return found
+def parts_of(request: Request) -> list[tuple[str, Part]]:
+    return [(message.role, part) for message in request.messages for part in message.parts]
 
 
 def test_a_closed_request_never_changes() -> None:
@@ -90,10 +78,10 @@ def test_a_closed_request_never_changes() -> None:
     assert session.open_since is None
     assert session.add(of.result("c1"), 2) == session.add(of.said("Done."), 3) == session.close() == []
     assert session.counts.dropped["lines that belong to no open request"] == 2
-    assert shown(run) == ["user: Fix it", "call Bash"]
+    assert parts_of(run) == [("user", Text("Fix it")), ("assistant", ToolCall("Bash", {}, "c1"))]
     session.add(of.user("Go on"), 4)
     session.add(of.said("Done."), 5)
-    assert [shown(each) for each in session.close()] == [["user: Go on", "assistant: Done."]]
+    assert list(map(parts_of, session.close())) == [[("user", Text("Go on")), ("assistant", Text("Done."))]]
 
 
 # Codex
@@ -198,8 +186,8 @@ def test_hostile_lines_change_no_request(seed: int) -> None:
         mixed = [line for each in lines for line in (*chance.sample(HOSTILE, chance.randrange(3)), each)]
         # An unreadable line may have been the answer.
         unknown = {each.key for each in as_far_as_readable(mixed) if each.success is None}
-        found = [replace(each, success=each.success or False) for each in as_far_as_readable(mixed)]
-        assert told(found) == told(whole)
+        requests = [replace(each, success=each.success or False) for each in as_far_as_readable(mixed)]
+        assert told(requests) == told(whole)
         assert not unknown & {each.key for each in whole if each.success}
     assert count > 300
 
@@ -237,7 +225,7 @@ def test_a_line_that_cannot_be_read_is_named_and_changes_nothing(line: bytes) ->
     assert session.feed(b"\n", 2) == []
     session.add(of.said("Done."), 3)
     (run,) = session.close()
-    assert shown(run) == ["user: Fix it", "assistant: Done."]
+    assert parts_of(run) == [("user", Text("Fix it")), ("assistant", Text("Done."))]
 
 
 def samples(form: str) -> list[Line]:
@@ -298,7 +286,7 @@ def test_neither_lines_that_cannot_be_read_nor_earlier_versions_of_a_line_are_ke
         tracemalloc.stop()
     assert held < 100_000
     (request,) = session.close()
-    assert shown(request) == ["user: Go", "assistant: Done."]
+    assert parts_of(request) == [("user", Text("Go")), ("assistant", Text("Done."))]
 
 
 @pytest.mark.parametrize("text", [

@@ -41,16 +41,16 @@ def made(rng: random.Random, steps: int, longest: int) -> dict[str, Any]:
 
 
 def texts(document: dict[str, Any]) -> list[str]:
-    found: list[str] = []
+    listed: list[str] = []
 
     def walk(value: Any) -> None:
         if isinstance(value, str):
-            found.append(value)
+            listed.append(value)
         for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             walk(each)
 
     walk([document["task"], [[step.get("content"), step.get("input")] for step in document["steps"]]])
-    return [*found, document["outcome"]["result_summary"]]
+    return [*listed, document["outcome"]["result_summary"]]
 
 
 def test_the_longest_texts_are_cut_to_one_length_and_all_else_stays(seed: int) -> None:
@@ -59,12 +59,12 @@ def test_the_longest_texts_are_cut_to_one_length_and_all_else_stays(seed: int) -
         document = made(rng, rng.randint(1, 30), rng.choice([300, 3000, 20_000]))
         size = size_of(document)
         most = rng.randint(size // 4, size - 1)
-        found = shortened(document, size, most)
-        if found is None:  # what is not text, or the least that each keeps, is too much
+        result = shortened(document, size, most)
+        if result is None:  # what is not text, or the least that each keeps, is too much
             sizes = [size_of(text) for text in texts(document)]
             assert size - sum(sizes) + sum(min(LEAST, each) for each in sizes) > most
             continue
-        short, cut = found
+        short, cut = result
         assert size_of(short) <= most
         parse_trace(json.dumps(short).encode(), ROOMY)
         pairs = list(zip(texts(document), texts(short), strict=True))

@@ -62,8 +62,8 @@ def test_log_events_in_both_encodings() -> None:
 def test_an_event_may_have_its_name_in_an_attribute_and_its_time_in_observed() -> None:
     record = {"traceId": TRACE, "observedTimeUnixNano": "7", "attributes": [
         {"key": "event.name", "value": {"stringValue": "gen_ai.choice"}}]}  # fmt: skip
-    (found,) = decoded(json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}).encode()).logs
-    assert (found.name, found.time_ns, found.span_id, found.body) == ("gen_ai.choice", 7, "", None)
+    (event,) = decoded(json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}).encode()).logs
+    assert (event.name, event.time_ns, event.span_id, event.body) == ("gen_ai.choice", 7, "", None)
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b' {"resourceSpans": []} ', b'{"resourceSpans": null}'])
@@ -98,30 +98,30 @@ def test_a_protobuf_record_may_begin_as_json_does() -> None:
 
 
 def spans_json(**more: Any) -> bytes:
-    found: dict[str, Any] = {"traceId": TRACE, "spanId": "1" * 16, **more}
-    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [found]}]}]}).encode()
+    one: dict[str, Any] = {"traceId": TRACE, "spanId": "1" * 16, **more}
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]}).encode()
 
 
 def test_what_other_writers_do() -> None:
-    (found,) = decoded(spans_json(traceId=base64.b64encode(bytes.fromhex(TRACE)).decode(), spanId="AQEBAQEBAQE=",
+    (read,) = decoded(spans_json(traceId=base64.b64encode(bytes.fromhex(TRACE)).decode(), spanId="AQEBAQEBAQE=",
                                   parentSpanId="", startTimeUnixNano=5, endTimeUnixNano="6", kind="SPAN_KIND_CLIENT",
                                   status={"code": "STATUS_CODE_ERROR"}, droppedAttributesCount=3, unknown={"a": 1},
                                   events=None)).spans  # fmt: skip
-    assert (found.trace_id, found.span_id, found.parent_id) == (TRACE, "01" * 8, "")
-    assert (found.start_ns, found.end_ns, found.kind, found.status, found.dropped_attributes) == (5, 6, 3, 2, 3)
-    (found,) = decoded(spans_json(traceId=TRACE.upper(), parentSpanId="0" * 16)).spans
-    assert (found.trace_id, found.parent_id) == (TRACE, "")
+    assert (read.trace_id, read.span_id, read.parent_id) == (TRACE, "01" * 8, "")
+    assert (read.start_ns, read.end_ns, read.kind, read.status, read.dropped_attributes) == (5, 6, 3, 2, 3)
+    (read,) = decoded(spans_json(traceId=TRACE.upper(), parentSpanId="0" * 16)).spans
+    assert (read.trace_id, read.parent_id) == (TRACE, "")
     values = [{"key": "a", "value": {"doubleValue": "NaN"}}, {"key": "b", "value": {"doubleValue": 1}},
               {"key": "c", "value": {"bytesValue": "AAE="}}, {"key": "d"}, {"key": "e", "value": {"stringValue": None}},
               {"key": "b", "value": {"intValue": 7}}]  # fmt: skip
-    (found,) = decoded(spans_json(attributes=values)).spans
-    assert str(found.attributes.pop("a")) == "nan"  # type: ignore[attr-defined]
-    assert found.attributes == {"b": 7, "c": b"\x00\x01", "d": None, "e": None}
+    (read,) = decoded(spans_json(attributes=values)).spans
+    assert str(read.attributes.pop("a")) == "nan"  # type: ignore[attr-defined]
+    assert read.attributes == {"b": 7, "c": b"\x00\x01", "d": None, "e": None}
     values = [{"key": "a", "value": {"arrayValue": {}}}, {"key": "b", "value": {"kvlistValue": {"values": None}}},
               {"key": "c", "value": {"arrayValue": {"values": [{"kvlistValue": {}}, {}]}}}]  # fmt: skip
     value = spans_json(attributes=values).replace(b'"scopeSpans": [{', b'"resource": [], "scopeSpans": [{"scope": [], ')
-    (found,) = decoded(value).spans
-    assert (found.attributes, found.resource, found.scope) == ({"a": [], "b": {}, "c": [{}, None]}, {}, "")
+    (read,) = decoded(value).spans
+    assert (read.attributes, read.resource, read.scope) == ({"a": [], "b": {}, "c": [{}, None]}, {}, "")
 
 
 PLACE = "resourceSpans.0.scopeSpans.0.spans.0"
@@ -186,11 +186,11 @@ def test_ids_of_protobuf_are_checked_and_spans_are_never_taken_for_logs() -> Non
 
 def test_a_byte_that_is_not_utf_8_costs_its_span_alone_and_half_of_a_surrogate_pair_its_record() -> None:
     value = json.dumps(as_json(sample())).encode().replace(b'"chat"', b'"\xff"', 1)
-    found = decoded(value)
-    assert found.refused is not None
-    assert (len(found.spans), found.refused.count) == (3, 1)
-    assert b'"\xff"' in found.refused.value
-    assert found.refused.error.path == "resourceSpans.1.scopeSpans.0.spans.0"
+    read = decoded(value)
+    assert read.refused is not None
+    assert (len(read.spans), read.refused.count) == (3, 1)
+    assert b'"\xff"' in read.refused.value
+    assert read.refused.error.path == "resourceSpans.1.scopeSpans.0.spans.0"
     before, _, after = value.rpartition(b"\\uddf3")
     assert refused(before + after).reason == "not_json"
 
@@ -203,21 +203,21 @@ def test_a_bad_scope_or_resource_costs_its_own_spans_in_both_encodings() -> None
         url = target if place == "resource" else target.scope_spans[0]
         url.schema_url = "https://bad"
         wrong = message.SerializeToString().replace(b"https://bad", b"https://\xff\xff\xff")
-        found = decoded(wrong)
-        assert found.refused is not None
-        assert (len(found.spans), found.refused.count, found.refused.error.path) == (3, 1, name)
-        assert refused(found.refused.value).reason == "not_otlp"
+        read = decoded(wrong)
+        assert read.refused is not None
+        assert (len(read.spans), read.refused.count, read.refused.error.path) == (3, 1, name)
+        assert refused(read.refused.value).reason == "not_otlp"
         document = as_json(sample())
         where = document["resourceSpans"][1]
         if place == "resource":
             where["resource"]["attributes"] = 5
         else:
             where["scopeSpans"][0]["scope"]["name"] = 5
-        found = decoded(json.dumps(document).encode())
-        assert found.refused is not None
-        assert (len(found.spans), found.refused.count) == (3, 1)
-        assert found.refused.error.path.startswith(name)
-        assert refused(found.refused.value).reason == "invalid_type"
+        read = decoded(json.dumps(document).encode())
+        assert read.refused is not None
+        assert (len(read.spans), read.refused.count) == (3, 1)
+        assert read.refused.error.path.startswith(name)
+        assert refused(read.refused.value).reason == "invalid_type"
 
 
 def test_depth_is_bounded_alike_in_both_encodings() -> None:
@@ -250,9 +250,9 @@ def test_a_damaged_record_is_refused_or_read_and_never_half(seed: int) -> None:
                 damaged[rng.randrange(len(damaged))] = rng.randrange(256)
             cut = bytes(damaged[: rng.randrange(len(damaged))] if rng.random() < 0.5 else damaged)
             try:
-                found = decoded(cut)
+                read = decoded(cut)
             except InvalidSpans as error:
                 errors.append(error.message)
                 continue
-            assert {each.trace_id for each in (*found.spans, *found.logs)} == split(cut).keys()
+            assert {each.trace_id for each in (*read.spans, *read.logs)} == split(cut).keys()
     assert all(0 < len(message) < 300 for message in errors)
