@@ -222,10 +222,8 @@ class Proxy(ServerThread):
         super().__init__(lambda _: listening(self._accept, port))
         self.late = late
         self._upstream = upstream
-        self._pipes: set[asyncio.Task[None] | None] = set()  # asyncio keeps none that waits for a late request
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._pipes.add(asyncio.current_task())
         try:
             broker_reader, broker_writer = await asyncio.open_connection(HOST, self._upstream)
         except OSError:
@@ -243,7 +241,6 @@ class Proxy(ServerThread):
         await asyncio.gather(up, down, return_exceptions=True)
         writer.transport.abort()
         broker_writer.transport.abort()
-        self._pipes.discard(asyncio.current_task())
 
     async def _up(self, pipe: Pipe, reader: asyncio.StreamReader) -> None:
         async for data in frames(reader):

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Literal
 
 from tests.support.servers import ServerThread
 from worker.lab.broker.kafka_node import HOST
@@ -50,14 +50,27 @@ class Proxy(ServerThread):
 
 @contextlib.asynccontextmanager
 async def listening(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], port: int
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]], port: int
 ) -> AsyncIterator[str]:
-    """Listen on a port; yields the address. Connections outlive the end."""
-    server = await asyncio.start_server(serve, HOST, port)
+    """Listen on a port, and serve each connection in a task; yields the address. At the end all of them end."""
+    tasks: list[asyncio.Task[None]] = []  # asyncio itself forgets a task that waits for what nothing else knows
+    writers: list[asyncio.StreamWriter] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        tasks.append(asyncio.create_task(serve(reader, writer)))
+
+    server = await asyncio.start_server(accept, HOST, port)
     try:
         yield f"{HOST}:{port}"
     finally:
         server.close()
+        await asyncio.sleep(0.01)  # what was just accepted gets its task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()
 
 
 async def frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
