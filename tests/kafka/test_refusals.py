@@ -65,7 +65,7 @@ class Stage:
         producer = Producer({"bootstrap_servers": self.bootstrap}, None, 60, cluster=brokers)
         return Publisher(producer, self.name, source, self.topics, self.changelog, commit_offset=commit)
 
-    def batch(self, count: int, refused: Callable[[int], bool], size: int = 100) -> Commit:
+    def batch(self, count: int, refused: Callable[[int], bool]) -> Commit:
         """Return a batch of accepted outputs, some of them with a time that the topic refuses."""
         now = int(time.time() * 1000)
         outputs, records = [], []
@@ -73,7 +73,7 @@ class Stage:
             moment = now + 1_200_000 if refused(n) else now
             if refused(n):
                 self.refused.add(n)
-            value = b"%d %s" % (n, b"x" * size)
+            value = b"%d %s" % (n, b"x" * 100)
             outputs.append(OutputRecord("accepted", b"k%d" % n, value, [], moment))
             records.append(SourceRecord(self.name, 0, n, moment, b"k%d" % n, value))
         entries = [(b"%d" % n, b"entry") for n in range(self.offset, self.offset + count)]

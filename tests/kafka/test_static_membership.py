@@ -26,11 +26,11 @@ class Pair:
     def start(self, number: int) -> WorkerProcess:
         return self._start({**self.stage.env, "KP_GROUP_INSTANCE_ID": f"member-{number}"}).wait_ready()
 
-    def wait_assigned(self, *wanted: int, timeout: float = 90.0) -> None:
+    def wait_assigned(self, *wanted: int) -> None:
         def assigned() -> bool:
             return [member.metric("kp_assigned_partitions") for member in self.members] == list(wanted)
 
-        assert wait_until(assigned, timeout), "\n".join(member.log() for member in self.members)
+        assert wait_until(assigned, 90), "\n".join(member.log() for member in self.members)
 
     def produce(self, count: int, partitions: int = 4) -> None:
         self.stage.produce([(None, line, (), i % partitions) for i, line in enumerate(LINES[:count])])

@@ -1,7 +1,6 @@
 """The five topics on real Kafka: `kp-worker topics`, and workers that prepare them at the same time."""
 
 import asyncio
-import itertools
 import json
 import re
 import time
@@ -383,19 +382,20 @@ async def test_a_connection_that_is_closed_at_any_request_does_not_end_the_start
     monkeypatch.setattr(connections, "RETRY_SECONDS", 0.02)
     _, requests = await prepared(kafka, lambda number, key: None, grow)
     assert {METADATA, CREATE_TOPICS, DESCRIBE_CONFIGS} | ({CREATE_PARTITIONS} if grow else set()) <= set(requests)
-    for how in ("before", "after"):
-        for number in itertools.count():
 
-            def cut(at: int, key: int, number: int = number, how: Any = how) -> Cut | None:
-                return how if at == number else None
+    async def cut_at(number: int, how: Cut) -> bool:
+        """Prepare topics while a request's connection is closed; return whether there were so many requests."""
+        layout, requests = await prepared(kafka, lambda at, key: how if at == number else None, grow)
+        outputs = [topic.partitions for topic in layout.outputs.values()]
+        assert (layout.source_partitions, layout.changelog.partitions, outputs) == (3, 3, [3] * 3), (number, how)
+        return len(requests) > number
 
-            layout, again = await prepared(kafka, cut, grow)
-            outputs = [topic.partitions for topic in layout.outputs.values()]
-            found = layout.source_partitions, layout.changelog.partitions, outputs
-            assert found == (3, 3, [3] * 3), (number, how)
-            if len(again) <= number:  # how many there are depends on how fast new topics are known
-                assert number > 8
-                break
+    closings: tuple[Cut, ...] = ("before", "after")
+    for how in closings:
+        first = 0  # how many there are depends on how fast new topics are known
+        while all(await asyncio.gather(*(cut_at(number, how) for number in range(first, first + 8)))):
+            first += 8
+        assert first
 
 
 @pytest.mark.parametrize("key", [METADATA, CREATE_TOPICS, DESCRIBE_CONFIGS])
@@ -403,12 +403,12 @@ async def test_a_broker_that_closes_every_such_connection_is_told_in_the_end(
     key: int, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(connections, "CONNECT_SECONDS", 3.0)
+    monkeypatch.setattr(connections, "CONNECT_SECONDS", 1.0)
     begun = time.monotonic()
     with pytest.raises(ConfigError, match=r"KP_BOOTSTRAP_SERVERS=127\.0\.0\.1:\d+: .*(closed|Not connected|no answer)"):
         await prepared(kafka, lambda _, asked: "before" if asked == key else None, grow=False)
     assert time.monotonic() - begun < 30
-    assert sum("trying again for 3 s" in record.message for record in caplog.records) == 1
+    assert sum("trying again for 1 s" in record.message for record in caplog.records) == 1
 
 
 def test_a_worker_starts_behind_a_broker_that_closes_connections(kafka: EmbeddedKafka, workers: Workers) -> None:

@@ -320,26 +320,26 @@ class Fleet:
             slot.expected |= {0, -15}  # -15: it was still importing
             slot.process.terminate()
 
-    def stop_all(self, timeout: float = 60.0) -> list[int]:
+    def stop_all(self) -> list[int]:
         """Ask all workers to stop, once they are all ready; return their exit codes."""
-        wait_until(lambda: all(map(ready, self.running())), timeout)
+        wait_until(lambda: all(map(ready, self.running())))
         with self._lock:
             slots = [slot for slot in self._slots.values() if slot.wanted]
             for slot in slots:
                 self.remove(slot)
-        return [slot.process.wait(timeout) for slot in slots]
+        return [slot.process.wait() for slot in slots]
 
     def unexpected(self) -> list[Exit]:
         return [event for event in self.exits if not event.expected]
 
-    def tails(self, lines: int = 15) -> str:
+    def tails(self) -> str:
         """Return the ends of all logs, for a failure's message, and what the workers wait for."""
         running = self.running() if self.module == "tests.support.crash_worker" else []
         for slot in running:
             slot.process.process.send_signal(signal.SIGUSR2)
         if running:
             time.sleep(1)
-            lines = 80
+        lines = 80 if running else 15
         texts = [(path.name, path.read_text(errors="replace").splitlines()) for path in sorted(self.logs.glob("*.log"))]
         return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in texts)
 

@@ -141,15 +141,13 @@ async def produce_async(bootstrap: str, topic: str, records: Iterable[Sequence[A
     return [(metadata.partition, metadata.offset) for metadata in done]
 
 
-async def consume_all_async(
-    bootstrap: str, topic: str, isolation: str = "read_committed", make: Callable[..., Any] = AIOKafkaConsumer
-) -> list[Any]:
-    """Return all records up to the end at the time of the call, partition by partition. `make`: the consumer's class.
+async def consume_all_async(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Any]:
+    """Return all records up to the end at the time of the call, partition by partition.
 
     With read_committed the end is the last stable offset: an open transaction hides what follows it. One that is just
     ending is waited for: the group's offset may be visible some ms before the records.
     """
-    async with make(
+    async with AIOKafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level=isolation, auto_offset_reset="earliest", enable_auto_commit=False
     ) as consumer:
         partitions = [TopicPartition(topic, p) for p in sorted(await _partitions(consumer, topic))]
@@ -418,4 +416,4 @@ def wait_committed(bootstrap: str, group: str, topic: str, count: int, timeout: 
     def done() -> int:
         return sum(committed(bootstrap, group, topic).values())
 
-    assert wait_until(lambda: done() >= count, timeout, 0.2), f"{done()} of {count} committed"
+    assert wait_until(lambda: done() >= count, timeout, 0.05), f"{done()} of {count} committed"

@@ -101,11 +101,11 @@ def as_json(spans: Iterable[Span]) -> bytes:
     return json.dumps(document(spans)).encode()
 
 
-def records(spans: Sequence[Span], rng: random.Random, most: int = 3) -> list[bytes]:
+def records(spans: Sequence[Span], rng: random.Random) -> list[bytes]:
     """Return the spans as records of some spans each, each record in one of the encodings."""
     rows, rest = [], list(spans)
     while rest:
-        count = rng.randint(1, most)
+        count = rng.randint(1, 3)
         rows.append(rng.choice((as_protobuf, as_json))(rest[:count]))
         rest = rest[count:]
     return rows
