@@ -99,7 +99,7 @@ class Command(click.Command):
 
     def check_files(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
         """Raise UsageError for a file that may be a forgotten --set, before an error about it shows a secret."""
-        several = [given[it.name or ""] for it in self.params if isinstance(it, click.Argument) and it.nargs == -1]
+        several = [given.get(it.name or "") for it in self.params if isinstance(it, click.Argument) and it.nargs == -1]
         files = [file for those in several if isinstance(those, list | tuple) for file in those]
         if not ctx.resilient_parsing and any("=" in file and not os.path.exists(file) for file in files):
             ctx.fail(
