@@ -17,9 +17,9 @@ from worker.redact.names import (
     IF_RANDOM,
     NO,
     PASSWORD,
-    STOP_WORDS,
     TOKEN,
     VALUE_MEMBERS,
+    WORDS,
     harmless,
     is_clear,
     is_given,
@@ -182,7 +182,6 @@ _ENV_NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _SPACED: Final = ("api ", "access ", "secret ", "private ", "signing ", "encryption ", "master ", "license ")
 _LOOSE_BEGINS: Final = re.compile(r"(?:\n|[Ee][Nn][Vv] |\| )\Z")
 """The text before a word that makes it a name even if only blanks follow."""
-_VALUE_OF_TEXT: Final = re.compile("text|content")
 
 
 class _Assignment(NamedTuple):
@@ -227,10 +226,10 @@ def assigned_secrets(text: str, lowered: str) -> Iterator[Found]:
         if left < 0:
             yield Found(sign.end(), len(text), "password")
             return
-        found = _secret(text, to, value)
-        if found is not None:
-            yield found
-            place = found.end
+        secret = _secret(text, to, value)
+        if secret is not None:
+            yield secret
+            place = secret.end
         else:
             headers.append(stem.start())
         if "[" in to.sign and to.how == "list":
@@ -299,7 +298,7 @@ def _bare_end(text: str, to: _Assignment, start: int, end: int) -> int | None:
         line = _REST_OF_LINE.match(text, start)
         words = line[0].split() if line else []
         plain = all(word.isalpha() and word.islower() for word in words)
-        if line and plain and 4 <= len(words) <= 24 and STOP_WORDS.isdisjoint(words):
+        if line and plain and 4 <= len(words) <= 24 and WORDS["stop_words"].isdisjoint(words):
             return start + len(line[0].rstrip())  # a passphrase
         if len(words) > 1 and words[1].isalpha() and words[1].islower():
             return None
@@ -344,7 +343,7 @@ def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
     if to.how == "prose":
         explicit = quoted or ":" in to.sign
         return " " not in content and len(content) > 7 and (is_mixed(content) if explicit else is_clear(content))
-    if to.how == "value" and _VALUE_OF_TEXT.search(to.sign):
+    if to.how == "value" and ("text" in to.sign or "content" in to.sign):
         return " " not in content and likely(content, to.strength)
     if to.how == "list":
         return (to.name.startswith("-") and not harmless(content)) or likely(content, to.strength)
@@ -439,11 +438,11 @@ def _below(text: str, headers: list[int]) -> Iterator[Found]:
         while columns and place < len(text):
             begin, end = place + 1, _line_end(text, place + 1)
             line = text[begin:end]
-            found = [] if _RULE_OF_TABLE.fullmatch(line) else list(_CELL.finditer(line))
-            if not (line and len(found) in (0, len(columns))):
+            cells = [] if _RULE_OF_TABLE.fullmatch(line) else list(_CELL.finditer(line))
+            if not (line and len(cells) in (0, len(columns))):
                 break
             place = end
-            for strength, cell in zip(columns, found, strict=False):
+            for strength, cell in zip(columns, cells, strict=False):
                 value = cell[0].strip(_AROUND_CELL)
                 if strength > IF_RANDOM and " " not in value and likely(value, strength):
                     first = begin + cell.start() + cell[0].index(value)

@@ -109,16 +109,12 @@ def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
     if rules.name == "strict":
         text = redact_strictly(text, level, counts)
         # Markers reveal secrets after or between them; after these rounds, redaction is idempotent.
-        for _ in range(_MOST_ROUNDS if len(text) <= _SHORT else 1):
+        # A long text gets one round, so that time is bounded.
+        for _ in range(4 if len(text) <= 1 << 14 else 1):
             if text == before:
                 break
             before, text = text, redact_strictly(redact_as_reference(text, level, counts), level, counts)
     return replace_own(rules.own, text, counts) if rules.own else text
-
-
-_MOST_ROUNDS: Final = 4
-_SHORT: Final = 1 << 14
-"""Characters of a text that gets up to _MOST_ROUNDS; a longer one gets one, so that time is bounded."""
 
 
 _decoder: Final = msgspec.json.Decoder(dict[str, Any], float_hook=lambda number: msgspec.Raw(number.encode()))

@@ -50,7 +50,7 @@ def _private_keys(text: str, _lowered: str) -> Iterator[Found]:
         while begin := _PEM_BEGIN.search(text, place):
             dashes = text.find("----", begin.end(), begin.end() + _MOST_PEM)
             end = _PEM_END.match(text, dashes) if dashes >= 0 else None
-            place = end.end() if end else end_of(_PEM_CUT.match(text, begin.end()))
+            place = (end or _PEM_CUT.match(text, begin.end()) or begin).end()
             yield Found(begin.start(), place, "private_key")
         yield from _private_key_ends(text)
     if "LS0tLS1CRUdJTi" in text:  # -----BEGIN in base64
@@ -86,13 +86,6 @@ _PUTTY: Final = re.compile(r"Private-Lines: ?[0-9]{1,3}((?:(?:\\[nr]|\s){1,4}[A-
 _JWK: Final = re.compile(r"""["'](?:d|p|q|dp|dq|qi|k)\\{0,7}["']\s{0,4}:\s{0,4}\\{0,7}["']([A-Za-z0-9_-]{20,2048}+)""")
 
 
-def end_of(match: re.Match[str] | None) -> int:
-    """Return the end of a match of a pattern that also matches the empty text."""
-    if match is None:
-        raise AssertionError("this is a bug: the pattern matches the empty text")
-    return match.end()
-
-
 def decoded(text: str) -> bytes | None:
     """Decode base64; None: the text is not base64."""
     text = text.rstrip("=")
@@ -111,7 +104,6 @@ _AUTHORIZATION: Final = pattern(
     (?P<value>[^\s"'`<>\\,;(){}\[\]]{6,8192}+)
     """
 )
-_PARTED_SCHEMES: Final = ("aws4", "digest", "oauth", "hmac")
 _END_OF_HEADER: Final = re.compile(r"[\n'`]|\\n")
 _AUTH_PART: Final = pattern(
     r"""
@@ -131,7 +123,7 @@ def _authorizations(text: str, _lowered: str) -> Iterator[Found]:
         if not scheme:
             if looks_secret(value):
                 yield Found(start, end, "bearer_token")
-        elif scheme.startswith(_PARTED_SCHEMES):
+        elif scheme.startswith(("aws4", "digest", "oauth", "hmac")):
             line_end = _END_OF_HEADER.search(text, max(end, done), start + 4096)
             until = line_end.start() if line_end else start + 4096
             for part in _AUTH_PART.finditer(text, max(start, done), until):
@@ -217,7 +209,7 @@ def _option_rule(
         for match in name.finditer(text):
             if match.start() < done:
                 continue
-            done = end_of(_WHOLE_COMMAND.match(text, match.end(), match.end() + 600))
+            done = (_WHOLE_COMMAND.match(text, match.end(), match.end() + 600) or match).end()
             for found in with_value.finditer(text, match.end(), done):
                 group = found.lastindex or 0
                 if not harmless(found[group]):
@@ -286,26 +278,17 @@ _IBAN_DIGITS: Final = {ord(letter): str(int(letter, 36)) for letter in string.as
 
 
 def _ibans(text: str, _lowered: str) -> Iterator[Found]:
+    """Yield the IBANs with a known country, its length and a valid checksum."""
     for match in _IBAN.finditer(text):
-        end = _iban_end(text, match.start())
-        if end is not None:
-            yield Found(match.start(), end, "iban")
-
-
-def _iban_end(text: str, start: int) -> int | None:
-    """Return where an IBAN ends; None: its checksum or country is wrong."""
-    country = text[start : start + 2]
-    length = _IBAN_LENGTHS.get(country.upper())
-    if length is None or not (country.isupper() or country.islower()):
-        return None
-    end, characters = start, ""
-    while len(characters) < length and (piece := _IBAN_PIECE.match(text, end)):
-        end = min(piece.end(), piece.start(1) + length - len(characters))
-        characters += text[piece.start(1) : end]
-    if len(characters) < length or text[end : end + 1].isalnum():
-        return None
-    number = (characters[4:] + characters[:4]).upper().translate(_IBAN_DIGITS)
-    return end if int(number) % 97 == 1 else None
+        country, end, characters = match[0][:2], match.start(), ""
+        length = _IBAN_LENGTHS.get(country.upper(), 0) if country.isupper() or country.islower() else 0
+        while len(characters) < length and (piece := _IBAN_PIECE.match(text, end)):
+            end = min(piece.end(), piece.start(1) + length - len(characters))
+            characters += text[piece.start(1) : end]
+        if length and len(characters) == length and not text[end : end + 1].isalnum():
+            number = (characters[4:] + characters[:4]).upper().translate(_IBAN_DIGITS)
+            if int(number) % 97 == 1:
+                yield Found(match.start(), end, "iban")
 
 
 def _is_ipv6(secret: str) -> bool:
@@ -337,12 +320,12 @@ def rules_of(group: str) -> list[Rule]:
     """Return the rules of a group of strict.toml."""
     return [
         rule(
-            each.get("kind", "password"),
-            each["hint"],
-            pattern(each["pattern"], re.ASCII),
-            _CHECKS[each["check"]] if "check" in each else None,
+            entry.get("kind", "password"),
+            entry["hint"],
+            pattern(entry["pattern"], re.ASCII),
+            _CHECKS[entry["check"]] if "check" in entry else None,
         )
-        for each in DATA[group]
+        for entry in DATA[group]
     ]
 
 

@@ -6,9 +6,9 @@ bounded or never backtracks, lookahead after a match is bounded, and so is the n
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any, Final, NamedTuple
 
 MARKER: Final = re.compile(r"\[REDACTED:[a-z0-9_]{1,64}\]")
@@ -73,10 +73,9 @@ def put_markers(text: str, found: list[Found], counts: dict[str, int], marker: s
 
     `marker`: the replacement; None: the marker of the type.
     """
-    kept = [match.span() for match in MARKER.finditer(text)] if "[REDACTED:" in text else []
     pieces: list[str] = []
     done = 0
-    for start, end, kind in _apart(_merged(found), kept):
+    for start, end, kind in _apart(_merged(found), text):
         pieces += (text[done:start], f"[REDACTED:{kind}]" if marker is None else marker)
         counts[kind] = counts.get(kind, 0) + 1
         done = end
@@ -95,28 +94,17 @@ def _merged(found: list[Found]) -> list[Found]:
     return merged
 
 
-_MOST_KEPT: Final = 1000
-"""Markers that are kept within one place. Only the rest of a text (`bounded`) has more."""
-_LONG_PLACE: Final = _MOST_KEPT * len("[REDACTED:ip]")
-
-
-def _apart(found: list[Found], kept: list[tuple[int, int]]) -> Iterator[Found]:
-    """Yield the places minus existing markers; the rest of a text (`bounded`) includes them."""
-    marker = 0
-    starts = [start for start, _ in kept]
+def _apart(found: list[Found], text: str) -> Iterator[Found]:
+    """Yield the places minus existing markers; the rest of a text (`bounded`), which may have many, includes them."""
+    markers = [match.span() for match in MARKER.finditer(text)] if "[REDACTED:" in text else []
+    starts, ends = [start for start, _ in markers], [end for _, end in markers]
     for start, end, kind in found:
+        kept = markers[bisect_right(ends, start) : bisect_left(starts, end)]
         begin = start
-        if end - start > _LONG_PLACE and bisect_left(starts, end) - bisect_left(starts, begin) > _MOST_KEPT:
-            yield Found(start, end, kind)
-            continue
-        while marker < len(kept) and kept[marker][1] <= begin:
-            marker += 1
-        place = marker
-        while place < len(kept) and kept[place][0] < end:
-            if kept[place][0] > begin:
-                yield Found(begin, kept[place][0], kind)
-            begin = max(begin, kept[place][1])
-            place += 1
+        for marker_start, marker_end in kept if len(kept) <= 1000 else ():
+            if marker_start > begin:
+                yield Found(begin, marker_start, kind)
+            begin = marker_end
         if begin < end:
             yield Found(begin, end, kind)
 
@@ -126,15 +114,12 @@ def _apart(found: list[Found], kept: list[tuple[int, int]]) -> Iterator[Found]:
 # They run on RE2, which never backtracks: at worst it takes one step for each character and each instruction of a
 # pattern's program, so all programs together are limited (MOST_INSTRUCTIONS). For each match that it returns, RE2 may
 # read to the end of the line, so many matches on one long line could take quadratic time: after MOST_ON_A_LINE of
-# them, or after _STEPS, the rest of the line becomes one marker.
+# them, or too many steps, the rest of the line becomes one marker.
 
 MOST_INSTRUCTIONS: Final = 4000
 """Limit for the programs of all patterns. RE2 takes up to 6 ns per instruction and byte of text: 25 s for 1 MiB."""
 
 MOST_ON_A_LINE: Final = 200
-_STEPS: Final = 1 << 23
-_STEPS_A_CHARACTER: Final = 2048
-"""Limit of the bytes read again after matches, times instructions, for all patterns: 12 s for 1 MiB."""
 
 _NAME: Final = re.compile("[a-z][a-z0-9_]{0,63}")
 
@@ -149,8 +134,7 @@ class OwnPattern(NamedTuple):
     @property
     def instructions(self) -> int:
         """Return the size of the pattern's RE2 program."""
-        size: int = self.compiled.programsize
-        return size
+        return int(self.compiled.programsize)
 
 
 def own_pattern(name: str, pattern: str, replacement: str | None = None) -> OwnPattern:
@@ -184,25 +168,20 @@ def own_pattern(name: str, pattern: str, replacement: str | None = None) -> OwnP
 
 def replace_own(patterns: tuple[OwnPattern, ...], text: str, counts: dict[str, int]) -> str:
     """Return the text after replacement by each pattern in turn; existing markers are kept."""
-    steps = _STEPS + _STEPS_A_CHARACTER * len(text)
+    # Limit of the bytes read again after matches, times instructions, for all patterns: 12 s for 1 MiB.
+    steps = (1 << 23) + 2048 * len(text)
     for pattern in patterns:
         raw = text.encode("utf-8", "surrogatepass")
         places, steps = _byte_places(pattern, raw, steps)
         if places:
-            found = [Found(*place, pattern.name) for place in _in_characters(places, raw, text)]
+            parts = pairwise([0, *chain.from_iterable(places)])
+            lengths = (len(raw[start:end].decode("utf-8", "surrogatepass")) for start, end in parts)
+            starts_and_ends = accumulate(lengths)  # in characters
+            found = [
+                Found(start, end, pattern.name) for start, end in zip(starts_and_ends, starts_and_ends, strict=True)
+            ]
             text = put_markers(text, found, counts, pattern.replacement)
     return text
-
-
-def _in_characters(places: list[tuple[int, int]], raw: bytes, text: str) -> Iterator[tuple[int, int]]:
-    if len(raw) == len(text):
-        yield from places
-        return
-    read = characters = 0
-    for start, end in places:
-        begin = characters + len(raw[read:start].decode("utf-8", "surrogatepass"))
-        read, characters = end, begin + len(raw[start:end].decode("utf-8", "surrogatepass"))
-        yield begin, characters
 
 
 def _byte_places(pattern: OwnPattern, raw: bytes, steps: int) -> tuple[list[tuple[int, int]], int]:

@@ -94,7 +94,6 @@ _CODE: Final = re.compile(
     r"|client|server|db|model|parser|ns|flask|django|st|tokenizer|batch|outputs?|np|torch|keys?|tokens?|passwords?)"
     r"(?:\??\.\w+)+!?|[A-Za-z_]\w*(?:::\w+)+"
 )
-STOP_WORDS: Final = WORDS["stop_words"]
 DATE_OR_NUMBER: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9:.]{4,15}(?:Z|[+-][0-9:]{4,6})?)?|[+-]?[0-9]+(?:[.,:][0-9]+)*[%a-z]?"
     r"|v?[0-9]+(?:\.[0-9a-z]+){1,4}(?:[-+][0-9A-Za-z.]+)?|0x[0-9a-fA-F]{1,8}"
@@ -115,7 +114,7 @@ def harmless(value: str) -> bool:
     if _PATH.fullmatch(value):
         return not any(is_random(part) for part in value.split("/") if "/" in value)
     words = lowered.split()
-    return len(words) > 2 and not STOP_WORDS.isdisjoint(words)
+    return len(words) > 2 and not WORDS["stop_words"].isdisjoint(words)
 
 
 @lru_cache(maxsize=1024)
@@ -160,9 +159,7 @@ def is_random(value: str) -> bool:
 
 def likely(value: str, strength: int) -> bool:
     """Return whether a value is a secret although the text barely connects it with the name."""
-    if looks_secret(value):
-        return True
-    return (
+    return looks_secret(value) or (
         strength == PASSWORD
         and len(value) >= 6
         and not harmless(value)
@@ -227,9 +224,8 @@ _WORD_AND_NUMBER: Final = re.compile(
 
 def is_scrambled(value: str) -> bool:
     """Return whether letters of both cases are neither words nor a name such as LastPass."""
-    if not (8 <= len(value) <= 64 and value.isascii() and value.isalpha()) or value[1:].islower() or value.isupper():
-        return False
-    return has_no_words(value)
+    letters = 8 <= len(value) <= 64 and value.isascii() and value.isalpha()
+    return letters and not (value[1:].islower() or value.isupper()) and has_no_words(value)
 
 
 def has_no_words(value: str) -> bool:

@@ -80,10 +80,10 @@ def _after_words(text: str, lowered: str) -> Iterator[Found]:
                 continue
             end = ending.end()
         ending_verb = not english and not text[end - 1].isascii() and end > word.end()
-        found = _value_after(text, end, verb=ending_verb, english=english, word=word[0])
-        if found is not None:
-            done = found[1]
-            yield Found(*found, "password")
+        span = _value_after(text, end, verb=ending_verb, english=english, word=word[0])
+        if span is not None:
+            done = span[1]
+            yield Found(*span, "password")
 
 
 def _value_after(text: str, place: int, *, verb: bool, english: bool, word: str) -> tuple[int, int] | None:
@@ -144,9 +144,9 @@ def _before_words(text: str, _lowered: str) -> Iterator[Found]:
     for match in _REVERSED.finditer(text):
         begin = max(0, match.start() - 66)
         words = text[begin : match.start()].rsplit(None, 1)
-        found = _BEFORE.search(text, match.start() - len(words[-1]), match.start()) if words else None
-        if found and (may_be(found["secret"], quoted=False) or _CODE.fullmatch(found["secret"])):
-            yield Found(*found.span("secret"), "password")
+        before = _BEFORE.search(text, match.start() - len(words[-1]), match.start()) if words else None
+        if before and (may_be(before["secret"], quoted=False) or _CODE.fullmatch(before["secret"])):
+            yield Found(*before.span("secret"), "password")
 
 
 # -- pairs of a label and a value in one object
@@ -182,7 +182,6 @@ _SEED: Final = re.compile(
 _NO_SEED: Final = re.compile(
     r"\b(?:the|and|with|for|your|are|was|has|not|but|which|from|into|will|must|they|have|its)\b"
 )
-_BEHIND_HINT: Final = 200
 
 
 def _seeds(text: str, lowered: str) -> Iterator[Found]:
@@ -193,15 +192,15 @@ def _seeds(text: str, lowered: str) -> Iterator[Found]:
         done = hint.end() + 60
         place = hint.end()
         for _ in range(6):
-            found = _SEED.search(text, place, hint.end() + _BEHIND_HINT + 300)
-            if found is None or found.start() > hint.end() + _BEHIND_HINT:
+            phrase = _SEED.search(text, place, hint.end() + 500)
+            if phrase is None or phrase.start() > hint.end() + 200:
                 break
-            words = _NO_SEED.search(found[0])
+            words = _NO_SEED.search(phrase[0])
             if words is None:
-                yield Found(found.start(), found.end(), "password")
-                done = found.end()
+                yield Found(phrase.start(), phrase.end(), "password")
+                done = phrase.end()
                 break
-            place = found.start() + words.end()
+            place = phrase.start() + words.end()
 
 
 _LABEL: Final = (

@@ -16,9 +16,6 @@ from worker.redact.markers import Found, bounded
 
 PASSWORD_MARKER: Final = "[REDACTED:password]"  # noqa: S105 no password
 
-_SHORTEST: Final = 6
-"""Length of the shortest text in which a pattern finds something: a@b.cc, xoxb-1."""
-
 _SIGNS: Final = re.compile("[-0-9:=@/_AB]")
 """Every match has one of these characters; the letters come from AKIA and Bearer."""
 
@@ -71,8 +68,8 @@ class _Rule(NamedTuple):
                 yield Found(start, done, self.kind)
 
 
-def _rule(kind: str, hint: str, pattern: str, kept: str = "") -> _Rule:
-    return _Rule(kind, hint, re.compile(pattern, re.ASCII), f"{kept}[REDACTED:{kind}]")
+def _rule(kind: str, hint: str, pattern: str, kept: str = "", begin: _Begin | None = None) -> _Rule:
+    return _Rule(kind, hint, re.compile(pattern, re.ASCII), f"{kept}[REDACTED:{kind}]", begin)
 
 
 _SECRETS: Final = (
@@ -84,26 +81,24 @@ _SECRETS: Final = (
     _rule("api_key", "AKIA", "AKIA[A-Z0-9]{16}"),  # AWS
     _rule("api_key", "kp_", "kp_[a-f0-9]{16,}+"),  # KnowledgePulse
     _rule("api_key", "xox", "xox[bpras]-[A-Za-z0-9-]++"),  # Slack
-    _Rule(
+    _rule(
         "password",
         "",
-        re.compile(rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}", re.ASCII),
-        PASSWORD_MARKER,
-        lambda _text, _done, match: match.end(1),
+        rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}",
+        begin=lambda _text, _done, match: match.end(1),
     ),
 )
 
 _LOCAL_PART: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._%+-"
-_ADDRESS_FROM_AT: Final = re.compile(r"@(?<=[0-9A-Za-z._%+-]@)[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}+")
 
 # NANP numbers: the ten digits, and what may precede them.
-_TEN_DIGITS: Final = re.compile(rf"[0-9]{{3}}\)?{_BREAK}?[{_SPACE}]?[0-9]{{3}}{_BREAK}[0-9]{{4}}\b", re.ASCII)
+_TEN_DIGITS: Final = rf"[0-9]{{3}}\)?{_BREAK}?[{_SPACE}]?[0-9]{{3}}{_BREAK}[0-9]{{4}}\b"
 _COUNTRY_CODE: Final = re.compile(rf"(?:\+?1{_BREAK}?\(?|\()\Z")
 
 _ALL: Final = (
     *_SECRETS,
-    _Rule("email", "@", _ADDRESS_FROM_AT, "[REDACTED:email]", _local_part),
-    _Rule("phone", "", _TEN_DIGITS, "[REDACTED:phone]", _country_code),
+    _rule("email", "@", r"@(?<=[0-9A-Za-z._%+-]@)[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}+", begin=_local_part),
+    _rule("phone", "", _TEN_DIGITS, begin=_country_code),
     _rule("phone", "+", r"\+[1-9][0-9]{6,14}\b"),
     _rule("ip", ".", rf"\b(?=[0-9]){_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}\b"),
     _rule("filepath", "/", rf"/(?:home|Users)/{_USER_NAME}(?:/{_REST_OF_PATH})?"),
@@ -113,23 +108,23 @@ _ALL: Final = (
 
 def redact_as_reference(text: str, level: str, counts: dict[str, int]) -> str:
     """Return the text with the SDK's markers, and add them to `counts`."""
-    if len(text) < _SHORTEST or not _SIGNS.search(text):
+    if len(text) < 6 or not _SIGNS.search(text):  # the shortest that a pattern finds: a@b.cc, xoxb-1
         return text
     for rule in _SECRETS if level == "private" else _ALL:
         if rule.hint not in text:
             continue
         if rule.begin is None:
-            text, found = rule.pattern.subn(rule.marker, text)  # in C
+            text, count = rule.pattern.subn(rule.marker, text)  # in C
         else:
             pieces: list[str] = []
             done = 0
             for start, end, _ in rule.places(text):
                 pieces.append(text[done:start])
                 done = end
-            found = len(pieces)
+            count = len(pieces)
             text = rule.marker.join([*pieces, text[done:]]) if pieces else text
-        if found:
-            counts[rule.kind] = counts.get(rule.kind, 0) + found
+        if count:
+            counts[rule.kind] = counts.get(rule.kind, 0) + count
     return text
 
 

@@ -73,8 +73,6 @@ def _not_seen() -> frozenset[str]:
 
 # No script has three of the first characters in a row, nor six of the others; emoji have at most two.
 _ZERO_WIDTH_RUN: Final = re.compile(f"[\u200b-\u200d\ufeff]{{3}}|[{_ZERO_WIDTH}]{{6}}")
-_MOST_STRAY: Final = 5
-"""Maximum number of invisible characters in a document at places where no script needs them, such as a pasted one."""
 _SELECTORS: Final = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
 # Variation selectors choose a form of the character before them. Letters, blanks, selectors and ASCII signs have no
 # forms, except the digits, # and * of keycaps; emoji have only the last two forms. Then: operators and reserved signs.
@@ -89,7 +87,8 @@ def _hides_text(text: str) -> bool:
     """Return whether invisible characters carry a message: a run, or too many stray ones at any distance."""
     if _ZERO_WIDTH_RUN.search(text):
         return True
-    return sum(1 for _ in islice(_STRAY.finditer(text), _MOST_STRAY + 1)) > _MOST_STRAY
+    # A pasted text may have some at places where no script needs them.
+    return sum(1 for _ in islice(_STRAY.finditer(text), 6)) > 5
 
 
 _TAG: Final = re.compile(f"(?:{'|'.join(_FLAGS)})|([{_TAGS}])")

@@ -219,18 +219,11 @@ def _hints() -> Any:
 
 _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
-_SHORT: Final = 64
-"""Names, ids and times of a trace repeat: results for texts of up to this many characters are cached."""
-
 
 def find_secrets(text: str, level: str) -> list[Found]:
     """Return the places of secrets in a text without disguises; they may overlap."""
-    return list(_found_in_short(text, level)) if len(text) <= _SHORT else _found(text, level)
-
-
-@lru_cache(maxsize=4096)
-def _found_in_short(text: str, level: str) -> tuple[Found, ...]:
-    return tuple(_found(text, level))
+    # Names, ids and times of a trace repeat.
+    return [*(_found_in_short if len(text) <= 64 else _found)(text, level)]
 
 
 def _found(text: str, level: str) -> list[Found]:
@@ -252,3 +245,6 @@ def _found(text: str, level: str) -> list[Found]:
             end = places[-1].start
             text, lowered = text[:end], lowered[:end]
     return found
+
+
+_found_in_short: Final = lru_cache(maxsize=4096)(_found)

@@ -59,7 +59,9 @@ def test_the_vector_is_that_of_the_original_text() -> None:
     one, other = (
         score_file(lines(), TextEmbedder(), output_embedding=True, redact=redact) for redact in ("off", "all")
     )
-    assert [it["scoring"]["embedding"] for it in one] == [it["scoring"]["embedding"] for it in other]
+    assert [document["scoring"]["embedding"] for document in one] == [
+        document["scoring"]["embedding"] for document in other
+    ]
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -153,7 +155,7 @@ def test_marking_adds_scoring_screen_and_a_header_and_changes_nothing_else() -> 
 def test_the_score_is_the_same() -> None:
     lines = [trace_bytes(f"kp:trace:{n}", objective=f"{PLANTED} {n}") for n in range(3)]
     plain, marked = (score_file(lines, TextEmbedder(), screen=screen) for screen in ("off", "mark"))
-    assert [it["scoring"].pop("screen")["rules"] for it in marked] == [list(MATCHED)] * 3
+    assert [document["scoring"].pop("screen")["rules"] for document in marked] == [list(MATCHED)] * 3
     assert plain == marked
 
 

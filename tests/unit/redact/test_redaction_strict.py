@@ -66,9 +66,9 @@ def test_the_reference_is_contained_and_twice_is_once(seed: int) -> None:
     for number in range(1500):
         text = random_text(rng) if number % 3 == 0 else " ".join(made(rng).text for _ in range(rng.randint(1, 3)))
         level = rng.choice(LEVELS)
-        cleaned, found = redact_text(text, level)
+        cleaned, least = redact_text(text, level)
         both, counts = redact_text(text, level, "strict")
-        assert all(counts.get(kind, 0) >= count for kind, count in found.items()), f"seed {seed}: {text!r}"
+        assert all(counts.get(kind, 0) >= count for kind, count in least.items()), f"seed {seed}: {text!r}"
         assert counts.keys() <= set(STRICT_TYPES)
         if number % 3:  # not for what no transcript has: a key that begins where another marker ends
             assert strict(both, level) == both, f"seed {seed}: {text!r}"
@@ -107,8 +107,8 @@ def test_members_of_documents(document: dict[str, Any], cleaned: dict[str, Any])
             return [marked(item) for item in value]
         return "[REDACTED:password]" if value == "*" else value
 
-    found = redact_document({"input": document}, "aggregated", "strict")[0]
-    assert found == {"input": marked(cleaned)}
+    redacted = redact_document({"input": document}, "aggregated", "strict")[0]
+    assert redacted == {"input": marked(cleaned)}
 
 
 PARTS = json.loads((DATA_FOLDER / "redaction_parts.json").read_text("utf-8"))

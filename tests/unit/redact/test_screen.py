@@ -42,14 +42,10 @@ def test_hidden_text(text: str, rules: set[str]) -> None:
     assert set(screen_texts([text]).rules) == rules
 
 
-@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case["language"])
-def test_texts_of_many_scripts_pass(case: dict[str, str]) -> None:
-    assert screen_texts([case["text"]]).rules == ()
-
-
 @pytest.mark.parametrize(
     "text",
     [
+        *(case["text"] for case in TEXTS),
         # families, flags, skin tones, keycaps, and text with marks and isolates as software writes them
         "👩‍👩‍👧‍👦 👨🏽‍💻 🏳️‍🌈 🏳️‍⚧️ 👁️‍🗨️ ❤️‍🔥 1️⃣ ☎︎ 🇺🇦 🏴‍☠️",
         "🏴󠁧󠁢󠁥󠁮󠁧󠁿🏴󠁧󠁢󠁳󠁣󠁴󠁿🏴󠁧󠁢󠁷󠁬󠁳󠁿",
@@ -59,7 +55,7 @@ def test_texts_of_many_scripts_pass(case: dict[str, str]) -> None:
         "soft\u00adware and Auflage, 50\u202f% de réduction",
     ],
 )
-def test_emoji_and_marks_of_direction_pass(text: str) -> None:
+def test_texts_of_many_scripts_emoji_and_marks_of_direction_pass(text: str) -> None:
     assert screen_texts([text]).rules == ()
 
 
@@ -118,15 +114,16 @@ PARTS = [
 
 @pytest.mark.slow
 def test_time_is_linear() -> None:
-    """Quadratic time would be minutes."""
+    """Half a second for 1 MiB at most; quadratic time would be minutes."""
+    size = 1 << 18
     for part in PARTS:
         length = len(msgspec.json.encode(part)) - 2
-        documents: list[Any] = [[start + part * ((1 << 20) // length)] for start in ("", "output \u200b", "\u2066")]
-        for document in [*documents, [part] * ((1 << 20) // (length + 3))]:
+        documents: list[Any] = [[start + part * (size // length)] for start in ("", "output \u200b", "\u2066")]
+        for document in [*documents, [part] * (size // (length + 3))]:
             raw = msgspec.json.encode(document)
             begun = time.process_time()
             screen_json(raw)
-            assert time.process_time() - begun < 0.5, f"{part!a}: {str(document)[:40]!a}"
+            assert time.process_time() - begun < 0.125, f"{part!a}: {str(document)[:40]!a}"
 
 
 @pytest.mark.parametrize("each", range(1, 6))
