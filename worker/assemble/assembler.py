@@ -51,9 +51,6 @@ log = logging.getLogger(__name__)
 MAX_RECORDS: Final = 500
 """Maximum records per batch."""
 
-MAX_WARNINGS: Final = 100
-"""Maximum number of hints and reasons logged, each once: a hint names a scope, and anyone may send any scope."""
-
 NOTE_SECONDS: Final = 30.0
 """How long a batch that only advances time may stay uncommitted: a restart reads it again."""
 
@@ -78,7 +75,8 @@ class Shared:
     def committed(self, result: StepResult) -> None:
         """Count a committed batch, and log what is new in it."""
         self.metrics.count(result.counts, result.ends, time.time())
-        hints = sorted(result.hints - self.warned)[: max(0, MAX_WARNINGS - len(self.warned))]
+        # At most 100, each once: a hint names a scope, and anyone may send any scope.
+        hints = sorted(result.hints - self.warned)[: max(0, 100 - len(self.warned))]
         warnings = {hint: f"some spans hold less than they could: {hint}" for hint in hints}
         for reason, words in sorted(result.refusals.items()):
             warnings[reason] = f"some spans are dead letters, reason {reason}; the first: {words}"
@@ -266,9 +264,9 @@ class Assembler:
         """
         while True:
             claim.stop.check()
-            found = await count_partitions(claim.consumer, self.topics.sources)
-            if found is not None:
-                new = {name: found[name] for name, count in self.topics.sources.items() if found[name] > count}
+            counts = await count_partitions(claim.consumer, self.topics.sources)
+            if counts is not None:
+                new = {name: counts[name] for name, count in self.topics.sources.items() if counts[name] > count}
                 for name, count in new.items():
                     log.info(
                         "%s has %s now: no run closes until all are assigned and read",
@@ -283,7 +281,7 @@ class Assembler:
         tp, state = TopicPartition(topics.reads, number), topics.state.name
         sources: list[Place] = [(tp.topic, number)] if settings.spans_keyed else [STREAM]
         if self._leads(tp):
-            sources = [(topic, each) for topic, count in topics.sources.items() for each in range(count)]
+            sources = [(topic, partition) for topic, count in topics.sources.items() for partition in range(count)]
         runs = OpenRuns(
             sources=sources, has_root=has_root, grace_ms=round(settings.assemble_grace_seconds * 1000),
             gap_ms=round(settings.assemble_gap_seconds * 1000),

@@ -107,11 +107,10 @@ TRACE_ID: Final = re.compile(_TRACE_ID)
 _OPEN: Final = re.compile(rb"open:(%s):([0-9]{1,18})" % _TRACE_ID)
 _CLOSED: Final = re.compile(rb"closed:(%s)" % _TRACE_ID)
 
-_encoder = msgspec.msgpack.Encoder()
 _taken = msgspec.msgpack.Decoder(Part | Mark)
 _state = msgspec.msgpack.Decoder(Held | Remembered | Times)
 
-encode = _encoder.encode
+encode = msgspec.msgpack.Encoder().encode
 
 
 def open_key(trace_id: str, number: int) -> bytes:
@@ -131,24 +130,6 @@ def decode(value: bytes | None) -> Part | Mark:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RowError(f"not a record of kp-worker assemble: {error}") from error
     return row
-
-
-def decode_state(key: bytes, value: bytes) -> tuple[str, int, Held] | tuple[str, Remembered] | Times:
-    """Read a record of the state topic: a part with its trace id and number, a closed run with its id, or the times.
-
-    Raises RowError.
-    """
-    try:
-        row = _state.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RowError(f"not a record of the state of kp-worker assemble: {error}") from error
-    if isinstance(row, Held) and (match := _OPEN.fullmatch(key)) and int(match[2]) < MAX_RUN_PARTS:
-        return match[1].decode(), int(match[2]), row
-    if isinstance(row, Remembered) and (match := _CLOSED.fullmatch(key)):
-        return match[1].decode(), row
-    if isinstance(row, Times) and key == TIMES_KEY:
-        return row
-    raise RowError("the key does not fit the record")
 
 
 def packed(content: bytes) -> bytes:
@@ -260,8 +241,8 @@ class OpenRuns:
     @property
     def oldest_ms(self) -> int:
         """Return the age of the oldest open run, ms of stream time."""
-        first = next(iter(self._runs.values()), None)
-        return 0 if first is None or self.time_ms is None else max(0, self.time_ms - first.first_ms)
+        oldest = next(iter(self._runs.values()), None)
+        return 0 if oldest is None or self.time_ms is None else max(0, self.time_ms - oldest.first_ms)
 
     def restore(self, rows: Iterable[tuple[bytes, bytes]]) -> list[str]:
         """Restore the live rows of the state, in log order; return the problems of invalid ones."""
@@ -270,17 +251,19 @@ class OpenRuns:
         closed: list[tuple[int, str]] = []
         for key, value in rows:
             try:
-                row = decode_state(key, value)
-            except RowError as error:
-                problems.append(f"{key[:80]!r}: {error}")
+                row = _state.decode(value)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                problems.append(f"{key[:80]!r}: not a record of the state of kp-worker assemble: {error}")
                 continue
-            if isinstance(row, Times):
+            if isinstance(row, Held) and (match := _OPEN.fullmatch(key)) and int(match[2]) < MAX_RUN_PARTS:
+                parts.append((match[1].decode(), int(match[2]), row))
+            elif isinstance(row, Remembered) and (match := _CLOSED.fullmatch(key)):
+                closed.append((row.time_ms, match[1].decode()))
+            elif isinstance(row, Times) and key == TIMES_KEY:
                 self.time_ms = row.time_ms
                 self._marks = {mark.place: mark for mark in row.marks if mark.place in self._sources}
-            elif len(row) == 2:
-                closed.append((row[1].time_ms, row[0]))
             else:
-                parts.append(row)
+                problems.append(f"{key[:80]!r}: the key does not fit the record")
         self.remembered = {trace_id: time_ms for time_ms, trace_id in sorted(closed)}
         parts.sort(key=lambda part: part[1])
         first = {trace_id: held.time_ms for trace_id, _, held in reversed(parts)}
@@ -324,8 +307,7 @@ class OpenRuns:
         time_ms = self._slowest_ms()
         if time_ms is None:
             return True
-        if self.time_ms is None or time_ms > self.time_ms:
-            self.time_ms = time_ms
+        self.time_ms = time_ms if self.time_ms is None else max(time_ms, self.time_ms)
         if not self._close_due(self.time_ms, effects):
             return False
         while self.remembered and next(iter(self.remembered.values())) + self._memory_ms <= self.time_ms:
@@ -353,23 +335,19 @@ class OpenRuns:
             if before.waited_ms == mark.waited_ms:
                 return before  # the same mark again (see `mark`)
             known = max(known, before.read_ms, before.seen_ms or 0)
-        reached = max((each.time_ms for each in self._marks.values() if each.time_ms is not None), default=None)
+        reached = max((other.time_ms for other in self._marks.values() if other.time_ms is not None), default=None)
         return msgspec.structs.replace(mark, read_ms=known, seen_ms=reached)
 
     def _slowest_ms(self) -> int | None:
         """Return stream time according to the marks; None: a partition has no mark yet, or no record has a time."""
-        marks = list(self._marks.values())
-        if len(marks) < len(self._sources) or any(each.read_ms == 0 for each in marks):
+        marks = self._marks.values()
+        if len(marks) < len(self._sources) or any(mark.read_ms == 0 for mark in marks):
             return None
-        bounds = [each.time_ms if each.read_ms is None else each.read_ms for each in marks]
-        known = [bound for bound in bounds if bound is not None]
-        if all(each.read_ms is not None for each in marks):
-            # All are idle: time advances by the wait.
-            last = [each.time_ms for each in marks if each.time_ms is not None]
-            if not last:
-                return None
-            return max(last) + min(each.waited_ms for each in marks)
-        return min(known, default=None)
+        if all(mark.read_ms is not None for mark in marks):  # all are idle: time advances by the wait
+            last_ms = max((mark.time_ms for mark in marks if mark.time_ms is not None), default=None)
+            return None if last_ms is None else last_ms + min(mark.waited_ms for mark in marks)
+        bounds = [mark.time_ms if mark.read_ms is None else mark.read_ms for mark in marks]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def _add(self, trace_id: str, number: int, held: Held) -> _Run:
         run = self._runs.get(trace_id)
@@ -383,8 +361,7 @@ class OpenRuns:
         run.size += held.size
         run.held += size
         self._hold(size)
-        if held.time_ms > run.last_ms:
-            run.last_ms = held.time_ms
+        run.last_ms = max(run.last_ms, held.time_ms)
         if run.checked:
             run.checked = False
             self._look_again(trace_id, run)

@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Final
 
 from worker.assemble.open_runs import (
     MAX_RUN_BYTES,
@@ -55,9 +55,6 @@ log = logging.getLogger(__name__)
 AHEAD_MS: Final = 3_600_000
 """How far ahead of the clock a record's timestamp may be and still count (as now): Kafka's default limit since 4.0
 (log.message.timestamp.after.max.ms). So a clock that is some minutes fast makes no difference."""
-
-EARLIEST_MS: Final = 946_684_800_000
-"""The year 2000. Earlier timestamps come from producers that set none."""
 
 MAX_BATCH_BYTES: Final = 16 << 20
 """Bytes of parts (compressed) after which a batch takes no further record: each trace in a record gets its own copy of
@@ -177,7 +174,8 @@ class SpanPartition:
                 self.topic,
                 self.partition,
             )
-        if timestamp_ms is None or not EARLIEST_MS <= timestamp_ms <= now_ms + AHEAD_MS:
+        # Timestamps before the year 2000 come from producers that set none.
+        if timestamp_ms is None or not 946_684_800_000 <= timestamp_ms <= now_ms + AHEAD_MS:
             return now_ms if self.time_ms is None else self.time_ms
         time_ms = timestamp_ms if self.time_ms is None else min(timestamp_ms, now_ms)
         if self.time_ms is None or time_ms > self.time_ms:
@@ -352,71 +350,69 @@ class TraceWriter:
 
         `offset`: of the record that closed the run. `newest_ms`: the greatest time of a record so far.
         """
+        source = SourceRecord(*self.source, offset, run.last_ms, run.trace_id.encode(), None)
         contents: list[bytes] = []  # as far as they can be unpacked
-        letters: list[tuple[bytes, InvalidTrace]] = []  # dead letters, by what they show
-        spans: list[Span] = []
-        made: list[tuple[Assembled, OutputRecord | None]] = []
+        result.count("closed", run.cause)
         try:
-            logs = _read(run, contents, spans, letters)
-            runs = assembled(spans, logs, self.rules)
-            made = [(each, None if each.value is None else self._output(each, run, newest_ms)) for each in runs]
+            spans, logs = _read(run, contents, source, result)
+            traces = assembled(spans, logs, self.rules)
+            made = [(trace, None if trace.value is None else self._output(trace, run, newest_ms)) for trace in traces]
         except Exception as error:
             where = f"trace {run.trace_id}: no trace could be made of its spans"
-            letters.append((b"".join(contents), _invalid(error, where, "a trace was made of the spans")))
-            made, spans = [], []
-        source = SourceRecord(*self.source, offset, run.last_ms, run.trace_id.encode(), b"".join(contents))
-        result.count("closed", run.cause)
-        for value, why in letters:
-            result.refuse(source._replace(value=value), why)
+            why = _invalid(error, where, "a trace was made of the spans")
+            result.refuse(source._replace(value=b"".join(contents)), why)
+            return
         result.count("spans", "", len(spans))
-        for each, output in made:
-            _count(each, result)
+        for trace, output in made:
+            _count(trace, result)
             if output is not None:
                 result.add(output, source._replace(key=output.key, value=output.value))
-            elif each.missing == "too_large":
+            elif trace.missing == "too_large":
                 message = (
                     f"run {run.trace_id} exceeds KP_MAX_MESSAGE_BYTES (even with its texts cut), KP_MAX_STEPS or "
                     "KP_MAX_DEPTH; raise it"
                 )
-                result.refuse(source, InvalidTrace(Reason.TOO_LARGE, "", message))
+                why = InvalidTrace(Reason.TOO_LARGE, "", message)
+                result.refuse(source._replace(value=b"".join(contents)), why)
 
-    def _output(self, each: Assembled, run: ClosedRun, newest_ms: int | None) -> OutputRecord:
-        key = (each.key if self.by_agent else run.trace_id).encode("utf-8", "replace")
-        timestamp_ms = min(each.end_ns // 1_000_000, run.last_ms)  # not in the future
+    def _output(self, trace: Assembled, run: ClosedRun, newest_ms: int | None) -> OutputRecord:
+        key = (trace.key if self.by_agent else run.trace_id).encode("utf-8", "replace")
+        timestamp_ms = min(trace.end_ns // 1_000_000, run.last_ms)  # not in the future
         if newest_ms is not None and timestamp_ms < newest_ms - self.kept_ms:
             timestamp_ms = newest_ms  # by the records' time: the local clock may be wrong
         partition = key_partition(key, self.partitions)
-        return OutputRecord(ASSEMBLED, key, each.value, [], timestamp_ms, partition=partition)
+        return OutputRecord(ASSEMBLED, key, trace.value, [], timestamp_ms, partition=partition)
 
 
-def _count(each: Assembled, result: StepResult) -> None:
-    for convention in each.conventions:
+def _count(trace: Assembled, result: StepResult) -> None:
+    for convention in trace.conventions:
         result.count("conventions", convention)
-    result.hints.update(each.hints)
-    if each.unread:
-        result.unread.append(each.unread)
+    result.hints.update(trace.hints)
+    if trace.unread:
+        result.unread.append(trace.unread)
         result.count("unread_runs")
-    if each.missing is not None:
-        result.count("without_trace", each.missing)
-    if each.value is not None:
+    if trace.missing is not None:
+        result.count("without_trace", trace.missing)
+    if trace.value is not None:
         result.count("traces")
-        result.ends.append(each.end_ns / 1e9)
-    if each.cut and each.document is not None:
+        result.ends.append(trace.end_ns / 1e9)
+    if trace.cut and trace.document is not None:
         result.count("shortened")
-        result.shortened = result.shortened or f"{each.document['id']}, by {each.cut} characters"
+        result.shortened = result.shortened or f"{trace.document['id']}, by {trace.cut} characters"
 
 
 def _read(
-    run: ClosedRun, contents: list[bytes], spans: list[Span], letters: list[tuple[bytes, InvalidTrace]]
-) -> list[LogEvent]:
-    """Read the parts of a run into `contents` and `spans`, and return its log events; damaged parts go to `letters`."""
+    run: ClosedRun, contents: list[bytes], source: SourceRecord, result: StepResult
+) -> tuple[list[Span], list[LogEvent]]:
+    """Return the spans and log events of a run; damaged parts become dead letters. `contents` gets what is unpacked."""
+    spans: list[Span] = []
     logs: list[LogEvent] = []
     for packed_content, size in run.parts.items():
         try:
             contents.append(unpacked(packed_content, size))
         except RowError as error:
             words = f"{error}; only kp-worker assemble may write to the topics of assemble"
-            letters.append((packed_content, InvalidTrace(Reason.NOT_OTLP, "", words)))
+            result.refuse(source._replace(value=packed_content), InvalidTrace(Reason.NOT_OTLP, "", words))
     room, counted = MAX_FIELDS, sum(map(len, contents)) > COUNTED_BYTES
     for content in contents:
         room -= fields_in(content, room) if counted else 0
@@ -426,13 +422,13 @@ def _read(
                 raise InvalidSpans("too_large", "", words)
             part = decoded(content)
         except InvalidSpans as error:
-            letters.append((content, _invalid(error)))
+            result.refuse(source._replace(value=content), _invalid(error))
             continue
         spans += part.spans
         logs += part.logs
         if part.refused is not None:
-            letters.append((part.refused.value, _refusal(part.refused)))
-    return logs
+            result.refuse(source._replace(value=part.refused.value), _refusal(part.refused))
+    return spans, logs
 
 
 def _invalid(error: Exception, where: str = "", doing: str = "") -> InvalidTrace:
@@ -492,7 +488,7 @@ class UnreadContent:
     The first MAX_SCOPES scopes are named, and the first MAX_UNREAD names of each.
     """
 
-    MAX_SCOPES: ClassVar[int] = 20
+    MAX_SCOPES = 20
 
     def __init__(self) -> None:
         self.scopes: dict[str, Counter[str]] = {}  # scope -> name -> runs

@@ -46,7 +46,7 @@ class AssembleTopics:
     outputs: Mapping[str, OutputTopic]  # by kind of record
     state: OutputTopic
     reads: str  # the topic that the second step reads
-    kept_ms: float  # the source topic accepts and keeps records of this age
+    kept_ms: float  # the source topic accepts records of this age, and keeps them for as long again
 
 
 async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> AssembleTopics:
@@ -87,7 +87,7 @@ def assemble_plan(settings: Settings, observed: Observed) -> list[TopicPlan]:
     """Return the intended configuration of the span topics and of `assemble`'s own, given the existing ones."""
     sources = _source_plans(settings, observed)
     between = observed.topics.get(settings.assemble_spans)
-    partitions = max(each.partitions for each in sources)
+    partitions = max(source.partitions for source in sources)
     if not settings.spans_keyed and between is not None:
         partitions = between.partitions
     topics = settings.span_topics  # of the largest record that one of them takes, or will take once it is created
@@ -166,6 +166,7 @@ def _checked(settings: Settings, observed: Observed) -> AssembleTopics:
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}; create them (kp-worker topics shows how), "
             "let assemble do it with KP_CREATE_TOPICS=true, or correct the names"
         )
+    limits = [observed.milliseconds(settings.source_topic, setting) for setting in (BEFORE, "retention.ms")]
     names = {ASSEMBLED: settings.source_topic, DEAD_LETTER: settings.dead_letter_topic}
     if not settings.spans_keyed:
         names[SPANS] = settings.assemble_spans
@@ -174,11 +175,5 @@ def _checked(settings: Settings, observed: Observed) -> AssembleTopics:
         {kind: observed.output(name) for kind, name in names.items()},
         observed.output(settings.assemble_state),
         settings.spans_topic if settings.spans_keyed else settings.assemble_spans,
-        _kept_ms(settings.source_topic, observed),
+        min((limit / 2 for limit in limits if limit is not None), default=math.inf),
     )
-
-
-def _kept_ms(name: str, observed: Observed) -> float:
-    """Return the age up to which the topic accepts a record, and then keeps it for as long again."""
-    limits = [observed.milliseconds(name, setting) for setting in (BEFORE, "retention.ms")]
-    return min((limit / 2 for limit in limits if limit is not None), default=math.inf)

@@ -27,7 +27,6 @@ from worker.assemble.open_runs import (
     Part,
     RowError,
     decode,
-    decode_state,
     encode,
     open_key,
     packed,
@@ -54,6 +53,8 @@ from worker.runs.otlp.spans import InvalidSpans, decoded, is_complete
 
 NOW = 1_795_000_000_000
 BETWEEN = "w-assemble-spans"
+IDLE = Poll([], NOW, NOW + 10**6, 10**6)
+"""What closes every run."""
 
 
 def record(value: bytes | None, offset: int = 0, time_ms: int | None = NOW, **more: Any) -> SourceRecord:
@@ -72,6 +73,14 @@ def assembling(
     )
 
 
+def partition() -> SpanPartition:
+    return SpanPartition("otlp_spans", 0, None)
+
+
+def spread(records: Sequence[SourceRecord]) -> StepResult:
+    return Spreading(partition(), 1).process(Poll(records, NOW))
+
+
 def between(result: StepResult) -> list[SourceRecord]:
     """Return what the first step wrote as the second one reads it, of all partitions as if they were one."""
     rows = [each for each in result.outputs if each.kind == SPANS]
@@ -80,6 +89,19 @@ def between(result: StepResult) -> list[SourceRecord]:
 
 def error(output: OutputRecord) -> str:
     return dict(output.headers)["kp-error-reason"].decode()
+
+
+def dead_letters(outputs: Iterable[OutputRecord]) -> list[OutputRecord]:
+    return [output for output in outputs if output.kind == DEAD_LETTER]
+
+
+def traces(outputs: Iterable[OutputRecord]) -> list[bytes]:
+    """Return the traces, sorted."""
+    return sorted(output.value or b"" for output in outputs if output.kind == ASSEMBLED)
+
+
+def expected(*runs: list[spans.Span]) -> list[bytes]:
+    return sorted(document for run in runs for document in spans.documents(run))
 
 
 def process(step: Assembling, records: Sequence[SourceRecord], state: dict[bytes, bytes]) -> list[OutputRecord]:
@@ -102,7 +124,7 @@ def process(step: Assembling, records: Sequence[SourceRecord], state: dict[bytes
 
 def test_a_record_is_spread_by_trace_id_and_its_time_is_marked_everywhere() -> None:
     several = [*spans.run_spans(1), *spans.run_spans(2)]
-    result = Spreading(SpanPartition("otlp_spans", 0, None), 4).process(Poll([record(spans.as_json(several), 7)], NOW))
+    result = Spreading(partition(), 4).process(Poll([record(spans.as_json(several), 7)], NOW))
     assert result.done == 1
     assert result.time_ms == NOW
     parts = result.outputs[:2]
@@ -118,21 +140,21 @@ def test_a_record_is_spread_by_trace_id_and_its_time_is_marked_everywhere() -> N
 
 
 def test_the_first_partition_tells_the_others_the_time_behind_what_it_counts_as_read() -> None:
-    first = Spreading(SpanPartition("otlp_spans", 0, None), 4)
+    first = Spreading(partition(), 4)
     step = assembling(others=[1, 2, 3], send_ms=5000)
     other = OpenRuns([STREAM], has_root, 60_000, 900_000, 86_400_000, HeldBytes())
-    told = []
+    sent = []
     for later in (0, 4999, 5000, 60_000):
         rows = [record(spans.as_protobuf(spans.run_spans(1)), later, NOW + later)]
         result = step.process(Poll(between(first.process(Poll(rows, NOW + later))), NOW))
         marks = [(each.partition, decode(each.value)) for each in result.outputs if each.kind == SPANS]
         assert marks in ([], [(number, Mark(*STREAM, NOW + later)) for number in (1, 2, 3)])
-        told += [later] if marks else []
+        sent += [later] if marks else []
         for _, mark in marks[:1]:
             assert isinstance(mark, Mark)
             assert other.mark(mark, Effects())
             assert other.time_ms == NOW + later
-    assert told == [0, 5000, 60_000]
+    assert sent == [0, 5000, 60_000]
 
 
 @pytest.mark.parametrize(
@@ -157,8 +179,8 @@ def test_a_clock_that_is_too_slow_for_the_records_is_told_once(caplog: pytest.Lo
     for offset in range(3):
         source.parts(record(spans.as_protobuf(spans.run_spans(1)), offset, NOW), NOW - AHEAD_MS - 1, StepResult())
     assert source.time_ms is None
-    (told,) = caplog.messages
-    assert told.startswith("otlp_spans/3: a record is dated more than an hour ahead of this machine's clock")
+    (warning,) = caplog.messages
+    assert warning.startswith("otlp_spans/3: a record is dated more than an hour ahead of this machine's clock")
 
 
 def test_a_clock_that_is_set_after_the_start_counts_and_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,14 +189,14 @@ def test_a_clock_that_is_set_after_the_start_counts_and_never_goes_back(monkeypa
     for clock_ms, now_ms in ((NOW - 7_200_000, NOW - 7_200_000), (NOW, NOW), (NOW - 60_000, NOW)):
         monkeypatch.setattr(time, "time_ns", lambda clock_ms=clock_ms: clock_ms * 1_000_000)
         assert shared.now_ms() == now_ms
-        source = source or SpanPartition("otlp_spans", 0, None)
+        source = source or partition()
         source.parts(record(spans.as_protobuf(spans.run_spans(1)), 1, NOW), shared.now_ms(), StepResult())
     assert source is not None
     assert source.time_ms == NOW
 
 
 def test_without_any_time_a_part_counts_as_of_now_and_the_partition_has_none() -> None:
-    source = SpanPartition("otlp_spans", 0, None)
+    source = partition()
     (part,) = source.parts(record(spans.as_protobuf(spans.run_spans(1)), time_ms=0), NOW, StepResult()).values()
     assert (part.time_ms, source.time_ms) == (NOW, None)
 
@@ -187,8 +209,8 @@ def test_what_cannot_be_read_becomes_a_dead_letter_and_stops_nothing() -> None:
         record(b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "00", "spanId": "1"}]}]}]}', 4),
     ]
     good = record(spans.as_protobuf(spans.run_spans(1)), 5)
-    result = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll([*bad, record(b"", 6), good], NOW))
-    letters = [each for each in result.outputs if each.kind == DEAD_LETTER]
+    result = spread([*bad, record(b"", 6), good])
+    letters = dead_letters(result.outputs)
     assert [error(each) for each in letters] == ["not_json", "not_otlp", "unreadable", "invalid_value"]
     assert [dict(each.headers)["kp-source-offset"] for each in letters] == [b"1", b"2", b"3", b"4"]
     assert letters[0].value == b"{"
@@ -202,7 +224,7 @@ def test_the_traces_are_those_of_the_spans_whatever_order_repetition_and_restart
     values += rng.sample(values, len(values) // 10)
     rng.shuffle(values)
     state: dict[bytes, bytes] = {}
-    step, first, at, outputs = assembling(), Spreading(SpanPartition("otlp_spans", 0, None), 1), 0, []
+    step, first, at, outputs = assembling(), Spreading(partition(), 1), 0, []
     while at < len(values):
         count = rng.randint(1, 10)
         rows = [record(value, at + number) for number, value in enumerate(values[at : at + count])]
@@ -210,10 +232,9 @@ def test_the_traces_are_those_of_the_spans_whatever_order_repetition_and_restart
         outputs += process(step, between(first.process(Poll(rows, NOW))), state)
         if rng.random() < 0.3:
             step = assembling(state=state.items())
-    outputs += process(step, between(first.process(Poll([], NOW, NOW + 10**6, 10**6))), state)
+    outputs += process(step, between(first.process(IDLE)), state)
     assert {each.kind for each in outputs} == {ASSEMBLED}
-    expected = [document for each in runs.values() for document in spans.documents(each)]
-    assert sorted(each.value or b"" for each in outputs) == sorted(expected)
+    assert traces(outputs) == expected(*runs.values())
     for each in outputs:
         trace = parse_trace(each.value)
         assert each.key == trace.metadata.agent_id.encode()
@@ -224,9 +245,9 @@ def test_the_traces_are_those_of_the_spans_whatever_order_repetition_and_restart
 def test_late_spans_become_dead_letters_with_the_place_of_their_record() -> None:
     *early, last = spans.run_spans(3)
     state: dict[bytes, bytes] = {}
-    step, first = assembling(), Spreading(SpanPartition("otlp_spans", 0, None), 1)
+    step, first = assembling(), Spreading(partition(), 1)
     process(step, between(first.process(Poll([record(spans.as_protobuf([*early, last]))], NOW))), state)
-    assert process(step, between(first.process(Poll([], NOW, NOW + 10**6, 10**6))), state)
+    assert process(step, between(first.process(IDLE)), state)
     more = {**last, "spanId": "00000000000000aa"}
     (letter,) = process(step, between(first.process(Poll([record(spans.as_protobuf([more]), 9)], NOW))), state)
     assert error(letter) == "late_span"
@@ -239,9 +260,9 @@ def test_late_spans_become_dead_letters_with_the_place_of_their_record() -> None
 def test_logs_that_were_written_before_their_run_was_closed_are_left_out_and_spans_are_not() -> None:
     run, day = spans.run_spans(3), 86_400_000
     state: dict[bytes, bytes] = {}
-    step, first = assembling(), Spreading(SpanPartition("otlp_spans", 0, None), 1)
+    step, first = assembling(), Spreading(partition(), 1)
     process(step, between(first.process(Poll([record(spans.as_protobuf(run))], NOW))), state)
-    assert process(step, between(first.process(Poll([], NOW, NOW + 10**6, 10**6))), state)
+    assert process(step, between(first.process(IDLE)), state)
 
     def added(value: bytes, time_ms: int) -> StepResult:
         result = Spreading(SpanPartition("otlp_logs", 0, None), 1).process(Poll([record(value, 0, time_ms)], NOW + day))
@@ -264,13 +285,13 @@ def test_logs_that_were_written_before_their_run_was_closed_are_left_out_and_spa
 
 def test_a_topic_that_is_keyed_is_assembled_in_one_step() -> None:
     state: dict[bytes, bytes] = {}
-    step = assembling(SpanPartition("otlp_spans", 0, None))
+    step = assembling(partition())
     runs = [spans.run_spans(number) for number in range(3)]
     rows = [record(spans.as_json(each), number) for number, each in enumerate(runs)]
     assert process(step, rows, state) == []
-    result = step.process(Poll([], NOW, NOW + 10**6, 10**6))
-    expected = [document for each in runs for document in spans.documents(each)]
-    assert sorted(each.value or b"" for each in result.outputs) == sorted(expected)
+    result = step.process(IDLE)
+    assert {output.kind for output in result.outputs} == {ASSEMBLED}
+    assert traces(result.outputs) == expected(*runs)
 
 
 def test_what_nobody_of_ours_wrote_between_the_steps_is_a_dead_letter() -> None:
@@ -290,10 +311,10 @@ def test_a_run_from_which_no_trace_can_be_made_stops_nothing(monkeypatch: pytest
         raise KeyError("boom")
 
     state: dict[bytes, bytes] = {}
-    step = assembling(SpanPartition("otlp_spans", 0, None))
+    step = assembling(partition())
     process(step, [record(spans.as_protobuf(spans.run_spans(1)))], state)
     monkeypatch.setattr(steps_module, "assembled", broken)
-    (letter,) = step.process(Poll([], NOW, NOW + 10**6, 10**6)).outputs
+    (letter,) = step.process(IDLE).outputs
     assert error(letter) == "assembly_failed"
     assert decoded(letter.value or b"") == decoded(spans.as_protobuf(spans.run_spans(1)))
 
@@ -302,7 +323,7 @@ def test_a_part_that_the_state_cannot_hold_is_a_dead_letter() -> None:
     rng = random.Random(1)
     huge = spans.run_spans(1)[:1]
     huge[0]["attributes"] = {"x": "".join(rng.choices("0123456789abcdef", k=3_000_000))}
-    (letter,) = process(assembling(SpanPartition("otlp_spans", 0, None)), [record(spans.as_protobuf(huge))], {})
+    (letter,) = process(assembling(partition()), [record(spans.as_protobuf(huge))], {})
     assert error(letter) == "too_large"
 
 
@@ -313,9 +334,9 @@ def test_runs_without_content_are_counted_and_no_trace_is_invented() -> None:
             if "messages" in name or "result" in name:
                 del each["attributes"][name]
     other = [{**each, "traceId": spans.trace_id(2), "attributes": {"http.method": "GET"}} for each in bare]
-    step = assembling(SpanPartition("otlp_spans", 0, None))
+    step = assembling(partition())
     process(step, [record(spans.as_protobuf([*bare, *other]))], {})
-    result = step.process(Poll([], NOW, NOW + 10**6, 10**6))
+    result = step.process(IDLE)
     assert result.outputs == []
     assert result.counts["without_trace", "no_content"] == 1
     assert result.counts["without_trace", "not_a_run"] == 1
@@ -325,9 +346,9 @@ def test_content_where_nothing_reads_it_is_counted_by_scope_and_bounded() -> Non
     strange = spans.run_spans(1)
     for each in strange:
         each["attributes"] = {"desk.prompt": "Do it.", "gen_ai.request.model": "m"}
-    step = assembling(SpanPartition("otlp_spans", 0, None))
+    step = assembling(partition())
     process(step, [record(spans.as_protobuf(strange))], {})
-    result = step.process(Poll([], NOW, NOW + 10**6, 10**6))
+    result = step.process(IDLE)
     assert result.counts["unread_runs", ""] == len(result.unread) == 1
     unread = UnreadContent()
     assert unread.add([("desk", "prompt"), ("desk", "reply")]) == ["desk"]
@@ -354,9 +375,9 @@ def test_the_timestamp_is_one_that_the_topic_takes(end_ms: int, last_ms: int, wa
     run = spans.run_spans(1)
     for each in run:
         each["startTimeUnixNano"] = each["endTimeUnixNano"] = end_ms * 1_000_000
-    step = assembling(SpanPartition("otlp_spans", 0, None), by_agent=False)
+    step = assembling(partition(), by_agent=False)
     process(step, [record(spans.as_protobuf(run), time_ms=last_ms)], {})
-    (trace,) = step.process(Poll([], NOW, NOW + 10**6, 10**6)).outputs
+    (trace,) = step.process(IDLE).outputs
     assert trace.timestamp_ms == wanted
     assert trace.key == spans.trace_id(1).encode()
     assert json.loads(trace.value or b"")["id"].startswith("kp:trace:")
@@ -368,8 +389,7 @@ def test_what_is_no_row_is_refused(seed: int) -> None:
         noise = rng.randbytes(rng.randrange(40))
         with pytest.raises(RowError):
             decode(noise)
-        with pytest.raises(RowError):
-            decode_state(b"closed:aa", noise)
+        assert len(assembling().runs.restore([(b"closed:aa", noise)])) == 1
         with pytest.raises(RowError):
             unpacked(noise)
 
@@ -389,8 +409,8 @@ def test_a_root_is_found_by_the_ids_as_by_the_spans(seed: int) -> None:
         for each in some:
             each["parentSpanId"] = rng.choice((each["parentSpanId"], "0" * 16, ""))
         contents = [spans.content([each]) for each in some]
-        found = [span for each in some for span in decoded(spans.as_protobuf([each])).spans]
-        assert has_root(contents) == is_complete((each.span_id, each.parent_id) for each in found)
+        read = [span for each in some for span in decoded(spans.as_protobuf([each])).spans]
+        assert has_root(contents) == is_complete((each.span_id, each.parent_id) for each in read)
     for length in range(1, 17):  # some of these ids can be read as attributes of a span
         logs = LogsData()
         logs.resource_logs.add().scope_logs.add().log_records.add(
@@ -409,25 +429,25 @@ def bad_records() -> dict[str, tuple[bytes, str]]:
     deep: dict[str, Any] = {"stringValue": "x"}
     for _ in range(31):
         deep = {"arrayValue": {"values": [deep]}}
-    found = {}
+    bad = {}
     for name, change in (("zero", {"traceId": "0" * 32}), ("no id", {"spanId": ""})):
         rows = [*good[:5], {**one, **change}, *good[5:]]
-        found[f"{name} protobuf"] = (spans.as_protobuf(rows), "invalid_value")
-        found[f"{name} json"] = (spans.as_json(rows), "invalid_value")
+        bad[f"{name} protobuf"] = (spans.as_protobuf(rows), "invalid_value")
+        bad[f"{name} json"] = (spans.as_json(rows), "invalid_value")
     marked = [*good[:5], {**one, "attributes": {"k": "ZZZZ"}}, *good[5:]]
-    found["utf-8 protobuf"] = (spans.as_protobuf(marked).replace(b"ZZZZ", b"\xff\xfe\xfd\xfc"), "not_otlp")
-    found["utf-8 json"] = (spans.as_json(marked).replace(b"ZZZZ", b"\xff\xfe\xfd\xfc"), "invalid_value")
+    bad["utf-8 protobuf"] = (spans.as_protobuf(marked).replace(b"ZZZZ", b"\xff\xfe\xfd\xfc"), "not_otlp")
+    bad["utf-8 json"] = (spans.as_json(marked).replace(b"ZZZZ", b"\xff\xfe\xfd\xfc"), "invalid_value")
     text = b'{"stringValue": "ZZZZ"}'
-    found["deep json"] = (spans.as_json(marked).replace(text, json.dumps(deep).encode()), "too_deep")
-    found["type json"] = (spans.as_json(marked).replace(text, b"[]"), "invalid_type")
-    return found
+    bad["deep json"] = (spans.as_json(marked).replace(text, json.dumps(deep).encode()), "too_deep")
+    bad["type json"] = (spans.as_json(marked).replace(text, b"[]"), "invalid_type")
+    return bad
 
 
 @pytest.mark.parametrize("name", bad_records())
 def test_one_bad_span_costs_its_record_that_span_alone(name: str) -> None:
     value, reason = bad_records()[name]
-    first = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll([record(value, 7)], NOW))
-    (letter,) = [each for each in first.outputs if each.kind == DEAD_LETTER]
+    first = spread([record(value, 7)])
+    (letter,) = dead_letters(first.outputs)
     assert error(letter) == reason
     assert dict(letter.headers)["kp-source-offset"] == b"7"
     assert b"the bad one" in (letter.value or b"")
@@ -436,8 +456,8 @@ def test_one_bad_span_costs_its_record_that_span_alone(name: str) -> None:
         decoded(letter.value or b"")
     assert caught.value.reason == reason
     outputs = process(assembling(), [*between(first), idle_mark()], {})
-    expected = [document for number in range(10) for document in spans.documents(spans.run_spans(number))]
-    assert sorted(each.value or b"" for each in outputs) == sorted(expected)
+    assert {output.kind for output in outputs} == {ASSEMBLED}
+    assert traces(outputs) == expected(*map(spans.run_spans, range(10)))
 
 
 def test_a_span_that_is_too_deep_for_protobuf_is_refused_when_its_run_closes() -> None:
@@ -449,7 +469,7 @@ def test_a_span_that_is_too_deep_for_protobuf_is_refused_when_its_run_closes() -
     value = bad.attributes.add(key="deep").value
     for _ in range(31):
         value = value.array_value.values.add()
-    first = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll([record(message.SerializeToString())], NOW))
+    first = spread([record(message.SerializeToString())])
     made, letter = sorted(process(assembling(), [*between(first), idle_mark()], {}), key=lambda each: each.kind)
     assert [made.value] == spans.documents(spans.run_spans(1))
     assert error(letter) == "too_deep"
@@ -471,12 +491,11 @@ def test_whatever_a_reader_raises_costs_its_record_alone(name: str, monkeypatch:
 
     monkeypatch.setattr(steps_module, name, fails)
     rows = [record(spans.as_protobuf(spans.run_spans(number)), number) for number in (1, 2)]
-    first = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll(rows, NOW))
-    letters = [each for each in first.outputs if each.kind == DEAD_LETTER]
+    first = spread(rows)
+    letters = dead_letters(first.outputs)
     assert [(error(each), each.value) for each in letters] == [("assembly_failed", rows[0].value)]
-    assert [each.value for each in process(assembling(), [*between(first), idle_mark()], {})] == spans.documents(
-        spans.run_spans(2)
-    )
+    outputs = process(assembling(), [*between(first), idle_mark()], {})
+    assert [output.value for output in outputs] == expected(spans.run_spans(2))
 
 
 @pytest.mark.parametrize(
@@ -484,7 +503,7 @@ def test_whatever_a_reader_raises_costs_its_record_alone(name: str, monkeypatch:
 )
 def test_whatever_the_mapping_raises_costs_its_run_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values = [spans.as_protobuf(spans.run_spans(number)) for number in (1, 2)]
-    first = Spreading(SpanPartition("otlp_spans", 0, None), 1).process(Poll([record(value) for value in values], NOW))
+    first = spread([record(value) for value in values])
     real, calls = getattr(steps_module, name), iter(range(100))
 
     def fails(*given: Any) -> Any:
@@ -498,11 +517,9 @@ def test_whatever_the_mapping_raises_costs_its_run_alone(name: str, monkeypatch:
     outputs = process(step, [*between(first), idle_mark()], {})
     later = SourceRecord(BETWEEN, 0, 1000, NOW, None, encode(Mark("otlp_spans", 0, NOW, NOW, 10**9)))
     outputs += process(step, [later], {})
-    good = [each.value for each in outputs if each.kind == ASSEMBLED]
-    letters = [each for each in outputs if each.kind == DEAD_LETTER]
-    expected = [document for number in (1, 2) for document in spans.documents(spans.run_spans(number))]
+    good, letters = traces(outputs), dead_letters(outputs)
     assert len(good) + len(letters) == 2
-    assert set(good) <= set(expected)
+    assert set(good) <= set(expected(spans.run_spans(1), spans.run_spans(2)))
     assert [error(each) for each in letters] == ["assembly_failed"] * len(letters)
     assert len(letters) == (name not in ("unpacked", "links", "is_complete"))
 
@@ -527,8 +544,8 @@ def test_damaged_rows_between_and_in_the_state_are_told_and_stop_nothing() -> No
             if not from_state
         ]
         outputs = process(step, [*rows, idle_mark()], {})
-        letters = [each for each in outputs if each.kind == DEAD_LETTER]
-        assert [each.value for each in outputs if each.kind == ASSEMBLED] == spans.documents(spans.run_spans(1))
+        letters = dead_letters(outputs)
+        assert traces(outputs) == expected(spans.run_spans(1))
         assert {(error(each), each.value) for each in letters} == {
             ("not_otlp", contents[name][0]) for name in ("cut", "bomb", "no zlib")
         }
@@ -551,8 +568,8 @@ def run(value):
     before = memory()
     open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
     began = time.process_time()
-    first = Spreading(SpanPartition("otlp_spans", 0, None), 4).process(Poll([record(value)], NOW))
-    outputs = [each for each in first.outputs if each.kind == DEAD_LETTER]
+    first = Spreading(partition(), 4).process(Poll([record(value)], NOW))
+    outputs = dead_letters(first.outputs)
     step = assembling()
     outputs += process(step, [*between(first), idle_mark()], {})
     print(time.process_time() - began, memory() - before)
