@@ -444,7 +444,7 @@ class Contributor:
         if (seconds := self.gateway.blocked_seconds()) > 0:
             return f"waiting for {seconds:.0f} s after the registry answered 429"
         trouble = self.gateway.trouble
-        if held := sum(each.held for each in works):
+        if held := sum(work.held for work in works):
             waiting = number_of(held, "trace waits", "traces wait")
             return f"{waiting} until the registry itself answers a POST{f': {trouble}' if trouble else ''}"
         return trouble

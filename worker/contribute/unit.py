@@ -24,9 +24,6 @@ log = logging.getLogger(__name__)
 STRICTEST: Final = "aggregated"
 """The level for texts without one: it redacts most."""
 
-MAX_ISSUES: Final = 2000
-"""Maximum characters of the registry's issues, because they travel in a Kafka header."""
-
 STRICT: Final = Rules("strict")
 """The rules for texts that are not posted (messages, headers), and the default."""
 
@@ -54,14 +51,14 @@ def clean_bytes(text: bytes, rules: Rules = STRICT) -> bytes:
 
 
 def clean_issues(issues: Any) -> str:
-    """Return the registry's issues as JSON without secrets, cut to MAX_ISSUES characters."""
+    """Return the registry's issues as JSON without secrets, cut to 2000 characters: they travel in a Kafka header."""
     try:
         cleaned = redact_document({"issues": issues}, STRICTEST, STRICT)[0]["issues"]
     except NO_FAULT_OF_A_RECORD:
         raise
     except Exception as error:  # an answer to one trace must not stop the others
         cleaned = f"left out, since their redaction fails with {raised(error)}; that is a bug, please report it"
-    return msgspec.json.encode(cleaned).decode()[:MAX_ISSUES]
+    return msgspec.json.encode(cleaned).decode()[:2000]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +206,7 @@ def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bo
         level, every = level_of(ours), Rules("strict", rules.own)
         cleaned = redact_document(known_fields(theirs), level, every)[0]
         return any(
-            _same(each, cleaned, ReasoningTrace) for each in (ours, redact_document(dict(ours), level, every)[0])
+            _same(unit, cleaned, ReasoningTrace) for unit in (ours, redact_document(dict(ours), level, every)[0])
         )
     except NO_FAULT_OF_A_RECORD:
         raise
@@ -228,7 +225,7 @@ def _few(document: dict[str, Any]) -> bool:
         count += len(inner)
         if count > MAX_VALUES:
             return False
-        pending += [each for each in inner if isinstance(each, dict | list)]
+        pending += [item for item in inner if isinstance(item, dict | list)]
     return True
 
 

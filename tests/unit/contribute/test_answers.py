@@ -128,6 +128,6 @@ def test_the_limit_that_an_answer_states(limit: str, remaining: str, rate: Rate 
 
 
 def test_only_a_time_is_taken_over_as_the_registrys_time() -> None:
-    for told in ("password=hunter2", "x" * 40, 5, None, "2026\n-04-14T08:00"):
-        entry = {"data": {"id": ID, "created_at": told}}
+    for created_at in ("password=hunter2", "x" * 40, 5, None, "2026\n-04-14T08:00"):
+        entry = {"data": {"id": ID, "created_at": created_at}}
         assert judge_post(answer(201, entry), ID) == Created("", False)

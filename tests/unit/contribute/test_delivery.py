@@ -294,8 +294,8 @@ async def test_a_store_turns_a_late_request_into_one_effect_and_it_is_counted() 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["silent", "endless", "garbage", "headers", "closed"])
-async def test_a_server_that_is_none_neither_hangs_nor_ends_a_delivery(way: str) -> None:
+@pytest.mark.parametrize("seconds", [0, 60])
+async def test_a_server_that_closes_or_keeps_silent_neither_hangs_nor_ends_a_delivery(seconds: float) -> None:
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -303,20 +303,7 @@ async def test_a_server_that_is_none_neither_hangs_nor_ends_a_delivery(way: str)
         connections += 1
         try:
             await reader.read(10)
-            if way == "endless":
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
-                while True:
-                    writer.write(b" " * 65536)
-                    await writer.drain()
-            elif way == "headers":
-                while True:
-                    writer.write(b"X-More: 1\r\n")
-                    await writer.drain()
-                    await asyncio.sleep(0.01)
-            elif way == "garbage":
-                writer.write(b"\x16\x03\x01 not http\r\n\r\n")
-            elif way == "silent":
-                await asyncio.sleep(60)
+            await asyncio.sleep(seconds)
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -362,13 +349,13 @@ async def test_a_registry_that_repeats_key_and_content_puts_neither_into_logs_or
         if request.method == "GET":
             return web.json_response({"error": "not found"}, status=404, headers={"KP-Schema-Version": "v1"})
         body = (await request.read()).decode()
-        said = f"{request.headers['Authorization']} password=hunter2 {body}"
+        error = f"{request.headers['Authorization']} password=hunter2 {body}"
         headers = {
             "KP-Schema-Version": "v1", "Location": f"/{key}", "X-Said": key, "Retry-After": key,
             "X-RateLimit-Limit": key,
         }  # fmt: skip
         return web.json_response(
-            {"error": said, "issues": [{"path": key, "message": said}]}, status=next(answers), headers=headers
+            {"error": error, "issues": [{"path": key, "message": error}]}, status=next(answers), headers=headers
         )
 
     async with served(echo) as url, sender(url, key) as mine:

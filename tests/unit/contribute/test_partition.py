@@ -400,8 +400,8 @@ async def test_traces_that_need_no_post_do_not_stop_the_search_for_one_that_does
         )
         async with at.working():
             await at.finished()
-        found = [f"kp:trace:{each}" for each in range(100, 108)]
-        assert at.log.written() == ["unanswerable", *found, "kp:trace:200"]
+        there = [f"kp:trace:{each}" for each in range(100, 108)]
+        assert at.log.written() == ["unanswerable", *there, "kp:trace:200"]
         assert at.count("skipped", "visibility") == 60
 
 

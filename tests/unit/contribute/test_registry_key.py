@@ -61,32 +61,30 @@ def test_addresses_that_are_allowed(url: str) -> None:
     assert load(registry_url=url).registry_url == url.rstrip("/")
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["http://r.example.org", "http://127.0.0.1.example.org", "http://10.0.0.1", "ftp://127.0.0.1", "r.example.org",
-     "https://", "https://a:hunter2@r.example.org", "https://r.example.org?key=hunter2", "https://r.example.org/#hunter2",
-     "https://r.example.org:x", "https://r.example.org/a b", "https://[::1"],
-)  # fmt: skip
-def test_addresses_that_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="KP_REGISTRY_URL") as error:
-        load(registry_url=url)
-    assert "hunter2" not in str(error.value)
-
-
-@pytest.mark.parametrize(("text", "kept"), [("network", "network"), (" org, network,org", "org,network")])
-def test_lists_of_values(text: str, kept: str) -> None:
-    assert load(contribute_visibility=text).contribute_visibility == kept
-
-
-@pytest.mark.parametrize("text", ["public", "network;org", "network,"])
-def test_values_that_are_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="KP_CONTRIBUTE_VISIBILITY"):
-        load(contribute_visibility=text)
-
-
-def test_the_topics_of_contribute_must_differ() -> None:
-    settings = load(accepted_topic="a")
+def test_lists_and_names_that_are_derived() -> None:
+    settings = load(accepted_topic="a", contribute_visibility=" org, network,org")
+    assert settings.contribute_visibility == "org,network"
     assert (settings.contributed, settings.refused) == ("a.contributed", "a.refused")
     assert settings.contribute_group == "kp-worker-contribute"
-    with pytest.raises(ConfigError, match="must differ"):
-        load(refused_topic="traces.rejected")
+
+
+URLS = [
+    "http://r.example.org", "http://127.0.0.1.example.org", "http://10.0.0.1", "ftp://127.0.0.1", "r.example.org",
+    "https://", "https://a:hunter2@r.example.org", "https://r.example.org?key=hunter2", "https://r.example.org/#hunter2",
+    "https://r.example.org:x", "https://r.example.org/a b", "https://[::1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        *(("registry_url", url, "KP_REGISTRY_URL") for url in URLS),
+        *(("contribute_visibility", names, "KP_CONTRIBUTE_VISIBILITY")
+          for names in ("public", "network;org", "network,")),
+        ("refused_topic", "traces.rejected", "must differ"),
+    ],
+)  # fmt: skip
+def test_settings_that_are_refused(setting: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        load(**{setting: value})
+    assert "hunter2" not in str(error.value)

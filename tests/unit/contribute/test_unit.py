@@ -91,27 +91,27 @@ def test_the_level_of_redaction_is_the_traces_own() -> None:
 
 @pytest.mark.parametrize("secret", ["sk-abcdefghijklmnopqrstuvwx", "kp_0123456789abcdef0123", "bob@example.com"])
 def test_an_id_with_a_secret_is_refused_and_not_quoted(secret: str) -> None:
-    found = made(accepted_document(f"kp:trace:{secret}"))
-    assert (found.reason, found.path) == ("secret_in_id", "id")
-    assert secret not in repr(found)
+    refusal = made(accepted_document(f"kp:trace:{secret}"))
+    assert (refusal.reason, refusal.path) == ("secret_in_id", "id")
+    assert secret not in repr(refusal)
 
 
 @pytest.mark.parametrize("text", ["x", "\u00e9", "\U0001f600", "\u4e2d"])
 def test_an_id_that_is_too_long_for_a_registry_is_refused_before_it_is_asked(text: str) -> None:
     room = (2048 - len("kp:trace:")) // len(text.encode())
     assert unit_of(accepted_document("kp:trace:" + text * room)).trace_id.endswith(text)
-    found = made(accepted_document("kp:trace:" + text * (room + 1)))
-    assert (found.reason, found.path, found.status) == ("id_too_long", "id", None)
-    assert len(found.message) < 200
+    refusal = made(accepted_document("kp:trace:" + text * (room + 1)))
+    assert (refusal.reason, refusal.path, refusal.status) == ("id_too_long", "id", None)
+    assert len(refusal.message) < 200
 
 
 def test_a_unit_that_grows_beyond_the_message_limit_is_refused_before_it_is_sent() -> None:
     document = accepted_document("kp:trace:1")
     document["steps"][0]["content"] = "a@b.cc," * 70_000
     assert len(json.dumps(document)) < 500_000
-    found = made(document)
-    assert (found.reason, found.status) == ("too_large", None)
-    assert "KP_MAX_MESSAGE_BYTES=1048576" in found.message
+    refusal = made(document)
+    assert (refusal.reason, refusal.status) == ("too_large", None)
+    assert "KP_MAX_MESSAGE_BYTES=1048576" in refusal.message
     assert isinstance(unit_from(json.dumps(document).encode(), GATE, Limits(max_bytes=2_000_000)), Unit)
 
 
@@ -121,9 +121,9 @@ def test_digits_in_an_id_are_no_telephone() -> None:
 
 @pytest.mark.parametrize("value", [None, b"", b"{", b"[]", b'{"id": "password=hunter2"}'])
 def test_what_is_no_trace_is_refused_without_quoting_it(value: bytes | None) -> None:
-    found = made(value)
-    assert found.reason == "invalid_trace"
-    assert "hunter2" not in repr(found)
+    refusal = made(value)
+    assert refusal.reason == "invalid_trace"
+    assert "hunter2" not in repr(refusal)
 
 
 def stored(document: dict[str, Any]) -> Any:
@@ -332,11 +332,11 @@ def test_a_trace_on_which_a_function_fails_is_refused_and_nothing_of_it_leaves(
     document["steps"][0]["content"] = SECRET
     value = json.dumps(document).encode()
     fail(monkeypatch, name, IndexError(SECRET))
-    found = made(value, replace(GATE, screen=True))
-    assert found.reason == "evaluation_failed"
-    assert "IndexError (test_unit.py:" in found.message
+    refusal = made(value, replace(GATE, screen=True))
+    assert refusal.reason == "evaluation_failed"
+    assert "IndexError (test_unit.py:" in refusal.message
     source = SourceRecord("accepted", 0, 7, 1, b"key " + SECRET.encode(), value, [("a", SECRET.encode())])
-    refused = refused_record(source, found)
+    refused = refused_record(source, refusal)
     assert SECRET not in repr(refused)
     if name in ("redact_document", "redact_text"):
         assert refused.value == b""
@@ -432,10 +432,10 @@ def test_no_secret_is_posted_or_written_wherever_it_is(seed: int, long: bool) ->
         assert not leaks(shown(refused_record(record, REFUSED)))
         assert not leaks(shown(receipt(record, posted, 201, "")))
         hidden = {**document, "id": f"kp:trace:{secret}"}
-        found = made(encoded(hidden), FEDERATED)
-        if isinstance(found, Refusal):
-            assert found.reason == "secret_in_id"
-            assert not leaks(repr(found) + shown(refused_record(make_record(encoded(hidden)), found)))
+        refusal = made(encoded(hidden), FEDERATED)
+        if isinstance(refusal, Refusal):
+            assert refusal.reason == "secret_in_id"
+            assert not leaks(repr(refusal) + shown(refused_record(make_record(encoded(hidden)), refusal)))
         else:
             assert secret in (SECRETS["US telephone"], SECRETS["telephone"])  # an id may have such digits
     assert leaks(" ".join(kinds)) == list(LEAKS)
@@ -444,6 +444,8 @@ def test_no_secret_is_posted_or_written_wherever_it_is(seed: int, long: bool) ->
 def test_what_is_no_document_is_redacted_as_text() -> None:
     every = " ".join(SECRETS.values())
     for value in (every.encode(), b"\xff" + every.encode(), encoded({"id": [every]}), encoded({every: every}), b"[1]"):
-        found = made(value)
-        assert not leaks(repr(found) + shown(refused_record(make_record(value, key=b"\xfe" + every.encode()), found)))
+        refusal = made(value)
+        assert not leaks(
+            repr(refusal) + shown(refused_record(make_record(value, key=b"\xfe" + every.encode()), refusal))
+        )
     assert refused_record(make_record(None, key=None), REFUSED).value is None
