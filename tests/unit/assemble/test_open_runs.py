@@ -236,12 +236,6 @@ def test_many_runs_are_closed_in_several_batches(monkeypatch: pytest.MonkeyPatch
     assert [run.trace_id for run in stand.closed] == [f"{number:02x}" for number in range(8)]
 
 
-def test_a_closed_run_leaves_no_content_in_the_state() -> None:
-    stand = Stand().do(("aa", part(0, b"secret")), ("aa", part(0, b"root")), active(GRACE))
-    assert b"secret" not in b"".join(stand.state.values())
-    assert sorted(stand.state) == [closed_key("aa"), b"times"]
-
-
 def test_a_restart_at_any_step_decides_the_same(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(60):

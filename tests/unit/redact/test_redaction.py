@@ -108,15 +108,6 @@ def test_no_pattern_reads_without_bound_and_gives_back() -> None:
     assert "@" not in reference._LOCAL_PART, "no two addresses share what is between their @ and the last dot"
 
 
-def test_private_keeps_what_only_identifies() -> None:
-    text = " | ".join([*SECRETS.values(), *IDENTIFIERS.values()])
-    for level in LEVELS:
-        cleaned, counts = redact_text(text, level)
-        assert counts == dict.fromkeys(SECRETS if level == "private" else [*SECRETS, *IDENTIFIERS], 1)
-        assert all((text in cleaned) is (level == "private") for text in IDENTIFIERS.values())
-        assert not any(text in cleaned for text in SECRETS.values())
-
-
 def test_an_unknown_level_names_the_levels() -> None:
     for call in (lambda: redact_text("", "public"), lambda: redact_document({}, "")):
         with pytest.raises(ValueError, match="use one of aggregated, federated, private"):
@@ -168,12 +159,6 @@ def test_every_string_of_a_trace_is_cleaned_and_the_trace_stays_valid() -> None:
     no_id = {"id": {"password=hunter2": ["password=hunter2"]}}
     assert "hunter2" not in str(redact_document(no_id, "aggregated"))  # what is no id is no exception
     assert trace.steps[1].input == {CLEAN: [{"deep": [CLEAN, 1, None, True, 1.5]}]}
-
-
-def test_nothing_changes_where_there_is_nothing_to_redact() -> None:
-    for trace in read_jsonl("traces.jsonl")[::20]:
-        cleaned, counts = redact_document(trace, "private")
-        assert (json.dumps(cleaned), counts) == (json.dumps(trace), {})
 
 
 @pytest.mark.parametrize(
