@@ -76,7 +76,7 @@ def _parsed(record: bytes) -> TracesData:
 
 def _traces(values: Iterable[bytes]) -> list[list[TracesData]]:
     """Return the spans of each trace, a message for each span, as one record of the Collector has it at most often."""
-    found: dict[bytes, list[TracesData]] = defaultdict(list)
+    messages: dict[bytes, list[TracesData]] = defaultdict(list)
     for value in values:
         if value.lstrip()[:1] == b"{":
             continue  # the same spans are there in the other encoding, or another run's are
@@ -89,8 +89,8 @@ def _traces(values: Iterable[bytes]) -> list[list[TracesData]]:
                     scope = target.scope_spans.add()
                     scope.scope.CopyFrom(scoped.scope)
                     scope.spans.add().CopyFrom(span)
-                    found[span.trace_id].append(message)
-    return list(found.values())
+                    messages[span.trace_id].append(message)
+    return list(messages.values())
 
 
 def _copies(runs: Sequence[Sequence[TracesData]], count: int) -> Iterator[bytes]:

@@ -121,7 +121,7 @@ class Collector:
         command = [os.environ.get("COLLECTOR", "otelcol"), "--config", "config.yaml", "--config", "quiet.yaml"]
         with (self._folder / "collector.log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
-        assert wait_until(self._listens, 60), self.log()[-3000:]
+        assert wait_until(self._listens, 60), self.log()
 
     def kill(self) -> None:
         self.process.kill()
@@ -130,10 +130,11 @@ class Collector:
     def stop(self) -> None:
         """End it in order: it delivers what it has."""
         self.process.terminate()
-        assert self.process.wait(60) == 0, self.log()[-3000:]
+        assert self.process.wait(60) == 0, self.log()
 
     def log(self) -> str:
-        return (self._folder / "collector.log").read_text(errors="replace")
+        """Return the end of what it wrote."""
+        return (self._folder / "collector.log").read_text(errors="replace")[-5000:]
 
     def send(self, value: bytes) -> None:
         """Post a record as an SDK does: again, where it was not taken."""
@@ -153,10 +154,10 @@ class Collector:
                 pass
             return False
 
-        assert wait_until(taken, 120, 0.5), self.log()[-3000:]
+        assert wait_until(taken, 120, 0.5), self.log()
 
     def _listens(self) -> bool:
-        assert self.process.poll() is None, self.log()[-3000:]
+        assert self.process.poll() is None, self.log()
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self._http)) == 0
 
@@ -179,9 +180,10 @@ def test_each_run_comes_out_once_whatever_is_killed(seed: int, tmp_path: Path) -
         )  # fmt: skip
         fleet = [workshop.start(tmp_path / f"assemble-{number}.log").wait_ready() for number in range(2)]
         truth = tmp_path / "truth.jsonl"
-        with Collector(kafka.bootstrap_servers, tmp_path, CONFIG) as found, (tmp_path / "agent.log").open("wb") as log:
+        output = tmp_path / "agent.log"
+        with Collector(kafka.bootstrap_servers, tmp_path, CONFIG) as collector, output.open("wb") as log:
             env = {
-                **os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": found.url, "OTEL_EXPORTER_OTLP_TIMEOUT": "60",
+                **os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_TIMEOUT": "60",
                 "OTEL_SERVICE_NAME": "desk", "PYTHONWARNINGS": "default",
             }  # fmt: skip
             command = [sys.executable, "-c", AGENT, str(seed), str(runs), str(seconds), str(truth)]
@@ -189,7 +191,7 @@ def test_each_run_comes_out_once_whatever_is_killed(seed: int, tmp_path: Path) -
 
             def send() -> None:
                 for value in samples:
-                    found.send(value)
+                    collector.send(value)
                     time.sleep(seconds / len(samples) / 2)
 
             sending = threading.Thread(target=send)
@@ -203,27 +205,27 @@ def test_each_run_comes_out_once_whatever_is_killed(seed: int, tmp_path: Path) -
                         fleet[at].close()
                         fleet[at] = workshop.start(tmp_path / f"assemble-{at}.log").wait_ready()
                         continue
-                    (found.kill if deed == "collector" else functools.partial(kafka.kill_node, 0))()
+                    (collector.kill if deed == "collector" else functools.partial(kafka.kill_node, 0))()
                     time.sleep(rng.uniform(0, 3))
-                    (found.start if deed == "collector" else functools.partial(kafka.start_node, 0))()
-                assert agent.wait(300) == 0, (tmp_path / "agent.log").read_text()
+                    (collector.start if deed == "collector" else functools.partial(kafka.start_node, 0))()
+                assert agent.wait(300) == 0, output.read_text()
                 sending.join()
                 written = expected_documents([*samples, *shared_records([truth])], Limits(max_bytes=MOST))
                 patience = time.monotonic() + 300
                 while len(workshop.documents()) < len(written) or any(
                     each.metric("kp_assemble_open_runs") for each in fleet
                 ):
-                    assert time.monotonic() < patience, (len(workshop.documents()), len(written), found.log()[-5000:])
+                    assert time.monotonic() < patience, (len(workshop.documents()), len(written), collector.log())
                     time.sleep(1)
                 shortened = sum(each.metric("kp_assemble_shortened_traces_total") for each in fleet)
-                found.stop()
+                collector.stop()
             finally:
                 agent.kill()
                 for each in fleet:
                     each.close()
         problems = judged(workshop, written)
     print(f"{runs} runs of the SDK, {len(samples)} records of samples, {shortened:.0f} shortened")
-    print((tmp_path / "agent.log").read_text())
+    print(output.read_text())
     assert not problems
 
 
@@ -240,26 +242,26 @@ def test_a_batch_processor_joins_no_more_than_the_topic_takes(seed: int, tmp_pat
     sent = {each["spanId"] for each in tools}
     with EmbeddedKafka() as kafka:
         create_topics(kafka.bootstrap_servers, {"otlp_spans": (2, {"max.message.bytes": "10485760"}), "otlp_logs": 1})
-        with Collector(kafka.bootstrap_servers, tmp_path, config) as found:
-            found.send(spans.as_protobuf(tools))
+        with Collector(kafka.bootstrap_servers, tmp_path, config) as collector:
+            collector.send(spans.as_protobuf(tools))
 
             def arrived() -> bool:  # a Collector that stops keeps what Kafka has not taken on its disk
                 values = [each.value for each in consume_all(kafka.bootstrap_servers, "otlp_spans")]
                 return {span.span_id for value in values for span in decoded(value).spans} == sent
 
-            assert wait_until(arrived, 60), found.log()[-3000:]
+            assert wait_until(arrived, 60), collector.log()
 
 
 def test_spans_wait_on_disk_until_their_topic_is_there(tmp_path: Path) -> None:
     run = spans.run_spans(1)
     with (
         EmbeddedKafka(config={"auto.create.topics.enable": "true"}) as kafka,
-        Collector(kafka.bootstrap_servers, tmp_path, CONFIG) as found,
+        Collector(kafka.bootstrap_servers, tmp_path, CONFIG) as collector,
     ):
-        found.send(spans.as_protobuf(run))
-        found.kill()
-        found.start()
+        collector.send(spans.as_protobuf(run))
+        collector.kill()
+        collector.start()
         create_topics(kafka.bootstrap_servers, {"otlp_spans": (2, {"max.message.bytes": "10485760"}), "otlp_logs": 1})
-        assert wait_until(lambda: bool(consume_all(kafka.bootstrap_servers, "otlp_spans")), 120), found.log()[-3000:]
+        assert wait_until(lambda: bool(consume_all(kafka.bootstrap_servers, "otlp_spans")), 120), collector.log()
         values = [each.value for each in consume_all(kafka.bootstrap_servers, "otlp_spans")]
     assert {span.span_id for value in values for span in decoded(value).spans} == {each["spanId"] for each in run}

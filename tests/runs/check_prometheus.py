@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -43,6 +43,9 @@ JUDGE_KEY = b"c" * 32
 
 class Prometheus:
     """A Prometheus that scrapes ports, by job, twice a second, with the product's rules; alerts fire after 1 s."""
+
+    processes: Mapping[str, WorkerProcess]
+    """What it scrapes, by command."""
 
     def __init__(self, directory: Path, targets: Mapping[str, int]) -> None:
         self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
@@ -84,15 +87,6 @@ class Prometheus:
         self.process.wait(20)
 
 
-class Scraped(NamedTuple):
-    """Processes, and the Prometheus that scrapes them."""
-
-    prometheus: Prometheus
-    worker: WorkerProcess
-    contribute: WorkerProcess
-    assemble: WorkerProcess
-
-
 def load(bootstrap: str, topic: str, stop: threading.Event) -> None:
     """Send some 30 records a second: traces of both decisions, long texts, and a tenth that cannot be read.
 
@@ -132,7 +126,7 @@ def verdict(topic: str, identity: str, name: str, partition: int, *, success: bo
 
 
 @pytest.fixture(scope="module")
-def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+def prometheus(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     directory = tmp_path_factory.mktemp("prometheus")
     topic, ports = unique("traces"), free_ports(3)
     create_topics(kafka.bootstrap_servers, {topic: 2, f"{topic}.spans": 1})
@@ -161,17 +155,17 @@ def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
             "contribute": posting,
             "assemble": {"KP_SPANS_TOPIC": f"{topic}.spans", **spans.SETTINGS},
         }
-        processes = [
-            stack.enter_context(
+        prometheus.processes = {
+            name: stack.enter_context(
                 WorkerProcess({**env, **own, "KP_HTTP_PORT": str(port)}, (name,), log_path=directory / f"{name}.log")
             ).wait_ready(120)
             for (name, own), port in zip(commands.items(), ports, strict=True)
-        ]
+        }
         sender.start()
         stack.callback(sender.join)
         stack.callback(stop.set)
         time.sleep(20)  # scrapes for every rate; the first seconds belong to the start of the worker
-        yield Scraped(prometheus, *processes)
+        yield prometheus
 
 
 def without_filters(expr: str) -> str:
@@ -188,16 +182,16 @@ def test_filters_are_taken_out_of_queries() -> None:
 
 
 @pytest.mark.parametrize("query", rule_queries() + dashboard_queries(), ids=lambda query: query.where)
-def test_the_query_finds_data(scraped: Scraped, query: Query) -> None:
+def test_the_query_finds_data(prometheus: Prometheus, query: Query) -> None:
     expr = without_filters(query.expr)
     for variable, value in GRAFANA.items():
         expr = expr.replace(variable, value)
-    found = scraped.prometheus.get("query", query=expr)["result"]
-    values = [float(series["value"][1]) for series in found]
-    assert any(not math.isnan(value) for value in values), f"{expr}\nfound {found}"
+    series = prometheus.get("query", query=expr)["result"]
+    values = [float(it["value"][1]) for it in series]
+    assert any(not math.isnan(value) for value in values), f"{expr}\nfound {series}"
 
 
-def test_the_dashboard_s_variables_find_the_group_and_its_worker(scraped: Scraped) -> None:
+def test_the_dashboard_s_variables_find_the_group_and_its_worker(prometheus: Prometheus) -> None:
     queries = [variable["query"]["query"] for variable in dashboard()["templating"]["list"][1:]]
     assert queries == [
         "label_values(kp_build_info, group)",
@@ -206,31 +200,31 @@ def test_the_dashboard_s_variables_find_the_group_and_its_worker(scraped: Scrape
         'label_values(kp_assemble_build_info{group=~"($group)-assemble"}, instance)',
     ]
     for service in ("contribute", "assemble"):
-        (built,) = scraped.prometheus.get("query", query=f"kp_{service}_build_info")["result"]
+        (built,) = prometheus.get("query", query=f"kp_{service}_build_info")["result"]
         assert built["metric"]["group"].endswith(f"-{service}")
-    found = scraped.prometheus.get("query", query="kp_build_info")["result"]
-    assert [(s["metric"]["group"].startswith("traces-"), s["metric"]["instance"]) for s in found] == [
-        (True, f"127.0.0.1:{scraped.worker.http_port}")
+    built = prometheus.get("query", query="kp_build_info")["result"]
+    assert [(s["metric"]["group"].startswith("traces-"), s["metric"]["instance"]) for s in built] == [
+        (True, f"127.0.0.1:{prometheus.processes['run'].http_port}")
     ]
 
 
-def test_prometheus_evaluates_every_rule_without_an_error(scraped: Scraped) -> None:
-    groups = scraped.prometheus.get("rules")["groups"]
-    found = {rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]}
-    assert alerts().keys() <= found.keys()
-    assert set(found.values()) == {("ok", None)}
+def test_prometheus_evaluates_every_rule_without_an_error(prometheus: Prometheus) -> None:
+    groups = prometheus.get("rules")["groups"]
+    health = {rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]}
+    assert alerts().keys() <= health.keys()
+    assert set(health.values()) == {("ok", None)}
 
 
-def test_dead_letters_fire_their_alert_and_a_healthy_worker_no_other(scraped: Scraped) -> None:
-    fired = {a["labels"]["alertname"]: a for a in scraped.prometheus.get("alerts")["alerts"] if a["state"] == "firing"}
+def test_dead_letters_fire_their_alert_and_a_healthy_worker_no_other(prometheus: Prometheus) -> None:
+    fired = {a["labels"]["alertname"]: a for a in prometheus.get("alerts")["alerts"] if a["state"] == "firing"}
     slow_machine = {"KpLatencyBudgetBurnFast", "KpLatencyBudgetBurnSlow"}  # it shares its cores with Kafka
     assert fired.keys() - slow_machine == {"KpDeadLetters"}
     texts = fired["KpDeadLetters"]["annotations"]
     assert re.fullmatch(r"kp-worker: [5-9](\.\d+)?% of the records are dead letters", texts["summary"])
 
 
-def test_promtool_finds_nothing_to_say_about_the_metrics(scraped: Scraped) -> None:
-    for process in (scraped.worker, scraped.contribute, scraped.assemble):
+def test_promtool_finds_nothing_to_say_about_the_metrics(prometheus: Prometheus) -> None:
+    for process in prometheus.processes.values():
         status, body = process.get("/metrics")
         assert status == 200
         result = subprocess.run(

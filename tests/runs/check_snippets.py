@@ -192,8 +192,13 @@ async def partitions_of(bootstrap: str, topic: str, keys: list[bytes]) -> dict[b
         return {key: (await producer.send_and_wait(topic, b"", key=key)).partition for key in keys}
 
 
-def assert_published(bootstrap: str, topic: str, traces: list[Any]) -> None:
-    """Every trace is there once, in the order of its agent, and where all clients put its key."""
+def check_published(kafka: EmbeddedKafka, folder: Path, traces: list[Any], *command: str, **env: str) -> None:
+    """Run a publisher: every trace is there once, in the order of its agent, and where all clients put its key."""
+    (folder / "traces.json").write_text(json.dumps(traces), "utf-8")
+    bootstrap, topic, other = kafka.bootstrap_servers, unique("docs"), unique("docs")
+    create_topics(bootstrap, {topic: 3, other: 3})
+    env |= {"KP_BOOTSTRAP_SERVERS": bootstrap, "KP_SOURCE_TOPIC": topic, "PARENT": PARENT}
+    run(*command, cwd=folder, **env)
     records = consume_all(bootstrap, topic)
     assert len(records) == len(traces)
     for agent in {trace["metadata"]["agent_id"] for trace in traces}:
@@ -202,8 +207,6 @@ def assert_published(bootstrap: str, topic: str, traces: list[Any]) -> None:
     assert all(record.headers == (("traceparent", PARENT.encode()),) for record in records)
     for record in records:
         parse_trace(record.value)
-    other = unique("docs")
-    create_topics(bootstrap, {other: 3})
     where = asyncio.run(partitions_of(bootstrap, other, sorted({record.key for record in records})))
     assert {(record.key, record.partition) for record in records} == set(where.items())
 
@@ -211,23 +214,13 @@ def assert_published(bootstrap: str, topic: str, traces: list[Any]) -> None:
 @pytest.mark.parametrize("module", ["module", "commonjs"])
 def test_the_typescript_example(kafka: EmbeddedKafka, tmp_path: Path, traces: list[Any], module: str) -> None:
     compile_typescript(tmp_path, module, (EXAMPLES / "publish-kafkajs.ts").read_text("utf-8"), TYPESCRIPT_MAIN)
-    (tmp_path / "traces.json").write_text(json.dumps(traces), "utf-8")
-    topic = unique("docs")
-    create_topics(kafka.bootstrap_servers, {topic: 3})
-    env = {"KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_SOURCE_TOPIC": topic, "PARENT": PARENT}
-    run("node", "main.js", cwd=tmp_path, **env)
-    assert_published(kafka.bootstrap_servers, topic, traces)
+    check_published(kafka, tmp_path, traces, "node", "main.js")
 
 
 def test_the_confluent_example(kafka: EmbeddedKafka, tmp_path: Path, traces: list[Any]) -> None:
     shutil.copy(EXAMPLES / "publish_confluent.py", tmp_path / "agent.py")
     (tmp_path / "main.py").write_text(PYTHON_MAIN)
-    (tmp_path / "traces.json").write_text(json.dumps(traces), "utf-8")
-    topic = unique("docs")
-    create_topics(kafka.bootstrap_servers, {topic: 3})
-    env = {"KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_SOURCE_TOPIC": topic, "PARENT": PARENT}
-    run(sys.executable, "main.py", cwd=tmp_path, PYTHONPATH=str(site_packages()), **env)
-    assert_published(kafka.bootstrap_servers, topic, traces)
+    check_published(kafka, tmp_path, traces, sys.executable, "main.py", PYTHONPATH=str(site_packages()))
 
 
 @contextmanager
@@ -278,8 +271,8 @@ def test_the_typescript_reader_stores_each_trace_once(
             assert wait_until(lambda: {each["id"] for each in ask(FAILED)} == failed, 60), log.read_text()
         assert rows() == topic.rows
         unreadable = ask("SELECT encode(value, 'hex') AS value FROM unreadable")
-    found = [None if each["value"] is None else bytes.fromhex(each["value"]) for each in unreadable]
-    assert Counter(found) == Counter(topic.unreadable)
+    values = [None if each["value"] is None else bytes.fromhex(each["value"]) for each in unreadable]
+    assert Counter(values) == Counter(topic.unreadable)
 
 
 @contextmanager
@@ -322,14 +315,14 @@ def ask_json(address: str) -> Any:
 
 def annotated(address: str, runs: Iterable[int], name: str) -> dict[str, list[tuple[float, str]]]:
     """Return the annotations of a name on the runs: those of their traces, and those of their spans."""
-    found: dict[str, list[tuple[float, str]]] = {}
+    annotations: dict[str, list[tuple[float, str]]] = {}
     for kind in ("trace", "span"):
         ids = [spans.trace_id(each) if kind == "trace" else spans.span_id(each, "agent") for each in runs]
         query = urllib.parse.urlencode([(f"{kind}_ids", each) for each in ids] + [("limit", "1000")])
         read = ask_json(f"{address}/v1/projects/default/{kind}_annotations?{query}")["data"]
         for each in (each for each in read if each["name"] == name):
-            found.setdefault(each[f"{kind}_id"], []).append((each["result"]["score"], each["result"]["label"]))
-    return found
+            annotations.setdefault(each[f"{kind}_id"], []).append((each["result"]["score"], each["result"]["label"]))
+    return annotations
 
 
 def test_the_reader_for_phoenix_annotates_each_run_once(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:

@@ -37,27 +37,27 @@ MAX_SECONDS = 0.5
 def check_texts(seed: int, texts: int) -> Counter[str]:
     """Compare random texts; return the markers by type. Raises AssertionError with the first difference."""
     rng = random.Random(seed)
-    found: Counter[str] = Counter()
+    markers: Counter[str] = Counter()
     for number in range(texts):
         text, level = random_text(rng), rng.choice(LEVELS)
         cleaned, counts = redact_text(text, level)
         slow = slow_redact_text(text, level)
         assert (cleaned, list(counts.items())) == slow, f"seed {seed}, text {number}, {level}: {text!r}"
-        found.update(counts)
-    return found
+        markers.update(counts)
+    return markers
 
 
 def check_strict(seed: int, texts: int) -> Counter[str]:
     """Check what must hold of strict rules; return the markers by type. Raises AssertionError with the first text."""
     rng = random.Random(seed)
-    found: Counter[str] = Counter()
+    markers: Counter[str] = Counter()
     left: list[Made] = []
     for number in range(texts):
         where, secret = f"seed {seed}, text {number}", made(rng)
         around = [rng.choice(HARMLESS), random_text(rng), made(rng).text]
         text = rng.choice(around) + rng.choice(["\n", "\n\n", " | "]) + secret.text
         cleaned, counts = redact_text(secret.text, "aggregated", "strict")
-        found.update(counts)
+        markers.update(counts)
         if secret.secret in secret.text and secret.secret in cleaned:
             left.append(secret)
         assert redact_text(cleaned, "aggregated", "strict")[0] == cleaned, f"{where}: twice: {secret.text!r}"
@@ -68,51 +68,45 @@ def check_strict(seed: int, texts: int) -> Counter[str]:
         read = json.loads(redact_json(json.dumps(document).encode(), "strict")[0])
         assert [*read] == [*document], f"{where}: {text!r} changes a member"
     assert len(left) <= 0.005 * texts, f"seed {seed}: {len(left)} secrets stay, such as {left[:3]}"
-    return found
+    return markers
 
 
 def grammar_text(rng: random.Random, depth: int = 3) -> str:
     """Return a text of labels, signs and values, in quotes, brackets and escapes that nest, or that do not end."""
+
+    def inner() -> str:
+        return grammar_text(rng, depth - 1)
+
     kind = rng.random()
     if depth == 0 or kind < 0.15:
         return str(rng.choice(rng.choice((LABELS, TEXTS["values"], TEXTS["signs"]))))
     if kind < 0.6:
-        parts = [rng.choice(LABELS), rng.choice(TEXTS["signs"]), grammar_text(rng, depth - 1)]
+        label = rng.choice(LABELS)
         if rng.random() < 0.3:
-            parts[0] = "".join(rng.choice((str.upper, str.lower))(letter) for letter in parts[0])
-    elif kind < 0.75:
-        parts = [
-            grammar_text(rng, depth - 1),
-            rng.choice(["", " ", "\n", ", ", ";", "&"]),
-            grammar_text(rng, depth - 1),
-        ]
-    elif kind < 0.8:
-        members = {
-            rng.choice(["name", "element", "label", "key", *LABELS]): grammar_text(rng, depth - 1),
-            "value": rng.choice(TEXTS["values"]),
-        }
-        parts = [json.dumps(members, ensure_ascii=rng.random() < 0.5)]
-    elif kind < 0.83:
-        parts = [rng.choice((made(rng).text, random_text(rng), rng.choice(HARMLESS)))]
-    elif kind < 0.86:
-        parts = [rng.choice(STRICT_PARTS)] * rng.randrange(1, 4)
-    elif kind < 0.9:
-        text = grammar_text(rng, depth - 1)
+            label = "".join(rng.choice((str.upper, str.lower))(letter) for letter in label)
+        return label + str(rng.choice(TEXTS["signs"])) + inner()
+    if kind < 0.75:
+        return inner() + rng.choice(["", " ", "\n", ", ", ";", "&"]) + inner()
+    if kind < 0.8:
+        name = rng.choice(["name", "element", "label", "key", *LABELS])
+        members = {name: inner(), "value": rng.choice(TEXTS["values"])}
+        return json.dumps(members, ensure_ascii=rng.random() < 0.5)
+    if kind < 0.83:
+        return rng.choice((made(rng).text, random_text(rng), rng.choice(HARMLESS)))
+    if kind < 0.86:
+        return str(rng.choice(STRICT_PARTS)) * rng.randrange(1, 4)
+    if kind < 0.9:
+        text = inner()
         at = rng.randrange(len(text) + 1)
-        parts = [
-            text[:at],
-            rng.choice(["\u200b", "\x1b[0m", "\\", '"', "\n", "\ud800", "\u0130", "=", ":", "."]),
-            text[at:],
-        ]
-    else:
-        begin, end = rng.choice(TEXTS["wraps"])
-        parts = [begin, grammar_text(rng, depth - 1), end]
-    return "".join(parts)
+        odd = rng.choice(["\u200b", "\x1b[0m", "\\", '"', "\n", "\ud800", "\u0130", "=", ":", "."])
+        return text[:at] + odd + text[at:]
+    begin, end = rng.choice(TEXTS["wraps"])
+    return str(begin) + inner() + str(end)
 
 
 def hunt(seed: int, seconds: float, out: str) -> int:
     """Look for texts at which the strict rules raise an error, or that a second pass changes; append them to `out`."""
-    found = number = 0
+    problems = number = 0
     end = time.monotonic() + seconds
     with open(out, "a", encoding="utf-8", errors="backslashreplace") as file:
         while time.monotonic() < end:
@@ -127,11 +121,11 @@ def hunt(seed: int, seconds: float, out: str) -> int:
                 problem = {"text": text, "level": level, "once": once, "twice": twice}
             except Exception as error:
                 problem = {"text": text, "level": level, "error": repr(error)}
-            found += 1
+            problems += 1
             file.write(json.dumps(problem) + "\n")
             file.flush()
-    print(f"{number} texts of the grammar, seed {seed}: {found} found, see {out}")
-    return found
+    print(f"{number} texts of the grammar, seed {seed}: {problems} problems, see {out}")
+    return problems
 
 
 def calibration() -> float:
@@ -182,11 +176,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.hunt:
         sys.exit(hunt(arguments.seed, 3600 * arguments.hunt, arguments.out) > 0)
-    found = check_texts(arguments.seed, arguments.texts)
-    print(f"{arguments.texts} texts, seed {arguments.seed}: all equal; {dict(found.most_common())}")
+    markers = check_texts(arguments.seed, arguments.texts)
+    print(f"{arguments.texts} texts, seed {arguments.seed}: all equal; {dict(markers.most_common())}")
     made_up = arguments.texts // 10
-    found = check_strict(arguments.seed, made_up)
-    print(f"{made_up} texts by strict, seed {arguments.seed}: all rules hold; {dict(found.most_common())}")
+    markers = check_strict(arguments.seed, made_up)
+    print(f"{made_up} texts by strict, seed {arguments.seed}: all rules hold; {dict(markers.most_common())}")
     failed = hunt(arguments.seed, 60, arguments.out) > 0
     slower = max(1.0, calibration() / 0.036)
     for rules, parts in (("reference", PARTS), ("strict", STRICT_PARTS)):

@@ -21,12 +21,12 @@ def main(version: str) -> None:
         maven = MavenContext(repo_cache=Path(temporary), timeout=60)
         kafka = maven.project("org.apache.kafka", "kafka_2.13").at_version(version)
         _, nodes = maven.pom_dependency_list(kafka.pom())
-        found = {(d.groupId, d.artifactId): d.version for d in (node.dep for node in nodes)}
-        found["org.apache.kafka", "kafka_2.13"] = version
+        releases = {(d.groupId, d.artifactId): d.version for d in (node.dep for node in nodes)}
+        releases["org.apache.kafka", "kafka_2.13"] = version
         logging = (*LOGGING, "log4j-1.2-api") if version.startswith("3.") else LOGGING
-        found |= {("org.apache.logging.log4j", artifact): LOG4J for artifact in logging}
+        releases |= {("org.apache.logging.log4j", artifact): LOG4J for artifact in logging}
         print(HEADER.format(version=version), end="")
-        for (group, artifact), release in sorted(found.items()):
+        for (group, artifact), release in sorted(releases.items()):
             path = maven.project(group, artifact).at_version(release).artifact().resolve()
             print(hashlib.sha256(path.read_bytes()).hexdigest(), f" {group}:{artifact}:{release}")
 

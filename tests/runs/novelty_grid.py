@@ -40,8 +40,6 @@ from worker.embed.load import load_embedder
 GRID: Final = ("embed_text", "max_tokens", "model", "precision", "embedder")
 """Settings that --grid may vary: those that affect vectors."""
 
-HALVINGS: Final = 2
-
 BLOCK: Final = 512
 """Rows of similarities at once: 512 x 100,000 float32 are 200 MB."""
 
@@ -90,13 +88,13 @@ def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats 
     count = int(labels.max()) + 1 if len(labels) else 0
     weights = resampled(count, rng)
     in_order = compared(vectors, labels, np.arange(0), np.arange(len(labels)))
-    warm = [run for _ in range(HALVINGS) for run in _halves(vectors, labels, rng)]
+    warm = [run for _ in range(2) for run in _halves(vectors, labels, rng)]
     repeats = ~in_order.first
     warm_aucs = [auc for run in warm if (auc := _auc(run, weights)) is not None]
     warm_auc = np.asarray(np.mean(warm_aucs, axis=0)) if warm_aucs else None
     # The novelty of the very first trace, 0.5, says nothing.
     rest = Run(in_order.novelty[1:], in_order.labels[1:], in_order.first[1:])
-    found = Figures(
+    figures = Figures(
         len(labels),
         count,
         int(repeats.sum()),
@@ -104,7 +102,7 @@ def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats 
         _interval(_auc(rest, weights)),
         *(round(float(np.median(in_order.novelty[at])), 4) if at.any() else None for at in (in_order.first, repeats)),
     )
-    return found, warm_auc
+    return figures, warm_auc
 
 
 def _interval(draws: Floats | None) -> Interval | None:
@@ -168,14 +166,14 @@ def behind_the_highest(rows: Sequence[tuple[Row, Floats | None]]) -> list[Row]:
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Return what the warm AUC of a file's rows shows, in sentences."""
-    found = [(row, row.figures.auc_warm) for row in rows if row.figures.auc_warm is not None]
-    best = next(((row, auc) for row, auc in found if row.behind is None), None)
+    with_auc = [(row, row.figures.auc_warm) for row in rows if row.figures.auc_warm is not None]
+    best = next(((row, auc) for row, auc in with_auc if row.behind is None), None)
     if best is None:
         return ["No warm AUC, so no verdict: no half of the tasks has both firsts and repeats."]
     row, auc = best
     against = "better than" if auc.low > CHANCE else "worse than" if auc.high < CHANCE else "not shown to differ from"
     sentences = [f"The highest warm AUC is {auc}, with {named(row.settings)}: {against} chance ({CHANCE})."]
-    for row, _ in found:
+    for row, _ in with_auc:
         if row.behind is not None:
             shown = "no difference is shown" if row.behind.low <= 0 <= row.behind.high else "a difference is shown"
             sentences.append(f"It is ahead of {named(row.settings)} by {row.behind}; {shown}.")
@@ -228,12 +226,12 @@ def choices(grid: Sequence[str], assignments: Sequence[str]) -> list[tuple[Setti
         if name not in GRID or not values:
             sys.exit(f"--grid {axis!r}: give NAME=VALUE,VALUE with a name of {', '.join(GRID)}")
         axes.append([f"{name}={value}" for value in values.split(",")])
-    found: list[tuple[Settings, dict[str, object]]] = []
+    points: list[tuple[Settings, dict[str, object]]] = []
     for point in itertools.product(*axes):
         settings = read(None, parse_assignments([*assignments, *point])).settings
         names = {"embed_text", "max_tokens", *(assignment.partition("=")[0] for assignment in point)}
-        found.append((settings, {name: getattr(settings, name) for name in GRID if name in names}))
-    return found
+        points.append((settings, {name: getattr(settings, name) for name in GRID if name in names}))
+    return points
 
 
 def read_labelled(path: Path, label: str) -> tuple[list[ReasoningTrace], Ints]:
@@ -241,11 +239,11 @@ def read_labelled(path: Path, label: str) -> tuple[list[ReasoningTrace], Ints]:
     traces, labels = [], []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
-            found = value_at(json.loads(line), label)
-            if found is None or isinstance(found, Mapping | list):
+            value = value_at(json.loads(line), label)
+            if value is None or isinstance(value, Mapping | list):
                 sys.exit(f"{path}:{number}: no text or number at {label}, which --label names")
             traces.append(parse_trace(line))
-            labels.append(str(found))
+            labels.append(str(value))
     if not 1 < len(set(labels)) < len(labels):
         sys.exit(f"{path}: {len(labels)} traces, {len(set(labels))} labels: no two tasks, or no repeat")
     return traces, numbered(labels)
@@ -272,11 +270,11 @@ def main() -> None:
             made, cut, equal = vectors.of(traces, settings)
             figures, warm = measured(made, labels, given.seed)
             rows.append((Row(path.name, shown, cut, equal, figures), warm))
-        found = behind_the_highest(rows)
+        compared_rows = behind_the_highest(rows)
         if given.json:
-            sys.stdout.writelines(msgspec.json.encode(row).decode() + "\n" for row in found)
+            sys.stdout.writelines(msgspec.json.encode(row).decode() + "\n" for row in compared_rows)
         else:
-            show(found)
+            show(compared_rows)
 
 
 def show(rows: Sequence[Row]) -> None:

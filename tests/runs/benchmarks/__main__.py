@@ -20,7 +20,7 @@ from rich.console import Console
 from tests.runs.benchmarks import clients, costs, embedding, handover, partitions
 from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.results import Results, describe, show_goals, show_part
-from tests.runs.benchmarks.watch import BenchmarkError
+from tests.runs.benchmarks.workload import BenchmarkError
 
 PARTS: Final = {
     "a": ("the embedder alone and the worker through Kafka", embedding.run),

@@ -5,30 +5,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from rich.console import Console
 
 from tests.runs.benchmarks import latency
 from tests.runs.benchmarks.results import Results
-from tests.runs.benchmarks.watch import Outputs, Timeline, follow, read_outputs, wait_until
-from tests.runs.benchmarks.workload import PARTITIONS, Source, Topics, documents, fill, fresh_topics, produce
-from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
+from tests.runs.benchmarks.watch import Timeline, follow, read_outputs, wait_until
+from tests.runs.benchmarks.workload import PARTITIONS, Outputs, Source, Topics, documents, fill, fresh_topics, produce
+from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess, admin
 from worker.core.records import ACCEPTED
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PRODUCT: Final = "worker"
 STAND_IN: Final = "tests.runs.benchmarks.bench_worker"
-
-WARM_UP_EACH_SECOND: Final = 400
-"""Transactions of the broker's warm-up for each second that a run lasts: 4000 for runs of 10 s."""
-
-PATIENCE_SECONDS: Final = 120.0
-"""A run in which nothing moves for so long is broken: no peer takes a tenth of it for a start or a commit."""
 
 
 class PeerProcess(LoggedProcess):
@@ -59,7 +52,7 @@ class Bench:
             # Twice the usual heap: a benchmark moves more than a test, and must not measure the collector. And both of
             # the JVM's compilers, as a broker in production has them; the embedded one saves the start of the second.
             self._broker = EmbeddedKafka(heap_mb=512, jvm_flags=["-XX:TieredStopAtLevel=4"]).start()
-            asyncio.run(warm(self._broker.bootstrap_servers, round(self.seconds * WARM_UP_EACH_SECOND)))
+            asyncio.run(warm(self._broker.bootstrap_servers, transactions=round(self.seconds * 400)))
         return self._broker
 
     @property
@@ -100,65 +93,57 @@ class Bench:
         self._count += 1
         return self.directory / f"{self._count:03d}-{name.replace(' ', '-').replace('/', '-')}.log"
 
+    def topics(self, source: Source | None = None, partitions: int = PARTITIONS, *, stamped: bool = True) -> Topics:
+        """Create the topics of a run: see `fresh_topics`."""
+        return asyncio.run(fresh_topics(self.bootstrap, source, partitions, stamped=stamped))
+
+    def produce(self, topics: Topics, values: Sequence[bytes]) -> None:
+        """Send values to the source, dated now."""
+        source = Source(topics.source, topics.partitions, values, time.time_ns() // 1_000_000)
+        asyncio.run(produce(self.bootstrap, source))
+
     @contextmanager
-    def peer(self, name: str, topics: Topics, source: str, *options: str) -> Iterator[PeerProcess]:
+    def peer(self, name: str, topics: Topics, *options: str) -> Iterator[PeerProcess]:
         """Run a peer; it is asked to stop at the end, and killed if it does not."""
-        arguments = [f"--bootstrap={self.bootstrap}", *topics.arguments(source), *options]
+        arguments = [f"--bootstrap={self.bootstrap}", *topics.arguments(), *options]
         process = PeerProcess(f"tests.runs.benchmarks.peers.{name}", arguments, self.log_path(name))
         with stopped(process):
             yield process
 
     @contextmanager
-    def worker(
-        self, topics: Topics, source: str, settings: Mapping[str, str], module: str = PRODUCT
-    ) -> Iterator[WorkerProcess]:
+    def worker(self, topics: Topics, settings: Mapping[str, str], module: str = PRODUCT) -> Iterator[WorkerProcess]:
         """Run a worker; it is asked to stop at the end, and killed if it does not."""
+        env = {"KP_BOOTSTRAP_SERVERS": self.bootstrap, "KP_HTTP_HOST": "127.0.0.1", "OPENBLAS_NUM_THREADS": "1"}
         process = WorkerProcess(
-            {
-                "KP_BOOTSTRAP_SERVERS": self.bootstrap,
-                "KP_HTTP_HOST": "127.0.0.1",
-                "OPENBLAS_NUM_THREADS": "1",
-                **topics.settings(source),
-                **settings,
-            },
-            module=module,
-            log_path=self.log_path("worker"),
+            {**env, **topics.settings(), **settings}, module=module, log_path=self.log_path("worker")
         )
         if self._worker_cores:  # before it has started a thread
             os.sched_setaffinity(process.pid, self._worker_cores)
         with stopped(process):
             yield process
 
-    def follow(self, topics: Topics, source: Source, processes: Sequence[LoggedProcess]) -> Timeline:
-        total, broker = len(source.values), self.broker.pid(0)
-        waiting = follow(
-            self.bootstrap, topics.group, source.name, source.partitions, total, processes, broker, PATIENCE_SECONDS
-        )
-        return asyncio.run(waiting)
+    def follow(self, topics: Topics, total: int, processes: Sequence[LoggedProcess]) -> Timeline:
+        """Watch processes until so many records of the source are committed."""
+        return asyncio.run(follow(self.bootstrap, self.broker.pid(0), topics, total, processes))
 
     def latencies(
-        self, topics: Topics, source: str, values: Sequence[bytes], rate: float, patience: float,
-        in_flight: int | None = None,
-    ) -> latency.Latencies:  # fmt: skip
-        """Send values at a rate, and wait for the outputs: see `latency.measure`. The first tenth does not count."""
-        return asyncio.run(
-            latency.measure(
-                self.bootstrap, source, topics.outputs, PARTITIONS, values, rate, patience, len(values) // 10, in_flight
-            )
-        )
+        self, topics: Topics, values: Sequence[bytes], rate: float, patience: float, in_flight: int | None = None
+    ) -> latency.Latencies:
+        """Send values at a rate, and wait for the outputs: see `latency.measure`."""
+        return asyncio.run(latency.measure(self.bootstrap, topics, values, rate, patience, in_flight))
 
     def follow_fleet(
-        self, topics: Topics, source: Source, settings: Mapping[str, str], count: int, module: str
+        self, topics: Topics, values: Sequence[bytes], settings: Mapping[str, str], count: int, module: str
     ) -> Timeline:
         """Let workers join, hold them (SIGSTOP) while the source is filled, let them go all at once.
 
         Returns the timeline of their work. The session must outlast the hold.
         """
         with ExitStack() as stack:
-            workers = [stack.enter_context(self.worker(topics, source.name, settings, module)) for _ in range(count)]
+            workers = [stack.enter_context(self.worker(topics, settings, module)) for _ in range(count)]
             for worker in workers:
                 worker.wait_ready(120)
-            share = source.partitions // count
+            share = topics.partitions // count
             wait_until(
                 lambda: all(w.metric("kp_assigned_partitions") == share and w.metric("kp_ready") == 1 for w in workers),
                 60,
@@ -168,16 +153,15 @@ class Bench:
             for worker in workers:
                 worker.stop()
             try:
-                asyncio.run(produce(self.bootstrap, source))
+                self.produce(topics, values)
             finally:
                 for worker in workers:
                     worker.cont()
-            return self.follow(topics, source, workers)
+            return self.follow(topics, len(values), workers)
 
     def follow_warm(
         self,
         topics: Topics,
-        source: str,
         process: LoggedProcess,
         warm_up: Sequence[bytes],
         values: Sequence[bytes],
@@ -189,27 +173,23 @@ class Bench:
         timeline since then. A runtime makes its kernels for a text's length when it first meets that length: seconds,
         in a run of seconds.
         """
-        first = Source(source, topics.partitions, warm_up, time.time_ns() // 1_000_000)
-        asyncio.run(produce(self.bootstrap, first))
-        self.follow(topics, first, [process])
+        self.produce(topics, warm_up)
+        self.follow(topics, len(warm_up), [process])
         when_warm()
         began = time.time()
-        asyncio.run(produce(self.bootstrap, replace(first, values=values)))
-        return began, self.follow(topics, replace(first, values=[*warm_up, *values]), [process])
+        self.produce(topics, values)
+        return began, self.follow(topics, len(warm_up) + len(values), [process])
 
-    def outputs(self, topics: Topics, partitions: int, since: float = 0.0) -> Outputs:
+    def outputs(self, topics: Topics, since: float = 0.0) -> Outputs:
         """Read what a run gave (stamped at `since` or later, s since 1970), then delete its topics."""
+        try:
+            return asyncio.run(read_outputs(self.bootstrap, topics, since))
+        finally:
+            delete(self.bootstrap, *topics.outputs.values(), topics.changelog)
 
-        async def read() -> Outputs:
-            try:
-                return await read_outputs(self.bootstrap, topics.outputs, partitions, since)
-            finally:
-                admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
-                await admin.start()
-                await admin.delete_topics([*topics.outputs.values(), topics.changelog])
-                await admin.close()
 
-        return asyncio.run(read())
+def delete(bootstrap: str, *topics: str) -> None:
+    admin(bootstrap, lambda client: client.delete_topics([*topics]))
 
 
 @contextmanager
@@ -227,31 +207,20 @@ def stopped(process: LoggedProcess) -> Iterator[None]:
             process.close()
 
 
-RECORDS: Final = 20_000
-"""Records written in large batches and read: the other half of what the runs do."""
-
-
 async def warm(bootstrap: str, transactions: int) -> None:
     """Make so many transactions like the worker's, one producer for each partition, with a reader behind them."""
-    source = await fill(bootstrap, documents(RECORDS))
-    topics = await fresh_topics(bootstrap)
+    source = await fill(bootstrap, documents(20_000))  # large batches: the other half of what the runs do
+    topics = await fresh_topics(bootstrap, source)
     output = topics.outputs[ACCEPTED]
     async with AIOKafkaConsumer(
         output, source.name, bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     ) as consumer:
         reading = asyncio.create_task(_read(consumer))
         each = transactions // PARTITIONS
-        await asyncio.gather(
-            *(
-                _transact(bootstrap, source, n, topics.group, (output, topics.changelog), each)
-                for n in range(PARTITIONS)
-            )
-        )
+        targets = (output, topics.changelog)
+        await asyncio.gather(*(_transact(bootstrap, source, n, topics.group, targets, each) for n in range(PARTITIONS)))
         reading.cancel()
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    await admin.delete_topics([source.name, topics.changelog, *topics.outputs.values()])
-    await admin.close()
+    await asyncio.to_thread(delete, bootstrap, source.name, topics.changelog, *topics.outputs.values())
 
 
 async def _read(consumer: AIOKafkaConsumer) -> None:

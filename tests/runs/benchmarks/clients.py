@@ -10,9 +10,10 @@ from typing import Final
 from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench, PeerProcess
 from tests.runs.benchmarks.job import table_embed
 from tests.runs.benchmarks.results import installed
-from tests.runs.benchmarks.watch import Outputs, Timeline, wait_until
+from tests.runs.benchmarks.watch import Timeline, wait_until
 from tests.runs.benchmarks.workload import (
     PARTITIONS,
+    Outputs,
     Source,
     Topics,
     check,
@@ -20,7 +21,6 @@ from tests.runs.benchmarks.workload import (
     documents,
     expected,
     fill,
-    fresh_topics,
 )
 from tests.support.kafka_fixtures import WorkerProcess
 
@@ -50,15 +50,15 @@ class Contender:
         return f"{self.name}, {self.mode}"
 
     @contextmanager
-    def run(self, bench: Bench, topics: Topics, source: str, *more: str) -> Iterator[PeerProcess | WorkerProcess]:
+    def run(self, bench: Bench, topics: Topics) -> Iterator[PeerProcess | WorkerProcess]:
         if self.peer is None:
             settings = {"KP_DELIVERY": self.mode.replace(" ", "_"), **self.settings}
-            with bench.worker(topics, source, settings, self.module) as process:
+            with bench.worker(topics, settings, self.module) as process:
                 yield process
         else:
             mode = ("--exactly-once",) if self.mode == EXACTLY else ()
-            options = (f"--vectors={self.vectors}", *mode, *self.options, *more)
-            with bench.peer(self.peer, topics, source, *options) as process:
+            options = (f"--vectors={self.vectors}", *mode, *self.options)
+            with bench.peer(self.peer, topics, *options) as process:
                 yield process
 
 
@@ -94,42 +94,37 @@ CONTENDERS: Final = (
 
 def available(bench: Bench, part: str, contenders: tuple[Contender, ...]) -> list[Contender]:
     """Leave out what is not installed, and say so."""
-    found = []
     for contender in contenders:
-        if installed(*contender.needs):
-            found.append(contender)
-        else:
+        if not installed(*contender.needs):
             missing = ", ".join(contender.needs)
             bench.results.note(part, f"{contender.name}: skipped, {missing} is not installed (pip install '.[bench]')")
-    return found
+    return [contender for contender in contenders if installed(*contender.needs)]
 
 
 def throughput(bench: Bench, part: str, contender: Contender, source: Source, wanted: Outputs) -> None:
     """Let a contender work off a filled topic; keep its messages a second."""
-    topics = asyncio.run(fresh_topics(bench.bootstrap, source.partitions))
-    with contender.run(bench, topics, source.name) as process:
-        timeline = bench.follow(topics, source, [process])
-    found = bench.outputs(topics, source.partitions)
-    check(str(contender), found, wanted)
-    _keep(bench, part, contender, found, timeline, len(source.values))
+    topics = bench.topics(source)
+    with contender.run(bench, topics) as process:
+        timeline = bench.follow(topics, len(source.values), [process])
+    outputs = bench.outputs(topics)
+    check(str(contender), outputs, wanted)
+    _keep(bench, part, contender, outputs, timeline, len(source.values))
 
 
 def warm_throughput(bench: Bench, part: str, contender: Contender, values: Sequence[bytes], warm_up: int) -> None:
     """Let a contender work off values that arrive when it is warm; the first `warm_up` of them do not count."""
-    source = asyncio.run(fill(bench.bootstrap, [])).name
-    topics = asyncio.run(fresh_topics(bench.bootstrap))
-    counted = values[warm_up:]
-    with contender.run(bench, topics, source) as process:
-        began, timeline = bench.follow_warm(topics, source, process, values[:warm_up], counted)
-    found = bench.outputs(topics, PARTITIONS, began)
-    check_count(str(contender), found, len(counted))
-    _keep(bench, part, contender, found, timeline, len(counted))
+    topics, counted = bench.topics(), values[warm_up:]
+    with contender.run(bench, topics) as process:
+        began, timeline = bench.follow_warm(topics, process, values[:warm_up], counted)
+    outputs = bench.outputs(topics, began)
+    check_count(str(contender), outputs, len(counted))
+    _keep(bench, part, contender, outputs, timeline, len(counted))
 
 
-def _keep(bench: Bench, part: str, contender: Contender, found: Outputs, timeline: Timeline, count: int) -> None:
-    end = timeline[-1].at if contender.mode == EXACTLY else found.last
-    cpu, broker = timeline.cpu_between(found.first, end)
-    seconds = end - found.first
+def _keep(bench: Bench, part: str, contender: Contender, outputs: Outputs, timeline: Timeline, count: int) -> None:
+    end = timeline[-1].at if contender.mode == EXACTLY else outputs.last
+    cpu, broker = timeline.cpu_between(outputs.first, end)
+    seconds = end - outputs.first
     bench.results.add(
         part,
         str(contender),
@@ -164,11 +159,10 @@ def run_without_model(bench: Bench) -> None:
 def warm_up(bench: Bench, source: Source) -> None:
     """Let the broker's JVM compile what the runs will need: the first one would pay for all."""
     for mode in (AT_LEAST, EXACTLY):
-        topics = asyncio.run(fresh_topics(bench.bootstrap))
-        contender = Contender("warm-up", mode, "aiokafka_loop")
-        with contender.run(bench, topics, source.name) as process:
-            bench.follow(topics, source, [process])
-        bench.outputs(topics, PARTITIONS)
+        topics = bench.topics(source)
+        with Contender("warm-up", mode, "aiokafka_loop").run(bench, topics) as process:
+            bench.follow(topics, len(source.values), [process])
+        bench.outputs(topics)
 
 
 def rotated(contenders: list[Contender], turn: int) -> list[Contender]:
@@ -190,15 +184,15 @@ def _latency_rows(bench: Bench) -> None:
     """Measure end to end at 200 messages a second, exactly once; quix with its defaults, and tuned."""
     count = max(100, round(LATENCY_RATE * bench.seconds))
     for contender in available(bench, "b", LATENCY_CONTENDERS):
-        source = asyncio.run(fill(bench.bootstrap, documents(PARTITIONS)))
-        topics = asyncio.run(fresh_topics(bench.bootstrap, stamped=False))
-        with contender.run(bench, topics, source.name) as process:
-            bench.follow(topics, source, [process])
-            found = bench.latencies(topics, source.name, documents(count), LATENCY_RATE, 30)
-        bench.outputs(topics, PARTITIONS)
+        topics = bench.topics(stamped=False)
+        bench.produce(topics, documents(PARTITIONS))
+        with contender.run(bench, topics) as process:
+            bench.follow(topics, PARTITIONS, [process])
+            latencies = bench.latencies(topics, documents(count), LATENCY_RATE, 30)
+        bench.outputs(topics)
         row = f"{contender}, end to end at 200/s"
-        bench.results.add("b", row, p50_ms=found.percentile(50), p99_ms=found.percentile(99))
-        bench.say(f"{row}: p50 {found.percentile(50):.1f} ms")
+        bench.results.add("b", row, p50_ms=latencies.percentile(50), p99_ms=latencies.percentile(99))
+        bench.say(f"{row}: p50 {latencies.percentile(50):.1f} ms")
 
 
 def _goals_b(bench: Bench) -> None:
@@ -232,9 +226,6 @@ MODEL_CONTENDERS: Final = (
     Contender("aiokafka loop with encode()", AT_LEAST, "aiokafka_loop", "model", needs=("sentence-transformers",)),
     Contender("quix-streams with encode()", AT_LEAST, "quix", "model", needs=("quixstreams", "sentence-transformers")),
 )
-MODEL_RATE: Final = 50.0
-"""Messages a second that are reckoned with to choose how many; each row takes all of them."""
-
 MODEL_WARM_UP: Final = 200
 """Messages before them that do not count."""
 
@@ -249,9 +240,7 @@ def offered_precisions(bench: Bench, part: str) -> list[str]:
 
 def starts(bench: Bench, settings: dict[str, str]) -> str | None:
     """Return None when a worker gets ready with these settings, otherwise the last line of its log."""
-    source = asyncio.run(fill(bench.bootstrap, []))
-    topics = asyncio.run(fresh_topics(bench.bootstrap))
-    with bench.worker(topics, source.name, settings) as process:
+    with bench.worker(bench.topics(), settings) as process:
         wait_until(lambda: process.returncode is not None or is_ready(process), 120, "a worker gets ready or ends")
         lines = process.log().strip().splitlines()
         return None if process.returncode is None else (lines[-1] if lines else "it ended")
@@ -265,8 +254,8 @@ def is_ready(process: WorkerProcess) -> bool:
 
 
 def run_with_model(bench: Bench) -> None:
-    count = max(40, round(bench.seconds * MODEL_RATE))
-    values = documents(count + MODEL_WARM_UP, broken_every=0)
+    count = max(40, round(bench.seconds * 50))
+    values = documents(count + MODEL_WARM_UP, broken=False)
     random.Random(1).shuffle(values)  # as many lengths in the part that does not count as in the other
     precisions = offered_precisions(bench, "c")
     contenders = [*available(bench, "c", MODEL_CONTENDERS), *(_precision(p) for p in precisions)]

@@ -9,19 +9,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench
+from tests.runs.benchmarks.bench import STAND_IN, Bench
 from tests.runs.benchmarks.clients import is_ready, offered_precisions, warm_up
-from tests.runs.benchmarks.watch import BenchmarkError, Outputs, wait_until
+from tests.runs.benchmarks.watch import wait_until
 from tests.runs.benchmarks.workload import (
-    PARTITIONS,
+    BenchmarkError,
+    Outputs,
     Source,
     check,
     check_count,
     documents,
     expected,
     fill,
-    fresh_topics,
-    produce,
 )
 from tests.support.figures import memory_mib, peak_memory_mib
 from tests.support.surroundings import ROOT
@@ -63,10 +62,10 @@ def measure(seconds: float) -> dict[str, dict[str, float]]:
         vectors, queries = mixed[:size], mixed[size:]
         truth = [float((vectors @ query).max()) for query in queries]
         for name, query_one in _ways(vectors).items():
-            ms, found = _time(query_one, queries, seconds)
+            ms, answers = _time(query_one, queries, seconds)
             row = result.setdefault(name, {})
             row[f"ms_at_{size}"] = ms
-            right = sum(abs(f - t) < 1e-4 for f, t in zip(found, truth, strict=False)) / len(found)
+            right = sum(abs(f - t) < 1e-4 for f, t in zip(answers, truth, strict=False)) / len(answers)
             if right < 1:
                 raise BenchmarkError(f"{name} at {size}: only {right:.0%} of its answers are right")
     return result
@@ -74,17 +73,17 @@ def measure(seconds: float) -> dict[str, dict[str, float]]:
 
 def _time(query_one: Callable[[Any], float], queries: Any, seconds: float) -> tuple[float, list[float]]:
     """Return the median ms of a query, over at least 10 queries or `seconds` / 10, and the answers."""
-    found, times = [], []
+    answers, times = [], []
     ends = time.perf_counter() + seconds / 10
     for _ in range(3):
         query_one(queries[0])
     for query in queries:
         at = time.perf_counter()
-        found.append(query_one(query))
+        answers.append(query_one(query))
         times.append(time.perf_counter() - at)
         if len(times) >= 10 and time.perf_counter() > ends:
             break
-    return sorted(times)[len(times) // 2] * 1000, found
+    return sorted(times)[len(times) // 2] * 1000, answers
 
 
 def _ways(vectors: Any) -> dict[str, Callable[[Any], float]]:
@@ -108,28 +107,16 @@ def _ways(vectors: Any) -> dict[str, Callable[[Any], float]]:
 # -- f) 1, 2 and 4 worker processes without a model: what they do together, and what the broker takes of the machine
 
 FLEET_PARTITIONS: Final = 8
-FLEETS: Final = (1, 2, 4)
-
-FLEET_SETTINGS: Final = {"KP_EMBEDDER": "none", "KP_SESSION_TIMEOUT_SECONDS": "120"}
-"""The session outlasts the pause in which the source is filled."""
 
 
 def fleets(bench: Bench) -> None:
     count = max(1000, round(bench.seconds * 8000))
     values = documents(count)
-    wanted: Outputs | None = None
+    wanted = expected(Source("", FLEET_PARTITIONS, values, 0), None)
     warm_up(bench, asyncio.run(fill(bench.bootstrap, documents(min(count, 10_000)))))
     for _ in bench.each_round():
-        for processes in FLEETS:
-            source = Source(
-                asyncio.run(fill(bench.bootstrap, [], FLEET_PARTITIONS)).name,
-                FLEET_PARTITIONS,
-                values,
-                time.time_ns() // 1_000_000,
-            )
-            if wanted is None:
-                wanted = expected(source, None)
-            _measure_fleet(bench, processes, source, wanted)
+        for processes in (1, 2, 4):
+            _measure_fleet(bench, processes, values, wanted)
     r = bench.results
     r.goal("f", "two processes / one, messages/s", r.ratio("f", "messages_s", _fleet(2), _fleet(1)), 1.6, "min")
     r.note("f", "shares of the whole machine: where workers and broker reach 100 %, no further process can be faster")
@@ -139,23 +126,25 @@ def _fleet(processes: int) -> str:
     return f"{processes} process{'es' if processes > 1 else ''}, exactly once"
 
 
-def _measure_fleet(bench: Bench, processes: int, source: Source, wanted: Outputs) -> None:
-    topics = asyncio.run(fresh_topics(bench.bootstrap, FLEET_PARTITIONS))
-    timeline = bench.follow_fleet(topics, source, FLEET_SETTINGS, processes, STAND_IN)
-    found = bench.outputs(topics, FLEET_PARTITIONS)
-    check(_fleet(processes), found, wanted, bytes_too=False)  # offsets and times are in the bytes, and differ by run
+def _measure_fleet(bench: Bench, processes: int, values: list[bytes], wanted: Outputs) -> None:
+    topics = bench.topics(partitions=FLEET_PARTITIONS)
+    # The session outlasts the pause in which the source is filled.
+    settings = {"KP_EMBEDDER": "none", "KP_SESSION_TIMEOUT_SECONDS": "120"}
+    timeline = bench.follow_fleet(topics, values, settings, processes, STAND_IN)
+    outputs = bench.outputs(topics)
+    check(_fleet(processes), outputs, wanted, bytes_too=False)  # offsets and times are in the bytes, and differ by run
     end = timeline[-1].at
-    cpu, broker = timeline.cpu_between(found.first, end)
-    seconds = end - found.first
+    cpu, broker = timeline.cpu_between(outputs.first, end)
+    seconds = end - outputs.first
     machine = seconds * (os.cpu_count() or 1) / 100
     bench.results.add(
         "f",
         _fleet(processes),
-        messages_s=len(source.values) / seconds,
+        messages_s=len(values) / seconds,
         workers_share_of_CPU_percent=cpu / machine,
         broker_share_of_CPU_percent=broker / machine,
     )
-    bench.say(f"{_fleet(processes)}: {len(source.values) / seconds:,.0f}/s")
+    bench.say(f"{_fleet(processes)}: {len(values) / seconds:,.0f}/s")
 
 
 # -- g) memory, and time from start to ready, with and without the model, on a warm file cache
@@ -176,20 +165,17 @@ def footprints(bench: Bench) -> None:
 def _measure_footprint(bench: Bench, row: str, settings: dict[str, str]) -> None:
     # The runtime keeps kernels for each length of text, so memory grows for the first thousands of texts.
     count = max(20, round(bench.seconds * (400 if "with the" in row else 1000)))
-    source = Source(
-        asyncio.run(fill(bench.bootstrap, [])).name, PARTITIONS, documents(count), time.time_ns() // 1_000_000
-    )
-    topics = asyncio.run(fresh_topics(bench.bootstrap))
-    with bench.worker(topics, source.name, settings, PRODUCT) as process:
+    topics = bench.topics()
+    with bench.worker(topics, settings) as process:
         ready = wait_until(lambda: process.returncode is not None or is_ready(process), 120, "ready")
         if process.returncode is not None:
             raise BenchmarkError(f"{row}: the worker ended:\n{process.log()[-2000:]}")
         idle = memory_mib(process.pid)
-        asyncio.run(produce(bench.bootstrap, source))
-        bench.follow(topics, source, [process])
+        bench.produce(topics, documents(count))
+        bench.follow(topics, count, [process])
         loaded, peak = memory_mib(process.pid), peak_memory_mib(process.pid)
-    found = bench.outputs(topics, PARTITIONS)
-    check_count(row, found, count)
+    outputs = bench.outputs(topics)
+    check_count(row, outputs, count)
     bench.results.add(
         "g", row, start_to_ready_s=ready, RSS_MiB_when_ready=idle, RSS_MiB_after_load=loaded, RSS_MiB_peak=peak
     )

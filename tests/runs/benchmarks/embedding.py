@@ -1,6 +1,5 @@
 """a) The embedder alone against the worker through Kafka: throughput, and latency at 20, 50, 80 % and full load."""
 
-import asyncio
 import json
 import os
 import random
@@ -13,14 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from tests.runs.benchmarks import latency
-from tests.runs.benchmarks.bench import PRODUCT, Bench
+from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.clients import MODEL_SETTINGS
-from tests.runs.benchmarks.watch import BenchmarkError
-from tests.runs.benchmarks.workload import PARTITIONS, check_count, documents, fill, fresh_topics, long_documents
+from tests.runs.benchmarks.workload import BenchmarkError, check_count, documents, long_documents
 from tests.support.surroundings import ROOT
-
-RATE: Final = 50.0
-"""Texts a second that are reckoned with to choose how many."""
 
 WARM_UP: Final = 60
 """Texts before the clock starts: a worker's first seconds are its imports', and the embedder's buffers'."""
@@ -31,9 +26,6 @@ next trace is sent when one comes out: two for each partition keep the embedder 
 
 APART: Final = ", broker on its own core"
 """The broker has one core and the worker the others: for those whose broker is on another machine."""
-
-EVALUATION: Final = "kp_evaluation_duration_seconds"
-STAGE: Final = "kp_stage_duration_seconds"
 
 
 def alone(path: Path) -> dict[str, float]:
@@ -65,8 +57,8 @@ def alone(path: Path) -> dict[str, float]:
 
 
 def run(bench: Bench) -> None:
-    count = max(40, round(bench.seconds * RATE))
-    texts = documents(count, broken_every=0)
+    count = max(40, round(bench.seconds * 50))
+    texts = documents(count, broken=False)
     random.Random(1).shuffle(texts)  # an hour of one fleet is not like the next: every load gets the same mix
     path = bench.directory / "texts.jsonl"
     path.write_bytes(b"\n".join(texts))
@@ -107,19 +99,18 @@ def _embedder_alone(path: Path) -> dict[str, float]:
 
 def _through_kafka(bench: Bench, texts: list[bytes], row: str) -> float:
     """Let a worker work off texts that arrive at once; evaluation latency from its own histogram. Returns texts/s."""
-    source = asyncio.run(fill(bench.bootstrap, [])).name
-    topics = asyncio.run(fresh_topics(bench.bootstrap))
+    topics = bench.topics()
     before: dict[str, float] = {}
-    with bench.worker(topics, source, MODEL_SETTINGS, PRODUCT) as process:
+    with bench.worker(topics, MODEL_SETTINGS) as process:
         process.wait_ready(120)
         began, timeline = bench.follow_warm(
-            topics, source, process, texts[:WARM_UP], texts, lambda: before.update(process.metrics())
+            topics, process, texts[:WARM_UP], texts, lambda: before.update(process.metrics())
         )
         after = process.metrics()
-    found = bench.outputs(topics, PARTITIONS, began)
-    check_count(row, found, len(texts))
+    outputs = bench.outputs(topics, began)
+    check_count(row, outputs, len(texts))
     # The first output is stamped after its embedding: the clock then runs over all texts but that one.
-    rate = (len(texts) - 1) / (timeline[-1].at - found.first)
+    rate = (len(texts) - 1) / (timeline[-1].at - outputs.first)
     bench.results.add("a", row, texts_s=rate, **_evaluation(before, after))
     bench.say(f"{row}: {rate:.1f}/s")
     return rate
@@ -128,28 +119,26 @@ def _through_kafka(bench: Bench, texts: list[bytes], row: str) -> float:
 def _at_load(bench: Bench, texts: list[bytes], share: float, rate: float, where: str = "") -> None:
     """Send texts at a share of the full rate; latency end to end and of the evaluation."""
     values = texts[: max(30, round(len(texts) * share))]  # about the same time for every load
-    source = asyncio.run(fill(bench.bootstrap, []))
-    topics = asyncio.run(fresh_topics(bench.bootstrap, stamped=False))
-    with bench.worker(topics, source.name, MODEL_SETTINGS, PRODUCT) as process:
+    topics = bench.topics(stamped=False)
+    with bench.worker(topics, MODEL_SETTINGS) as process:
         process.wait_ready(120)
         before = process.metrics()
-        in_flight = IN_FLIGHT if share == 1 else None
-        found = bench.latencies(topics, source.name, values, rate, 60, in_flight)
+        latencies = bench.latencies(topics, values, rate, 60, IN_FLIGHT if share == 1 else None)
         after = process.metrics()
-    bench.outputs(topics, PARTITIONS)
+    bench.outputs(topics)
     row = f"worker at {share:.0%} load{where}"
     bench.results.add(
         "a",
         row,
-        texts_s=found.rate,
-        embed_stage_p50_ms=latency.quantile(before, after, STAGE, 0.5, 'stage="embed"'),
+        texts_s=latencies.rate,
+        embed_stage_p50_ms=latency.quantile(before, after, "kp_stage_duration_seconds", 0.5, 'stage="embed"'),
         **_evaluation(before, after),
-        end_to_end_p50_ms=found.percentile(50),
-        end_to_end_p95_ms=found.percentile(95),
-        end_to_end_p99_ms=found.percentile(99),
+        end_to_end_p50_ms=latencies.percentile(50),
+        end_to_end_p95_ms=latencies.percentile(95),
+        end_to_end_p99_ms=latencies.percentile(99),
         traces_a_commit=traces_a_commit(before, after),
     )
-    bench.say(f"{row}: end to end p50 {found.percentile(50):.1f} ms, p95 {found.percentile(95):.1f} ms")
+    bench.say(f"{row}: end to end p50 {latencies.percentile(50):.1f} ms, p95 {latencies.percentile(95):.1f} ms")
 
 
 def traces_a_commit(before: dict[str, float], after: dict[str, float]) -> float:
@@ -161,7 +150,8 @@ def traces_a_commit(before: dict[str, float], after: dict[str, float]) -> float:
 
 
 def _evaluation(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    return {f"evaluation_p{p}_ms": latency.quantile(before, after, EVALUATION, p / 100) for p in (50, 95, 99)}
+    name = "kp_evaluation_duration_seconds"
+    return {f"evaluation_p{p}_ms": latency.quantile(before, after, name, p / 100) for p in (50, 95, 99)}
 
 
 def _words() -> list[str]:

@@ -18,8 +18,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.results import installed
-from tests.runs.benchmarks.watch import BenchmarkError, wait_until
-from tests.runs.benchmarks.workload import Topics, fill, fresh_topics, traces
+from tests.runs.benchmarks.watch import wait_until
+from tests.runs.benchmarks.workload import BenchmarkError, Topics, traces
 from tests.support.kafka_fixtures import WorkerProcess
 
 SETTLE_SECONDS: Final = 3.0
@@ -27,12 +27,6 @@ SETTLE_SECONDS: Final = 3.0
 
 SESSIONS: Final = (6.0, 15.0)
 """Session timeouts of the rows with SIGKILL, s: a short one, and the default."""
-
-STATIC_SESSION: Final = 60.0
-"""Session timeout of static members, s: longer than a restart."""
-
-COMMIT_SECONDS: Final = 0.1
-"""Commit interval of quix-streams; its default of 5 s would be most of what is measured."""
 
 ROLLED: Final = "rolling restart of 4 workers, 32 partitions"
 QUIX: Final = f"quix-streams: {ROLLED}"
@@ -45,7 +39,8 @@ def run(bench: Bench) -> None:
             kill(bench, session)
         stop(bench)
         roll(bench, ROLLED, worker())
-        roll(bench, f"{ROLLED}, static members", worker(KP_SESSION_TIMEOUT_SECONDS=str(STATIC_SESSION), static=True))
+        static = worker(KP_SESSION_TIMEOUT_SECONDS="60", static=True)  # longer than a restart
+        roll(bench, f"{ROLLED}, static members", static)
         if quix:
             roll(bench, QUIX, peer)
         grow(bench)
@@ -56,12 +51,12 @@ def run(bench: Bench) -> None:
 
 def _goals(bench: Bench) -> None:
     r = bench.results
-    found = r.values["h"]
+    rows = r.values["h"]
     for session in SESSIONS:
-        late = found[_killed(session)]["slowest_first_output_s"]
+        late = rows[_killed(session)]["slowest_first_output_s"]
         r.goal("h", f"SIGKILL, slowest first output, session timeout {session:.0f} s", late, session + 1, "max")
-    r.goal("h", "SIGTERM, 16 partitions, longest stall, s", found[STOPPED]["longest_stall_s"], 1.0, "max")
-    if QUIX in found:
+    r.goal("h", "SIGTERM, 16 partitions, longest stall, s", rows[STOPPED]["longest_stall_s"], 1.0, "max")
+    if QUIX in rows:
         r.goal("h", "rolling restart / quix-streams, longest stall", r.ratio("h", "longest_stall_s", ROLLED, QUIX),
             1.0, "max")  # fmt: skip
 
@@ -73,23 +68,18 @@ SENDS: Final = 100
 """Sends a second, to one partition after the other: each of 16 partitions gets records every 0.16 s, each of 64 every
 0.64 s. A stall is measured from the first record that waits, so it may be longer by that."""
 
-RECORDS: Final = 2
-"""Records of one send."""
-
 PATIENCE_SECONDS: Final = 90.0
 
 
 class Load:
     """Sends and reads while it is entered; `sent` and `arrived` are by the number of the record, which is its key."""
 
-    def __init__(self, bootstrap: str, source: str, topics: Topics, partitions: int) -> None:
+    def __init__(self, bootstrap: str, topics: Topics) -> None:
         self.sent: list[tuple[int, float]] = []
         """Partition and time, s since 1970."""
         self.arrived: dict[int, float] = {}
         self._bootstrap = bootstrap
-        self._source = source
         self._topics = topics
-        self._partitions = partitions
         self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load")
@@ -110,30 +100,26 @@ class Load:
 
     def stalls(self, since: float, until: float = float("inf")) -> dict[int, float]:
         """Return the longest wait (s) of each partition's records that were sent between two times; after `finish`."""
-        found = dict.fromkeys(range(self._partitions), 0.0)
+        longest = dict.fromkeys(range(self._topics.partitions), 0.0)
         for number, (partition, at) in enumerate(self.sent):
             if since <= at < until:
-                found[partition] = max(found[partition], self.arrived[number] - at)
-        return found
+                longest[partition] = max(longest[partition], self.arrived[number] - at)
+        return longest
 
     def first_outputs(self, since: float) -> dict[int, float]:
         """Return for each partition when (s after `since`) the first record that was sent later has its output."""
-        found: dict[int, float] = {}
+        first: dict[int, float] = {}
         for number, (partition, at) in enumerate(self.sent):
             if at >= since:
-                found[partition] = min(found.get(partition, float("inf")), self.arrived[number] - since)
-        return found
+                first[partition] = min(first.get(partition, float("inf")), self.arrived[number] - since)
+        return first
 
     def all_flow(self, since: float) -> bool:
         """Whether each partition has the output of a record that was sent after a time."""
-        flowing = set()
-        for number in range(len(self.sent) - 1, -1, -1):
-            partition, at = self.sent[number]
-            if at < since:
-                break
-            if number in self.arrived:
-                flowing.add(partition)
-        return len(flowing) == self._partitions
+        flowing = {
+            partition for number, (partition, at) in enumerate(self.sent) if at >= since and number in self.arrived
+        }
+        return len(flowing) == self._topics.partitions
 
     def _run(self) -> None:
         try:
@@ -153,7 +139,7 @@ class Load:
             AIOKafkaProducer(bootstrap_servers=self._bootstrap, acks="all") as producer,
         ):
             names = self._topics.outputs.values()
-            consumer.assign([TopicPartition(name, p) for name in names for p in range(self._partitions)])
+            consumer.assign([TopicPartition(name, p) for name in names for p in range(self._topics.partitions)])
             reading = asyncio.create_task(self._read(consumer))
             await self._send(producer)
             done, _ = await asyncio.wait({reading}, timeout=PATIENCE_SECONDS)
@@ -166,11 +152,11 @@ class Load:
         values = traces()
         began, sends = time.time(), 0
         while not self._ended.is_set():
-            partition = sends % self._partitions
-            for _ in range(RECORDS):
+            partition = sends % self._topics.partitions
+            for _ in range(2):
                 number = len(self.sent)
                 self.sent.append((partition, time.time()))
-                await producer.send(self._source, values[number % len(values)], b"%d" % number, partition)
+                await producer.send(self._topics.source, values[number % len(values)], b"%d" % number, partition)
             sends += 1
             await asyncio.sleep(max(0.0, began + sends / SENDS - time.time()))
         await producer.flush()
@@ -196,9 +182,7 @@ class Group:
 
     def __init__(self, bench: Bench, partitions: int, start: Start) -> None:
         self.bench = bench
-        self.partitions = partitions
-        self.source = asyncio.run(fill(bench.bootstrap, [], partitions)).name
-        self.topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
+        self.topics = bench.topics(partitions=partitions)
         self.members: list[Any] = []
         self._start = start
         self._stack = contextlib.ExitStack()
@@ -209,11 +193,11 @@ class Group:
     @contextmanager
     def load(self, members: int) -> Iterator[Load]:
         """Start members, all at once, and keep the load up; at the end all outputs must be there."""
-        with self._stack, Load(self.bench.bootstrap, self.source, self.topics, self.partitions) as load:
+        with self._stack, Load(self.bench.bootstrap, self.topics) as load:
             self.members = [self.start(number) for number in range(members)]
             yield load
             load.finish()
-        self.bench.outputs(self.topics, self.partitions)  # deletes the topics
+        self.bench.outputs(self.topics)  # deletes the topics
 
     def stop(self, number: int) -> None:
         self.members[number].terminate()
@@ -239,15 +223,15 @@ def worker(*, static: bool = False, **settings: str) -> Start:
 
     def start(group: Group, number: int) -> Any:
         name = {"KP_GROUP_INSTANCE_ID": f"member-{number}"} if static else {}
-        return group.bench.worker(group.topics, group.source, {"KP_EMBEDDER": "none", **settings, **name})
+        return group.bench.worker(group.topics, {"KP_EMBEDDER": "none", **settings, **name})
 
     return start
 
 
 def peer(group: Group, number: int) -> Any:
-    """Start quix-streams, exactly once."""
-    options = ("--exactly-once", "--vectors=none", f"--commit-interval={COMMIT_SECONDS}")
-    return group.bench.peer("quix", group.topics, group.source, *options)
+    """Start quix-streams, exactly once. Its default commit interval of 5 s would be most of what is measured."""
+    options = ("--exactly-once", "--vectors=none", "--commit-interval=0.1")
+    return group.bench.peer("quix", group.topics, *options)
 
 
 def owned(member: WorkerProcess) -> set[int]:

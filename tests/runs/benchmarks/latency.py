@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from tests.runs.benchmarks.watch import BenchmarkError
+from tests.runs.benchmarks.workload import BenchmarkError, Topics
 from worker.observe import metrics
 
 
@@ -32,23 +32,15 @@ def arrivals(count: int, rate: float, seed: int) -> Iterator[float]:
 
 
 async def measure(
-    bootstrap: str,
-    source: str,
-    topics: Mapping[str, str],
-    partitions: int,
-    values: Sequence[bytes],
-    rate: float,
-    patience: float,
-    warm_up: int = 0,
-    in_flight: int | None = None,
+    bootstrap: str, topics: Topics, values: Sequence[bytes], rate: float, patience: float, in_flight: int | None = None
 ) -> Latencies:
-    """Send values at a rate, wait for all outputs (read committed). The first `warm_up` do not count.
+    """Send values at a rate, wait for all outputs (read committed). The first tenth does not count.
 
     The key is the time of sending in microseconds: the output carries it. The producer never waits for the system
     under test: what is late stays late (no coordinated omission). With `in_flight` there is no rate: the next one is
     sent when fewer than that are on their way.
     """
-    tps = [TopicPartition(topic, p) for topic in topics.values() for p in range(partitions)]
+    tps = [TopicPartition(topic, p) for topic in topics.outputs.values() for p in range(topics.partitions)]
     taken: dict[int, float] = {}
     async with (
         AIOKafkaConsumer(
@@ -84,7 +76,7 @@ async def measure(
             stamp = time.time_ns() // 1000
             stamp += stamp in sent[-5:]
             sent.append(stamp)
-            await producer.send(source, value, b"%d" % stamp, i % partitions, stamp // 1000)
+            await producer.send(topics.source, value, b"%d" % stamp, i % topics.partitions, stamp // 1000)
         took = time.time() - began
         try:
             await asyncio.wait_for(receiving, patience)
@@ -92,7 +84,7 @@ async def measure(
             raise BenchmarkError(f"{len(values) - len(taken)} of {len(values)} outputs did not come") from None
         if taken.keys() != set(sent):
             raise BenchmarkError("outputs with other keys than were sent")
-    return Latencies(sorted((taken[s] - s / 1e6) * 1000 for s in sent[warm_up:]), len(values) / took)
+    return Latencies(sorted((taken[s] - s / 1e6) * 1000 for s in sent[len(sent) // 10 :]), len(values) / took)
 
 
 def quantile(

@@ -18,12 +18,12 @@ from tests.support.surroundings import DOCS
 PAGE = DOCS / "benchmarks.md"
 
 
-def update(page: str, found: dict[str, Any]) -> str:
-    """Return the page with the goals and tables of the parts in `found`, the content of a results.json.
+def update(page: str, results: dict[str, Any]) -> str:
+    """Return the page with the goals and tables of the parts in `results`, the content of a results.json.
 
     A part without a section on the page has its goals there alone.
     """
-    for part, rows in found["results"].items():
+    for part, rows in results["results"].items():
         section = re.search(rf"^## {part}\) .*\n(?:(?!## |\|).*\n)*((?:\|.*\n|\n(?=\|))+)", page, re.MULTILINE)
         if section is None:
             continue
@@ -31,8 +31,8 @@ def update(page: str, found: dict[str, Any]) -> str:
     goals = re.search(r"^\| \| goal \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     if goals is None:
         raise ValueError("docs/benchmarks.md has no table of goals")
-    kept = [line for line in goals[1].splitlines() if line.split("|")[1].strip() not in found["results"]]
-    lines = sorted([*kept, *map(_goal, found["goals"])], key=lambda line: line.split("|")[1])
+    kept = [line for line in goals[1].splitlines() if line.split("|")[1].strip() not in results["results"]]
+    lines = sorted([*kept, *map(_goal, results["goals"])], key=lambda line: line.split("|")[1])
     return page[: goals.start(1)] + "".join(f"{line}\n" for line in lines) + page[goals.end(1) :]
 
 

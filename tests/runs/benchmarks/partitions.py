@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -15,12 +14,12 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.runs.benchmarks import latency
-from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench
+from tests.runs.benchmarks.bench import STAND_IN, Bench
 from tests.runs.benchmarks.clients import MODEL_SETTINGS, is_ready
 from tests.runs.benchmarks.embedding import traces_a_commit
 from tests.runs.benchmarks.job import DIMENSIONS, TABLE, table_vector
-from tests.runs.benchmarks.watch import BenchmarkError, cpu_seconds, read_outputs, wait_until
-from tests.runs.benchmarks.workload import Source, Topics, check_count, documents, fill, fresh_topics, produce
+from tests.runs.benchmarks.watch import cpu_seconds, read_outputs, wait_until
+from tests.runs.benchmarks.workload import BenchmarkError, Topics, check_count, documents
 from tests.support.figures import memory_mib
 from tests.support.kafka_fixtures import WorkerProcess
 from worker.core.changelog import SLACK, Committed, SourceEpoch, encode, slot_key
@@ -34,35 +33,33 @@ LIVE: Final = ENTRIES + SLACK  # records of such a cache on the changelog
 
 def restores(bench: Bench) -> None:
     """Part e: restore of 4 and 64 full caches: the call itself, and a cold start until /readyz."""
-    prepared = {}
-    for partitions in (4, 64) if bench.seconds >= 1 else (4,):
-        prepared[partitions] = with_full_caches(bench, partitions)
+    prepared = [with_full_caches(bench, partitions) for partitions in ((4, 64) if bench.seconds >= 1 else (4,))]
     for _ in bench.each_round():
-        for partitions, (source_name, topics) in prepared.items():
-            seconds = asyncio.run(_restore(bench.bootstrap, topics, partitions))
-            with restored_worker(bench, topics, source_name, partitions) as (_, started):
+        for topics in prepared:
+            seconds = asyncio.run(_restore(bench.bootstrap, topics))
+            with restored_worker(bench, topics) as (_, started):
                 pass
-            row = f"{partitions} x {ENTRIES}"
+            row = f"{topics.partitions} x {ENTRIES}"
             bench.results.add("e", row, restore_s=seconds, start_to_ready_s=started)
             bench.say(f"{row}: restore {seconds:.2f} s, start to ready {started:.2f} s")
     values = bench.results.values["e"][f"4 x {ENTRIES}"]["restore_s"]
     bench.results.goal("e", f"restore of 4 x {ENTRIES}, s", values, 1.0, "max")
 
 
-def with_full_caches(bench: Bench, partitions: int) -> tuple[str, Topics]:
-    """Return a source with committed offsets, and topics whose changelog has full caches."""
-    source = asyncio.run(fill(bench.bootstrap, [b"{}"] * (partitions * LIVE), partitions))
-    topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
-    asyncio.run(_prepare(bench.bootstrap, topics, source.name, partitions))
-    return source.name, topics
+def with_full_caches(bench: Bench, partitions: int) -> Topics:
+    """Return topics with committed offsets of the source, whose changelog has full caches."""
+    topics = bench.topics(partitions=partitions)
+    bench.produce(topics, [b"{}"] * (partitions * LIVE))
+    asyncio.run(_prepare(bench.bootstrap, topics))
+    return topics
 
 
-async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int) -> None:
+async def _prepare(bootstrap: str, topics: Topics) -> None:
     """Write the entries of `LIVE` committed traces a partition, and commit their offsets."""
     now = time.time_ns() // 1_000_000
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=5) as producer:
         for sequence in range(LIVE):
-            for partition in range(partitions):
+            for partition in range(topics.partitions):
                 value = encode(
                     sequence=sequence,
                     source_offset=sequence,
@@ -76,12 +73,12 @@ async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int)
     async with AIOKafkaConsumer(
         bootstrap_servers=bootstrap, group_id=topics.group, enable_auto_commit=False
     ) as consumer:
-        tps = [TopicPartition(source, partition) for partition in range(partitions)]
+        tps = [TopicPartition(topics.source, partition) for partition in range(topics.partitions)]
         consumer.assign(tps)
         await consumer.commit({tp: OffsetAndMetadata(LIVE, SourceEpoch(number=1).metadata(now)) for tp in tps})
 
 
-async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
+async def _restore(bootstrap: str, topics: Topics) -> float:
     where = SourcePosition(LIVE, committed=Committed(None, 1))
     cache = ModelCache(TABLE.key(), DIMENSIONS, ENTRIES)
 
@@ -91,23 +88,22 @@ async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
         return len(scorer.cache)
 
     began = time.perf_counter()
-    found = await read_logs({"bootstrap_servers": bootstrap}, topics.changelog, range(partitions), 60.0, 64 << 20, use)
+    partitions = range(topics.partitions)
+    restored = await read_logs({"bootstrap_servers": bootstrap}, topics.changelog, partitions, 60.0, 64 << 20, use)
     seconds = time.perf_counter() - began
-    if set(found.values()) != {ENTRIES} or len(found) != partitions:
+    if restored != dict.fromkeys(partitions, ENTRIES):
         raise BenchmarkError("the restore did not find every entry")
     return seconds
 
 
 @contextmanager
-def restored_worker(
-    bench: Bench, topics: Topics, source: str, partitions: int
-) -> Iterator[tuple[WorkerProcess, float]]:
+def restored_worker(bench: Bench, topics: Topics) -> Iterator[tuple[WorkerProcess, float]]:
     """Start a worker that restores full caches; yield it when it is ready, and how long that took (s)."""
-    with bench.worker(topics, source, {}, STAND_IN) as process:
+    with bench.worker(topics, {}, STAND_IN) as process:
         seconds = wait_until(lambda: process.returncode is not None or is_ready(process), 300, "ready")
         restored = process.metric("kp_restored_entries_total") if process.returncode is None else -1
-        if restored != partitions * LIVE:
-            raise BenchmarkError(f"restored {restored} of {partitions * LIVE} entries:\n{process.log()[-2000:]}")
+        if restored != topics.partitions * LIVE:
+            raise BenchmarkError(f"restored {restored} of {topics.partitions * LIVE} entries:\n{process.log()[-2000:]}")
         yield process, seconds
 
 
@@ -121,15 +117,10 @@ EACH: Final = 16
 WARM_UP: Final = 128
 """Traces before the clock starts: two of each partition."""
 
-IDLE_SECONDS: Final = 5.0
-
-FOOTPRINT_ROUNDS: Final = 3
-"""Most rounds in which the cost of partitions is measured; it hardly varies."""
-
 
 def many(bench: Bench) -> None:
     count = max(MANY * EACH, round(bench.seconds * 100))
-    values = documents(count + WARM_UP, broken_every=0)
+    values = documents(count + WARM_UP, broken=False)
     random.Random(1).shuffle(values)
     with ExitStack() as stack:
         held = {partitions: _Held(bench, partitions, stack) for partitions in (FEW, MANY)}
@@ -138,10 +129,10 @@ def many(bench: Bench) -> None:
         for number in bench.each_round():
             for partitions in (FEW, MANY) if number % 2 == 0 else (MANY, FEW):
                 bench.results.add("j", _row(partitions), **held[partitions].work_off(values[WARM_UP:]))
-    prepared = {partitions: with_full_caches(bench, partitions) for partitions in (FEW, MANY, MOST)}
-    for _ in range(min(bench.rounds, FOOTPRINT_ROUNDS)):
-        for partitions, (source, topics) in prepared.items():
-            _footprint(bench, partitions, source, topics)
+    prepared = [with_full_caches(bench, partitions) for partitions in (FEW, MANY, MOST)]
+    for _ in range(min(bench.rounds, 3)):  # the cost of partitions hardly varies
+        for topics in prepared:
+            _footprint(bench, topics)
     _goals(bench)
 
 
@@ -157,33 +148,31 @@ class _Held:
 
     def __init__(self, bench: Bench, partitions: int, stack: ExitStack) -> None:
         self._bench = bench
-        self._partitions = partitions
-        self._source = asyncio.run(fill(bench.bootstrap, [], partitions)).name
-        self._topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
+        self._topics = bench.topics(partitions=partitions)
         settings = {**MODEL_SETTINGS, "KP_SESSION_TIMEOUT_SECONDS": "600"}
-        self._process = stack.enter_context(bench.worker(self._topics, self._source, settings, PRODUCT))
+        self._process = stack.enter_context(bench.worker(self._topics, settings))
         stack.callback(self._process.cont)  # a frozen one does not stop
         self._process.wait_ready(120)
-        self._values: list[bytes] = []
+        self._done = 0
         self._process.stop()
 
     def work_off(self, values: list[bytes]) -> dict[str, float]:
         """Work off a backlog of all partitions, with the model; return what it took."""
-        bench, partitions, count = self._bench, self._partitions, len(values)
-        new = Source(self._source, partitions, values, time.time_ns() // 1_000_000)
-        self._values += values
+        bench, topics, count = self._bench, self._topics, len(values)
+        row = _row(topics.partitions)
+        self._done += count
         began = time.time()
-        asyncio.run(produce(bench.bootstrap, new))
+        bench.produce(topics, values)
         self._process.cont()
         before = self._process.metrics()
-        timeline = bench.follow(self._topics, replace(new, values=self._values), [self._process])
+        timeline = bench.follow(topics, self._done, [self._process])
         after = self._process.metrics()
         self._process.stop()
-        found = asyncio.run(read_outputs(bench.bootstrap, self._topics.outputs, partitions, began))
-        check_count(_row(partitions), found, count)
-        cpu, broker = timeline.cpu_between(found.first, timeline[-1].at)
-        rate = (count - 1) / (timeline[-1].at - found.first)
-        bench.say(f"{_row(partitions)}: {rate:.1f}/s")
+        outputs = asyncio.run(read_outputs(bench.bootstrap, topics, began))
+        check_count(row, outputs, count)
+        cpu, broker = timeline.cpu_between(outputs.first, timeline[-1].at)
+        rate = (count - 1) / (timeline[-1].at - outputs.first)
+        bench.say(f"{row}: {rate:.1f}/s")
         return {
             "traces_s": rate,
             "traces_a_commit": traces_a_commit(before, after),
@@ -194,16 +183,16 @@ class _Held:
         }
 
 
-def _footprint(bench: Bench, partitions: int, source: str, topics: Topics) -> None:
+def _footprint(bench: Bench, topics: Topics) -> None:
     """Start a worker that restores full caches; then it idles."""
-    with restored_worker(bench, topics, source, partitions) as (process, started):
+    with restored_worker(bench, topics) as (process, started):
         restoring = process.metric("kp_restore_duration_seconds_sum")
         cpu, broker, at = cpu_seconds(process.pid), cpu_seconds(bench.broker.pid(0)), time.monotonic()
-        time.sleep(IDLE_SECONDS)
+        time.sleep(5)
         took = time.monotonic() - at
         bench.results.add(
             "j",
-            f"{partitions} partitions with full caches, idle",
+            f"{topics.partitions} partitions with full caches, idle",
             start_to_ready_s=started,
             restore_s=restoring,
             RSS_MiB=memory_mib(process.pid),
@@ -212,7 +201,7 @@ def _footprint(bench: Bench, partitions: int, source: str, topics: Topics) -> No
             worker_CPU_percent=(cpu_seconds(process.pid) - cpu) / took * 100,
             broker_CPU_percent=(cpu_seconds(bench.broker.pid(0)) - broker) / took * 100,
         )
-    bench.say(f"{partitions} partitions: ready in {started:.1f} s")
+    bench.say(f"{topics.partitions} partitions: ready in {started:.1f} s")
 
 
 def _connections(pid: int) -> int:

@@ -5,8 +5,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -47,20 +46,15 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
     def add(self, part: str, row: str, **metrics: float) -> None:
-        found = self.values.setdefault(part, {}).setdefault(row, {})
+        rounds = self.values.setdefault(part, {}).setdefault(row, {})
         for name, value in metrics.items():
-            found.setdefault(name, []).append(value)
+            rounds.setdefault(name, []).append(value)
 
     def note(self, part: str, text: str) -> None:
         """Keep a remark that the reader of the numbers needs, once."""
         line = f"{part}: {text}"
         if line not in self.notes:
             self.notes.append(line)
-
-    def median(self, part: str, row: str, metric: str) -> float | None:
-        """Return a median, or None where it was not measured."""
-        values = self.values.get(part, {}).get(row, {}).get(metric)
-        return statistics.median(values) if values else None
 
     def ratio(self, part: str, metric: str, row: str, other: str) -> tuple[float, ...]:
         """Return row / other, round by round; empty where one of them was not measured."""
@@ -76,8 +70,7 @@ class Results:
             self.note(part, f"not measured: {text}")
 
     def save(self, path: Path) -> None:
-        shown = ("part", "text", "values", "value", "limit", "best", "reached")
-        goals = [{name: getattr(goal, name) for name in shown} for goal in self.goals]
+        goals = [{**asdict(goal), "value": goal.value, "reached": goal.reached} for goal in self.goals]
         document = {"machine": self.machine, "results": self.values, "goals": goals, "notes": self.notes}
         path.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -89,9 +82,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def spread(values: list[float] | tuple[float, ...], form: Callable[[float], str] = number) -> str:
-    middle = form(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} ({form(min(values))}..{form(max(values))})"
+def spread(values: list[float] | tuple[float, ...]) -> str:
+    middle = number(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} ({number(min(values))}..{number(max(values))})"
 
 
 def show_part(console: Console, results: Results, part: str, title: str) -> None:
@@ -129,14 +122,14 @@ PACKAGES: Final = (
 )  # fmt: skip
 
 
+CPU_FLAGS: Final = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"}
+
+
 def describe() -> dict[str, Any]:
     return {
         "cpu": _field("/proc/cpuinfo", "model name"),
         "cpus": os.cpu_count(),
-        "cpu flags": sorted(
-            set(_field("/proc/cpuinfo", "flags").split())
-            & {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"}
-        ),
+        "cpu flags": sorted(CPU_FLAGS & {*_field("/proc/cpuinfo", "flags").split()}),
         "memory": _field("/proc/meminfo", "MemTotal"),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -168,10 +161,8 @@ def _field(path: str, name: str) -> str:
 
 
 def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10
-        )
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return found.stdout.strip()

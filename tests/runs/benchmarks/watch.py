@@ -9,26 +9,25 @@ import asyncio
 import os
 import time
 import zlib
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from tests.runs.benchmarks.workload import BenchmarkError, Outputs, Topics
 from tests.support.kafka_fixtures import LoggedProcess
 
 POLL_SECONDS: Final = 0.025
 """Shortest time between two looks. A look costs the cores some 5 ms (the broker's work and ours), which at 40 a second
 would be a tenth of what is measured: so a look comes after a third of the time that seems left."""
-_TICK: Final = os.sysconf("SC_CLK_TCK")
 
-
-class BenchmarkError(Exception):
-    """A run did not do its work; the message says what is wrong. A wrong fast result is an error."""
+PATIENCE_SECONDS: Final = 120.0
+"""A run in which nothing moves for so long is broken: no peer takes a tenth of it for a start or a commit."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -37,7 +36,7 @@ def cpu_seconds(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICK
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Moment(NamedTuple):
@@ -54,54 +53,30 @@ class Timeline(list[Moment]):
 
     def cpu_between(self, begin: float, end: float) -> tuple[float, float]:
         """Return CPU seconds of the processes and of the broker between two times."""
-        (cpu0, broker0), (cpu1, broker1) = self._cpu_at(begin), self._cpu_at(end)
-        return cpu1 - cpu0, broker1 - broker0
-
-    def _cpu_at(self, at: float) -> tuple[float, float]:
-        index = bisect_left([m.at for m in self], at)
-        if index in (0, len(self)):
-            moment = self[min(index, len(self) - 1)]
-            return moment.cpu, moment.broker
-        before, after = self[index - 1], self[index]
-        share = (at - before.at) / (after.at - before.at)
-        return before.cpu + share * (after.cpu - before.cpu), before.broker + share * (after.broker - before.broker)
-
-
-class Outputs(NamedTuple):
-    """What came out: records and sum of checksums by kind, first and last stamp (s since 1970)."""
-
-    counts: Counter[str]
-    checksums: Counter[str]
-    first: float
-    last: float
+        at, _, cpu, broker = zip(*self, strict=True)
+        (cpu0, cpu1), (broker0, broker1) = np.interp([begin, end], at, cpu), np.interp([begin, end], at, broker)
+        return float(cpu1 - cpu0), float(broker1 - broker0)
 
 
 async def follow(
-    bootstrap: str,
-    group: str,
-    source: str,
-    partitions: int,
-    total: int,
-    processes: Sequence[LoggedProcess],
-    broker: int,
-    patience: float,
+    bootstrap: str, broker: int, topics: Topics, total: int, processes: Sequence[LoggedProcess]
 ) -> Timeline:
-    """Return when the group has committed `total` records.
+    """Return when the group has committed `total` records. `broker`: its process id.
 
-    Raises BenchmarkError when a process ends before, or nothing moves for `patience` seconds.
+    Raises BenchmarkError when a process ends before, or nothing moves for PATIENCE_SECONDS.
     """
     timeline = Timeline()
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     moved, best = time.time(), 0
-    tps = [TopicPartition(source, p) for p in range(partitions)]
+    tps = [TopicPartition(topics.source, p) for p in range(topics.partitions)]
     try:
         while best < total:
             began = time.time()
             cpu, broker_cpu = sum(cpu_seconds(p.pid) for p in processes), cpu_seconds(broker)
             try:
-                found = await admin.list_consumer_group_offsets(group, partitions=tps)
-                done = sum(max(0, o.offset) for o in found.values())
+                offsets = await admin.list_consumer_group_offsets(topics.group, partitions=tps)
+                done = sum(max(0, o.offset) for o in offsets.values())
             except KafkaError:
                 done = best  # the group's coordinator is just coming up
             timeline.append(Moment(time.time(), done, cpu, broker_cpu))
@@ -112,7 +87,7 @@ async def follow(
                     raise BenchmarkError(
                         f"ended with {process.returncode} after {best} of {total}:\n{process.log()[-3000:]}"
                     )
-            if time.time() - moved > patience:
+            if time.time() - moved > PATIENCE_SECONDS:
                 raise BenchmarkError(f"stuck at {best} of {total}:\n{processes[0].log()[-3000:]}")
             await asyncio.sleep(max(POLL_SECONDS, min(1.0, _seconds_left(timeline, total) / 3) - (time.time() - began)))
     finally:
@@ -129,12 +104,12 @@ def _seconds_left(timeline: Timeline, total: int) -> float:
     return (total - last.done) * (last.at - first.at) / (last.done - first.done)
 
 
-async def read_outputs(bootstrap: str, topics: Mapping[str, str], partitions: int, since: float = 0.0) -> Outputs:
-    """Read all that is committed in the output topics (kind -> topic) and stamped at `since` or later."""
+async def read_outputs(bootstrap: str, topics: Topics, since: float = 0.0) -> Outputs:
+    """Read all that is committed in the output topics and stamped at `since` (s since 1970) or later."""
     counts, checksums = Counter[str](), Counter[str]()
     first, last = float("inf"), 0.0
-    kinds = {topic: kind for kind, topic in topics.items()}
-    tps = [TopicPartition(topic, p) for topic in kinds for p in range(partitions)]
+    kinds = {topic: kind for kind, topic in topics.outputs.items()}
+    tps = [TopicPartition(topic, p) for topic in kinds for p in range(topics.partitions)]
     async with AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         isolation_level="read_committed",

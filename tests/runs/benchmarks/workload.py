@@ -7,27 +7,26 @@ error.
 
 import json
 import time
-import uuid
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
 from tests.runs.benchmarks.job import Embedder, Job
-from tests.runs.benchmarks.watch import BenchmarkError, Outputs
-from tests.support.kafka_fixtures import create_topics_async
+from tests.support.kafka_fixtures import create_topics_async, unique
 from tests.support.surroundings import DATA
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, SourceRecord
 from worker.kafka.topics import CHANGELOG_CONFIG
 
-BROKEN_EVERY: Final = 100
-"""One record in so many is not a valid trace."""
-
 PARTITIONS: Final = 4
+
+
+class BenchmarkError(Exception):
+    """A run did not do its work; the message says what is wrong. A wrong fast result is an error."""
 
 
 @cache
@@ -36,13 +35,10 @@ def traces() -> list[bytes]:
     return [line for line in (DATA / "traces.jsonl").read_bytes().split(b"\n") if line]
 
 
-def documents(count: int, broken_every: int = BROKEN_EVERY) -> list[bytes]:
-    """Return so many documents: the sample traces again and again, some of them cut short."""
+def documents(count: int, *, broken: bool = True) -> list[bytes]:
+    """Return so many documents: the sample traces again and again. `broken`: one in a hundred is cut short."""
     lines = traces()
-    return [
-        lines[i % len(lines)][:200] if broken_every and i % broken_every == broken_every - 1 else lines[i % len(lines)]
-        for i in range(count)
-    ]
+    return [lines[i % len(lines)][: 200 if broken and i % 100 == 99 else None] for i in range(count)]
 
 
 def long_documents(count: int, words: list[str], tokens: int = 256) -> list[bytes]:
@@ -79,13 +75,10 @@ def _key(i: int) -> bytes:
     return b"kp:agent:%d" % (i % 50)
 
 
-def unique(name: str) -> str:
-    return f"{name}-{uuid.uuid4().hex[:8]}"
-
-
-async def fill(bootstrap: str, values: Sequence[bytes], partitions: int = PARTITIONS) -> Source:
-    source = Source(unique("source"), partitions, values, time.time_ns() // 1_000_000)
-    await create_topics_async(bootstrap, {source.name: partitions})
+async def fill(bootstrap: str, values: Sequence[bytes]) -> Source:
+    """Create a source that several runs read."""
+    source = Source(unique("source"), PARTITIONS, values, time.time_ns() // 1_000_000)
+    await create_topics_async(bootstrap, {source.name: PARTITIONS})
     await produce(bootstrap, source)
     return source
 
@@ -101,44 +94,57 @@ async def produce(bootstrap: str, source: Source) -> None:
 
 @dataclass(frozen=True)
 class Topics:
-    """Where one run writes, and the group that it reads as."""
+    """What one run reads and where it writes, and the group that it reads as."""
 
+    source: str
+    partitions: int
     group: str
     outputs: dict[str, str]
     changelog: str
-    partitions: int = PARTITIONS
 
-    def settings(self, source: str) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         return {
             "KP_GROUP_ID": self.group,
-            "KP_SOURCE_TOPIC": source,
+            "KP_SOURCE_TOPIC": self.source,
             "KP_ACCEPTED_TOPIC": self.outputs[ACCEPTED],
             "KP_REJECTED_TOPIC": self.outputs[REJECTED],
             "KP_DEAD_LETTER_TOPIC": self.outputs[DEAD_LETTER],
             "KP_CHANGELOG_TOPIC": self.changelog,
         }
 
-    def arguments(self, source: str) -> list[str]:
-        topics = {"group": self.group, "source": source, **self.outputs, "changelog": self.changelog}
+    def arguments(self) -> list[str]:
+        topics = {"group": self.group, "source": self.source, **self.outputs, "changelog": self.changelog}
         return [f"--{name.replace('_', '-')}={topic}" for name, topic in topics.items()]
 
 
-async def fresh_topics(bootstrap: str, partitions: int = PARTITIONS, *, stamped: bool = True) -> Topics:
-    """Create the topics of one run. `stamped`: the broker stamps outputs on arrival; otherwise the producer does."""
+async def fresh_topics(
+    bootstrap: str, source: Source | None = None, partitions: int = PARTITIONS, *, stamped: bool = True
+) -> Topics:
+    """Create the topics of one run, and an empty source where none is given.
+
+    `stamped`: the broker stamps outputs on arrival; otherwise the producer does.
+    """
     group = unique("run")
-    topics = Topics(
-        group,
-        {kind: f"{group}.{kind}" for kind in (ACCEPTED, REJECTED, DEAD_LETTER)},
-        f"{group}-novelty-changelog",
-        partitions,
-    )
+    outputs = {kind: f"{group}.{kind}" for kind in (ACCEPTED, REJECTED, DEAD_LETTER)}
+    name = f"{group}.source" if source is None else source.name
+    topics = Topics(name, partitions, group, outputs, f"{group}-novelty-changelog")
     config = {"message.timestamp.type": "LogAppendTime"} if stamped else {}
     await create_topics_async(
         bootstrap,
-        dict.fromkeys(topics.outputs.values(), (partitions, config))
-        | {topics.changelog: (partitions, dict(CHANGELOG_CONFIG))},
+        dict.fromkeys(outputs.values(), (partitions, config))
+        | {topics.changelog: (partitions, dict(CHANGELOG_CONFIG))}
+        | ({name: partitions} if source is None else {}),
     )
     return topics
+
+
+class Outputs(NamedTuple):
+    """What came out: records and sum of checksums by kind, first and last stamp (s since 1970)."""
+
+    counts: Counter[str]
+    checksums: Counter[str]
+    first: float = 0.0
+    last: float = 0.0
 
 
 def expected(source: Source, embedder: Embedder | None) -> Outputs:
@@ -149,18 +155,18 @@ def expected(source: Source, embedder: Embedder | None) -> Outputs:
         output = job.handle(record).output
         counts[output.kind] += 1
         checksums[output.kind] += zlib.crc32(output.value or b"")
-    return Outputs(counts, checksums, 0.0, 0.0)
+    return Outputs(counts, checksums)
 
 
-def check_count(name: str, found: Outputs, count: int) -> None:
+def check_count(name: str, outputs: Outputs, count: int) -> None:
     """Raise BenchmarkError unless a run gave so many outputs."""
-    if found.counts.total() != count:
-        raise BenchmarkError(f"{name}: {found.counts.total()} outputs of {count}")
+    if outputs.counts.total() != count:
+        raise BenchmarkError(f"{name}: {outputs.counts.total()} outputs of {count}")
 
 
-def check(name: str, found: Outputs, wanted: Outputs, *, bytes_too: bool = True) -> None:
+def check(name: str, outputs: Outputs, wanted: Outputs, *, bytes_too: bool = True) -> None:
     """Raise BenchmarkError unless a run gave what it must."""
-    if found.counts != wanted.counts:
-        raise BenchmarkError(f"{name}: outputs {dict(found.counts)}, expected {dict(wanted.counts)}")
-    if bytes_too and found.checksums != wanted.checksums:
+    if outputs.counts != wanted.counts:
+        raise BenchmarkError(f"{name}: outputs {dict(outputs.counts)}, expected {dict(wanted.counts)}")
+    if bytes_too and outputs.checksums != wanted.checksums:
         raise BenchmarkError(f"{name}: as many outputs as expected, but with other bytes")

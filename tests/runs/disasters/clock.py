@@ -23,9 +23,9 @@ from worker.lab.broker.kafka_jars import default_cache
 def library() -> Path:
     """Return libfaketime, fetched at first use. Raises MissingError."""
     cache = default_cache() / "faketime"
-    found = sorted(cache.glob("usr/lib/*/faketime/libfaketimeMT.so.1"))
-    if found:
-        return found[0]
+    libraries = sorted(cache.glob("usr/lib/*/faketime/libfaketimeMT.so.1"))
+    if libraries:
+        return libraries[0]
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         raise MissingError("libfaketime is missing, and there is no apt-get to fetch it (a Debian package)")
     cache.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def assemble(work: Path, seed: int) -> Verdict:
                 time.sleep(2)
                 workshop.put([value for run in runs for value in run[1:]])
                 began = time.monotonic()
-                while len(found := workshop.documents()) < len(expected) and time.monotonic() - began < 90:
+                while len(documents := workshop.documents()) < len(expected) and time.monotonic() - began < 90:
                     time.sleep(0.5)
                 took = time.monotonic() - began
                 reasons = Counter(header(each, "kp-error-reason") for each in workshop.letters())
@@ -122,7 +122,9 @@ def assemble(work: Path, seed: int) -> Verdict:
                 for each in fleet:
                     each.close()
             jumps = f"clock {first}, then {then}"
-            verdict.expect(sorted(found) == sorted(expected), f"{jumps}: {len(found)} of {len(expected)} traces")
+            verdict.expect(
+                sorted(documents) == sorted(expected), f"{jumps}: {len(documents)} of {len(expected)} traces"
+            )
             verdict.expect(not reasons, f"{jumps}: dead letters {dict(reasons)}")
             verdict.expect(took < 60, f"{jumps}: {took:.0f} s to the last trace")
     return verdict

@@ -16,10 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tests.runs.disasters.scene import GroupTool, Scene, Verdict
+from tests.runs.disasters.scene import Scene, Verdict
 from tests.support import chaos
 from tests.support.chaos import Fleet, wait_settled
 from tests.support.kafka_fixtures import committed, consume_all, wait_until
+from tests.support.kafka_tools import write_scripts
 from tests.support.surroundings import DOCS
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_jars import KAFKA_VERSION, default_cache, extra, install
@@ -82,27 +83,25 @@ def count(bootstrap: str, topic: str, isolation: str = "read_committed") -> int:
         return 0
 
 
-def places(kind: str, records: list[Any]) -> Counter[str]:
-    """Return how often each trace occurs, by what identifies it on both clusters: the source record's value."""
-    found: Counter[str] = Counter()
-    for record in records:
-        found[identity(kind, record)] += 1
-    return found
+def ids(kind: str, records: list[Any]) -> Counter[str]:
+    """Return how often each output occurs, by what identifies it on both clusters."""
+    return Counter(trace_id(it) if kind != "dead-letter" else raw_id(it) for it in records)
 
 
-def identity(kind: str, record: Any) -> str:
-    """Return what a trace and its output have in common: the id, or the broken value itself with its time."""
-    if kind != "dead-letter":
-        return str(json.loads(record.value)["id"])
+def trace_id(record: Any) -> str:
+    return str(json.loads(record.value)["id"])
+
+
+def raw_id(record: Any) -> str:
+    """Return what identifies a broken value and its dead letter."""
     return f"{record.timestamp} {record.value!r}"
 
 
-def source_identity(record: Any) -> list[str]:
-    """Return both identities that a source record's output may have."""
-    found = [f"{record.timestamp} {record.value!r}"]
+def source_ids(record: Any) -> list[str]:
+    """Return both ids that a source record's output may have."""
     with suppress(ValueError, TypeError, KeyError):
-        found.append(str(json.loads(record.value)["id"]))
-    return found
+        return [raw_id(record), trace_id(record)]
+    return [raw_id(record)]
 
 
 def run(work: Path, seed: int) -> Verdict:
@@ -147,8 +146,12 @@ def take_over(s: Scene, second: EmbeddedKafka, mirrored: str, work: Path) -> Non
         "KP_SOURCE_TOPIC": mirrored,
         "KP_CHANGELOG_TOPIC": f"{s.group}-second-changelog",
     }
-    tool = GroupTool(bootstrap, s.group, work / "tools")
-    tool.run("--topic", mirrored, "--reset-offsets", "--to-current", "--execute")
+    (work / "tools").mkdir()
+    write_scripts(work / "tools")  # as the page resets them
+    command = [str(work / "tools/kafka-consumer-groups.sh"), "--bootstrap-server", bootstrap, "--group", s.group]
+    command += ["--topic", mirrored, "--reset-offsets", "--to-current", "--execute"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
     offsets = committed(bootstrap, s.group, mirrored)
     s.say(f"the second cluster's offsets of the group, committed anew: {offsets}")
     source = consume_all(bootstrap, mirrored)
@@ -176,9 +179,9 @@ def compare(s: Scene, bootstrap: str, source: list[Any], behind: int) -> None:
     own: Counter[str] = Counter()
     for kind in OUTPUTS:
         topic = f"{s.source}.{kind}"
-        mirrored += places(kind, consume_all(bootstrap, f"first.{topic}"))
-        own += places(kind, consume_all(bootstrap, topic))
-    missing = [record for record in source if not any(mirrored[i] + own[i] for i in source_identity(record))]
+        mirrored += ids(kind, consume_all(bootstrap, f"first.{topic}"))
+        own += ids(kind, consume_all(bootstrap, topic))
+    missing = [record for record in source if not any(mirrored[i] + own[i] for i in source_ids(record))]
     twice = sum(n > 1 for n in mirrored.values())
     both = sum(1 for i in own if mirrored[i])
     s.verdict.expect(not missing, f"{len(source)} traces on the mirror, {len(missing)} without an output")

@@ -27,19 +27,20 @@ from worker.lab.broker.kafka_node import KafkaNode, server_properties
 
 def coordinator(bootstrap: str, name: str, kind: int) -> int:
     """Return the broker that coordinates a group (kind 0) or a transactional id (kind 1)."""
-    found: int = admin(bootstrap, lambda it: it.find_coordinator(name, kind))
-    return found
+    broker: int = admin(bootstrap, lambda it: it.find_coordinator(name, kind))
+    return broker
 
 
 def cut_for_a_while(s: Scene, cluster: SplitCluster, node: int, what: str, *, clients_too: bool) -> None:
     """Cut a broker off for 40 s and join it again; the workers must go on."""
     s.eye.reset()
     s.say(f"broker {node} ({what}) is cut off" + ("" if clients_too else " from the other brokers only"))
-    (cluster.cut if clients_too else cluster.cut_from_brokers)(node)
+    connect = cluster.plug if clients_too else cluster.route
+    connect(node, on=False)
     time.sleep(40)
     during = s.eye.longest_stall
     s.say(f"longest time without a commit: {during:.1f} s; the broker is joined again")
-    (cluster.join if clients_too else cluster.join_brokers)(node)
+    connect(node, on=True)
     time.sleep(20)
     kind = "from all" if clients_too else "from the other brokers only"
     stall = s.eye.longest_stall
@@ -161,26 +162,15 @@ class SplitCluster:
             with contextlib.suppress(Exception):
                 node.reap(10)
 
-    def cut(self, i: int) -> None:
-        """Pull a broker's cable: neither brokers nor clients reach it."""
-        _ip("-n", self._switch, "link", "set", f"port{i}", "down")
+    def plug(self, i: int, *, on: bool) -> None:
+        """Put in or pull out a broker's cable: without it neither brokers nor clients reach it."""
+        _ip("-n", self._switch, "link", "set", f"port{i}", "up" if on else "down")
 
-    def join(self, i: int) -> None:
-        """Put the cable back."""
-        _ip("-n", self._switch, "link", "set", f"port{i}", "up")
-
-    def cut_from_brokers(self, i: int) -> None:
-        """Drop what a broker sends to the other brokers; clients still reach it."""
-        for address in self._others(i):
-            _ip("-n", self._names[i], "route", "add", "blackhole", f"{address}/32")
-
-    def join_brokers(self, i: int) -> None:
-        """Let it send again."""
-        for address in self._others(i):
-            _ip("-n", self._names[i], "route", "del", "blackhole", f"{address}/32")
-
-    def _others(self, i: int) -> list[str]:
-        return [address for number, address in enumerate(self._addresses) if number != i]
+    def route(self, i: int, *, on: bool) -> None:
+        """Send or drop what a broker sends to the other brokers; clients reach it anyway."""
+        for address in self._addresses:
+            if address != self._addresses[i]:
+                _ip("-n", self._names[i], "route", "del" if on else "add", "blackhole", f"{address}/32")
 
 
 @contextmanager

@@ -1,13 +1,8 @@
-"""What all disasters share: workers under load, a timeline of what they do, and a verdict at the end.
-
-Belongs here: the scene, the eye on the workers, the verdict. Does not belong here: what goes wrong (the module of each
-disaster), what is right on the topics (tests/support/oracle.py).
-"""
+"""What all disasters share: workers under load, a timeline of what they do, and a verdict at the end."""
 
 import contextlib
 import http.client
 import re
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -21,7 +16,6 @@ from tests.support import chaos, oracle
 from tests.support.chaos import Fleet, Load, Slot, settings, traces, wait_settled
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import create_topics, wait_until
-from tests.support.kafka_tools import write_scripts
 
 PARTITIONS: Final = 4
 PATIENCE_S: Final = 600.0
@@ -173,18 +167,18 @@ class Scene:
 
     def metrics(self, slot: Slot) -> dict[str, float]:
         """Return a worker's metrics, however busy the machine is. Raises AssertionError when it never answers."""
-        found: dict[str, float] = {}
+        samples: dict[str, float] = {}
 
         def answered() -> bool:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                found.update(slot.process.metrics())
-            return bool(found)
+                samples.update(slot.process.metrics())
+            return bool(samples)
 
         if not wait_until(answered, PATIENCE_S):
             raise AssertionError(f"worker {slot.number} does not answer\n{self.fleet.tails()}")
-        return found
+        return samples
 
-    def said(self, pattern: str) -> list[str]:
+    def logged(self, pattern: str) -> list[str]:
         """Return the log lines of all workers that match."""
         lines = [line for path in sorted(self.fleet.logs.glob("*.log")) for line in path.read_text().splitlines()]
         return [line for line in lines if re.search(pattern, line)]
@@ -212,18 +206,3 @@ class Scene:
         v.seen.append(f"greatest kp_consumer_lag_seconds: {self.eye.most_lag_seconds:.1f}")
         v.seen.append("the workers' logs: " + chaos.log_report(self.fleet.logs).replace("\n", "\n    "))
         return v
-
-
-class GroupTool:
-    """Kafka's own tool, as the pages use it."""
-
-    def __init__(self, bootstrap: str, group: str, directory: Path) -> None:
-        directory.mkdir(parents=True)
-        write_scripts(directory)
-        script = directory / "kafka-consumer-groups.sh"
-        self._command = [str(script), "--bootstrap-server", bootstrap, "--group", group]
-
-    def run(self, *options: str) -> None:
-        """Run it. Raises AssertionError with its output where it fails."""
-        done = subprocess.run([*self._command, *options], capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
