@@ -231,7 +231,7 @@ def test_what_is_no_file_is_an_id_or_a_place(target: str, wanted: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["no/such/file"], "no such file"),
         (["no/such/file"], "PARTITION:OFFSET"),
@@ -245,9 +245,9 @@ def test_what_is_no_file_is_an_id_or_a_place(target: str, wanted: object) -> Non
     ],
     ids=str,
 )
-def test_wrong_arguments(words: list[str], told: str) -> None:
+def test_wrong_arguments(words: list[str], message: str) -> None:
     result = CliRunner().invoke(cli, ["explain", *words], input=trace_bytes())
-    assert (result.exit_code, told in result.output) == (2, True), result.output
+    assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 def test_a_near_miss_of_the_domain_is_named() -> None:

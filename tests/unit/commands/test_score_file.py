@@ -179,10 +179,10 @@ def test_several_files_are_one_source_and_bad_lines_are_named_by_their_file(tmp_
     assert [(each["file"], each["line"]) for each in letters] == [
         *((str(first), line) for line in range(2, 9)), (str(second), 2),
     ]  # fmt: skip
-    told = result.stderr.splitlines()
-    named = [line.partition(": ")[0] for line in told if line.startswith(str(tmp_path))]
+    summary = result.stderr.splitlines()
+    named = [line.partition(": ")[0] for line in summary if line.startswith(str(tmp_path))]
     assert named == [*(f"{first}:{line}" for line in range(2, 7)), f"{second}:2", str(first)]
-    assert f"{first}: 2 more like these; --dead-letters BAD.jsonl writes them all, with their reasons" in told
+    assert f"{first}: 2 more like these; --dead-letters BAD.jsonl writes them all, with their reasons" in summary
 
 
 PRETTY = json.dumps(json.loads(GOOD), indent=2).encode()
@@ -244,7 +244,7 @@ def test_samples_are_the_traces_of_the_demo(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "warning"),
     [
         ([WEAK], "highest score 0.100, threshold 0.75: nothing passed; kp-worker report FILE shows what would"),
         ([WEAK] * 199 + [GOOD], "highest score 0.800, threshold 0.75: 1 of 200 passed; kp-worker report FILE"),
@@ -253,9 +253,9 @@ def test_samples_are_the_traces_of_the_demo(run: Run) -> None:
         ([b"{"], ""),
     ],
 )
-def test_a_threshold_that_nothing_reaches_is_told(run: Run, lines: list[bytes], said: str) -> None:
+def test_a_threshold_that_nothing_reaches_is_told(run: Run, lines: list[bytes], warning: str) -> None:
     result = run("-", input=b"\n".join(lines))
-    assert result.stderr.splitlines()[-1].startswith(said) if said else "highest score" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(warning) if warning else "highest score" not in result.stderr
 
 
 def test_ctrl_c_says_that_the_output_is_partial(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_ctrl_c_says_that_the_output_is_partial(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "code", "told"),
+    ("env", "code", "message"),
     [
         ({"KP_THRESHOLD": "7"}, 2, "KP_THRESHOLD='7' is wrong"),
         ({"KP_TRESHOLD": "1"}, 0, "warning: KP_TRESHOLD is not a setting; did you mean KP_THRESHOLD?"),
@@ -282,10 +282,10 @@ def test_ctrl_c_says_that_the_output_is_partial(tmp_path: Path) -> None:
     ],
 )
 def test_settings_come_from_the_environment_and_the_option_wins(
-    run: Run, env: dict[str, str], code: int, told: str
+    run: Run, env: dict[str, str], code: int, message: str
 ) -> None:
     result = run(GOOD, env=env)
-    assert (result.exit_code, told in result.stderr) == (code, True), result.stderr
+    assert (result.exit_code, message in result.stderr) == (code, True), result.stderr
 
 
 PIPED = """

@@ -7,7 +7,7 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import PurePath
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from worker.config import Settings
     from worker.core.documents import RecordPlace
 
-ID_PREFIX: Final = "kp:trace:"
+ID_PREFIX = "kp:trace:"
 
-PLACE: Final = re.compile(r"(?:(?P<topic>[A-Za-z0-9._-]{1,249})[:/])?(?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})")
+PLACE = re.compile(r"(?:(?P<topic>[A-Za-z0-9._-]{1,249})[:/])?(?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})")
 
-FORMS: Final = (
+FORMS = (
     "TRACE is a JSON file, - for standard input, a trace id (kp:trace:...) or its beginning, as tail and the status "
     "page show it, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an output topic"
 )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from aiokafka import TopicPartition
@@ -29,9 +29,6 @@ from worker.core.documents import RecordPlace, ScoringSource, rfc3339
 from worker.core.records import SourceRecord
 from worker.core.terminal import clean, clean_json, number_of
 from worker.core.trace import InvalidTrace
-
-MOST_LISTED: Final = 10
-"""Ids that are listed if one is ambiguous."""
 
 Wanted = str | RecordPlace
 """A trace id or a prefix of one, always with kp:trace:, or the place of a record on the worker's topics."""
@@ -74,8 +71,8 @@ def find(target: str, wanted: Wanted, settings: Settings, options: str) -> list[
     exact = [hit for hit in hits if hit.id == wanted] or hits
     ids = list(dict.fromkeys(hit.id for hit in exact if hit.id is not None))
     if isinstance(wanted, str) and len(ids) > 1:
-        listed = "".join(f"\n  kp-worker explain{options} {shlex.quote(clean(one))}" for one in ids[:MOST_LISTED])
-        more = f"\n  and {len(ids) - MOST_LISTED} more" if len(ids) > MOST_LISTED else ""
+        listed = "".join(f"\n  kp-worker explain{options} {shlex.quote(clean(one))}" for one in ids[:10])
+        more = f"\n  and {len(ids) - 10} more" if len(ids) > 10 else ""
         raise CommandError(f"{target} is the beginning of {len(ids)} trace ids; name one (newest first):{listed}{more}")
     return exact
 
@@ -101,7 +98,7 @@ class _Head(Struct):
     scoring: ScoringSource | None = None
 
 
-_head: Final = msgspec.json.Decoder(_Head)
+_head = msgspec.json.Decoder(_Head)
 
 
 async def _search(session: Session, target: str, wanted: Wanted) -> list[Hit] | str:

@@ -1,7 +1,6 @@
 """The score of one trace, step by step: as values, and as tables for a terminal. For `explain` and the demo."""
 
 import shlex
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import msgspec
@@ -48,7 +47,12 @@ def explain_trace(
                 f"the document was scored with other weights for {recorded.profile} than the current settings have"
             )
         profiles = {DEFAULT_PROFILE: default, recorded.profile: Profile(recorded.weights)}
-        notes += _about_time(trace, recorded, settings.stream_time_max_step_seconds)
+        step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
+        if step is not None and (compared := rfc3339(recorded.stream_time_ms)) < created:
+            notes.append(
+                f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp "
+                f"was earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
+            )
         confidence = recorded.confidence
         used = None if confidence is None else confidence.used
     if novelty is None and recorded is not None:
@@ -140,16 +144,6 @@ def _recorded(raw: bytes) -> tuple[ReadScoring | None, list[str]]:
         return msgspec.convert(document["scoring"], ReadScoring), []
     except msgspec.ValidationError as error:
         return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
-
-
-def _about_time(trace: ReasoningTrace, recorded: ReadScoring, step: float | None) -> Iterator[str]:
-    """Yield a note if stream time is behind the trace's own time, and the setting `step` may be the cause."""
-    compared, created = rfc3339(recorded.stream_time_ms), rfc3339(created_at_ms(trace))
-    if step is not None and compared < created:
-        yield (
-            f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp was "
-            f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
-        )
 
 
 # -- as tables

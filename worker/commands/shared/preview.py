@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from worker.assemble.steps import UnreadContent, rules_from
 from worker.commands.shared.console import ArgumentError, open_file, write_line
@@ -19,7 +18,7 @@ from worker.runs.otlp.mapping import LACKS, Assembled, assembled
 from worker.runs.otlp.rules import Rules
 from worker.runs.otlp.spans import InvalidSpans, LogEvent, Span, decoded, is_complete
 
-_LACKS: Final = {**LACKS, "mapping_failed": "a bug in kp-worker; please report it, with the spans"}
+_LACKS = {**LACKS, "mapping_failed": "a bug in kp-worker; please report it, with the spans"}
 """Why a run yields no trace, in words."""
 
 

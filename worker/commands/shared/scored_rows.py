@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from rich.text import Text
@@ -16,19 +16,18 @@ from worker.commands.shared.shown import PlainTable, shown_score
 from worker.core.dead_letters import DeadLetter, as_json, read_dead_letter
 from worker.core.documents import rfc3339
 from worker.core.records import SourceRecord
+from worker.core.scoring import FORMULAS
 from worker.core.terminal import clean, clean_json_bytes
 
-COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
+COLOURS = {"accepted": "green", "rejected": "red", "dead": "yellow"}
 
-COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
-
-SCORED: Final = {
+SCORED = {
     "id": 8, "time": 5, "domain": 16, "C": 4, "N": 4, "D": 4, "O": 4, "score": 5, "decision": 8, "nearest": 8,
     "sim.": 4, "overrides": 26,
 }  # fmt: skip
 """The columns and the fewest characters of each, so that rows that are printed apart stand below each other."""
 
-LETTERS: Final = {"source": 11, "time": 8, "reason": 16, "message": 20}
+LETTERS = {"source": 11, "time": 8, "reason": 16, "message": 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ def _scored(document: dict[str, Any]) -> list[Text]:
     scoring, metadata = document["scoring"], document["metadata"]
     nearest = scoring["nearest"]
     # A resent text's novelty may be 1e-7 below 0; the table should not show -0.00.
-    parts = [Text(f"{scoring['components'][name] + 1e-6:.2f}") for name in COMPONENTS]
+    parts = [Text(f"{scoring['components'][name] + 1e-6:.2f}") for name in FORMULAS]
     if scoring["components"]["novelty"] < 0.3:  # a novelty below this is highlighted: a very similar trace came before
         parts[1].stylize("bold yellow")
     return [

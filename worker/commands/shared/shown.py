@@ -5,7 +5,7 @@ import shlex
 import textwrap
 from collections.abc import Container, Iterable
 from dataclasses import replace
-from typing import Final, cast
+from typing import cast
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -68,7 +68,7 @@ def percent(share: float) -> str:
     return f"{value:.0f}%" if value in (0, 100) else f"{value:.1f}%"
 
 
-LEAST_TEXT: Final = 8
+LEAST_TEXT = 8
 """Columns of a terminal that a text keeps if it is cut or wrapped."""
 
 
