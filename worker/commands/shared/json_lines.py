@@ -24,7 +24,7 @@ than its trace (images, output of tools), and the JSON of a line takes six times
 class Line(NamedTuple):
     """A line without its end."""
 
-    number: int  # from 1
+    number: int  # from 1; 0: a whole file that is one run, in convert
     data: bytes
     size: int  # bytes, with its end
     problem: str | None = None  # the line is too long, and `data` empty
