@@ -55,8 +55,12 @@ async def listening(
     """Listen on a port, and serve each connection in a task; yields the address. At the end all of them end."""
     tasks: list[asyncio.Task[None]] = []  # asyncio itself forgets a task that waits for what nothing else knows
     writers: list[asyncio.StreamWriter] = []
+    ended = asyncio.Event()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if ended.is_set():  # the connection was accepted just before
+            writer.transport.abort()
+            return
         writers.append(writer)
         tasks.append(asyncio.create_task(serve(reader, writer)))
 
@@ -65,7 +69,7 @@ async def listening(
         yield f"{HOST}:{port}"
     finally:
         server.close()
-        await asyncio.sleep(0.01)  # what was just accepted gets its task
+        ended.set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
