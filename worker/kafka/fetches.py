@@ -203,7 +203,8 @@ class PartitionReader:
         self._data = response.data
         self._start = 0  # of the batch that comes next
         self._batch: _Batch | None = None
-        self._aborted = sorted(aborted or (), key=lambda transaction: transaction[1])  # (producer id, first offset)
+        # (producer id, first offset), the first transaction last: a response may have thousands.
+        self._aborted = sorted(aborted or (), key=lambda transaction: transaction[1], reverse=True)
         self._aborted_producers: set[int] = set()
 
     @property
@@ -318,8 +319,8 @@ class PartitionReader:
     def _is_aborted(self, batch: _Batch) -> bool:
         """Whether a batch belongs to an aborted transaction; the transaction's marker ends it."""
         head = batch.head
-        while self._aborted and self._aborted[0][1] <= head.base_offset:
-            self._aborted_producers.add(self._aborted.pop(0)[0])
+        while self._aborted and self._aborted[-1][1] <= head.base_offset:
+            self._aborted_producers.add(self._aborted.pop()[0])
         if head.attributes & _CONTROL and _marks_abort(batch.data):
             self._aborted_producers.discard(head.producer_id)
         return bool(head.attributes & _TRANSACTIONAL) and head.producer_id in self._aborted_producers
