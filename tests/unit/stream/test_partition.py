@@ -136,7 +136,7 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
 
     first = stage.publisher.committed[0]
     size = first.records[0].size + len(first.outputs[0].value or b"")
-    monkeypatch.setattr(partition, "MAX_COMMIT_BYTES", size + 1)
+    monkeypatch.setattr(partition, "MAX_COMMIT_BYTES", 2 * size)
     stage.take(*range(7, 12))
     await stage.task.drain()
     assert stage.publisher.sizes()[3:] == [2, 2, 1], "the one that reaches the bound is the last"
