@@ -258,9 +258,8 @@ class TrackRecord:
         """`known_from`: the offset from which on the partition was read; None: all verdicts that are given count."""
         self._topic_id = topic_id
         self.known_from = known_from
-        self._records: OrderedDict[tuple[str, str], AgentRecord] = (
-            OrderedDict()
-        )  # in the order of their latest verdicts
+        # In the order of their latest verdicts.
+        self._records: OrderedDict[tuple[str, str], AgentRecord] = OrderedDict()
         self.firsts = 0  # sum of the first verdicts' successes, millionths
 
     def __len__(self) -> int:

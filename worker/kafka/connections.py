@@ -172,7 +172,7 @@ Address = tuple[str, int]
 
 
 class UnreachableError(ConfigError):
-    """No broker can be reached, or the login fails."""
+    """No broker can be reached, the login fails, or the topics cannot be prepared."""
 
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
