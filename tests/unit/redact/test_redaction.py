@@ -45,7 +45,7 @@ def test_the_cases_of_the_reference() -> None:
 @pytest.mark.slow
 def test_random_texts_against_a_slow_reading_of_the_rules(seed: int) -> None:
     markers = check_texts(seed, 4000)
-    assert markers.keys() == {*SECRETS, *IDENTIFIERS}, f"seed {seed}: some pattern markers nothing"
+    assert markers.keys() == {*SECRETS, *IDENTIFIERS}, f"seed {seed}: some pattern found nothing"
 
 
 @pytest.mark.parametrize(
