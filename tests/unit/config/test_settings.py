@@ -230,7 +230,9 @@ def test_a_profile_without_weights_has_those_that_the_default_is_given(order: st
     ],
 )
 def test_a_wrong_profile_is_explained(value: str, words: str) -> None:
-    assert words in error_of(KP_PROFILES=value)
+    message = error_of(KP_PROFILES=value)
+    assert words in message
+    assert "KP_PROFILES" in message
 
 
 # -- security
@@ -243,20 +245,44 @@ LOGIN = SASL | {"KP_SASL_MECHANISM": "PLAIN", "KP_SASL_USERNAME": "u"}
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"KP_SASL_MECHANISM": "PLAIN"}, "KP_SASL_MECHANISM is set, but KP_SECURITY_PROTOCOL=PLAINTEXT uses no SASL"),
+        (
+            {"KP_SASL_MECHANISM": "PLAIN"},
+            "KP_SASL_MECHANISM is set, but KP_SECURITY_PROTOCOL=PLAINTEXT uses no SASL; set SASL_SSL",
+        ),
         (SSL | {"KP_SASL_PASSWORD": "x"}, "KP_SASL_PASSWORD is set, but KP_SECURITY_PROTOCOL=SSL uses no SASL"),
         ({"KP_SASL_TOKEN_FILE": "/t"}, "KP_SASL_TOKEN_FILE is set, but KP_SECURITY_PROTOCOL=PLAINTEXT uses no SASL"),
-        ({"KP_TLS_CA_FILE": "/ca"}, "KP_TLS_CA_FILE is set, but KP_SECURITY_PROTOCOL=PLAINTEXT uses no TLS"),
+        (
+            {"KP_TLS_CA_FILE": "/ca"},
+            "KP_TLS_CA_FILE is set, but KP_SECURITY_PROTOCOL=PLAINTEXT uses no TLS; set SSL or SASL_SSL",
+        ),
         (SSL | {"KP_TLS_KEY_FILE": "/k"}, "KP_TLS_KEY_FILE is set without KP_TLS_CERTIFICATE_FILE; set both"),
-        (SASL, "KP_SECURITY_PROTOCOL=SASL_SSL needs KP_SASL_MECHANISM: PLAIN, "),
-        ({"KP_SECURITY_PROTOCOL": "TLS"}, "KP_SECURITY_PROTOCOL='TLS' is wrong: it must be "),
+        (
+            SASL,
+            "KP_SECURITY_PROTOCOL=SASL_SSL needs KP_SASL_MECHANISM: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER",
+        ),
+        (
+            {"KP_SECURITY_PROTOCOL": "TLS"},
+            "KP_SECURITY_PROTOCOL='TLS' is wrong: it must be 'PLAINTEXT', 'SSL', 'SASL_PLAINTEXT' or 'SASL_SSL'",
+        ),
         (LOGIN, "KP_SASL_MECHANISM=PLAIN needs KP_SASL_USERNAME, and KP_SASL_PASSWORD_FILE or KP_SASL_PASSWORD"),
         (LOGIN | {"KP_SASL_USERNAME": "", "KP_SASL_PASSWORD": "x"}, "KP_SASL_MECHANISM=PLAIN needs KP_SASL_USERNAME"),
-        (LOGIN | {"KP_SASL_PASSWORD": "x", "KP_SASL_PASSWORD_FILE": "/x"}, "KP_SASL_PASSWORD_FILE are both set"),
-        (LOGIN | {"KP_SASL_PASSWORD": "x", "KP_SASL_TOKEN_FILE": "/t"}, "KP_SASL_TOKEN_FILE is set, but KP_SASL_MECH"),
-        (LOGIN | {"KP_SASL_MECHANISM": "OAUTHBEARER"}, "KP_SASL_USERNAME is set, but KP_SASL_MECHANISM=OAUTHBEARER"),
+        (
+            LOGIN | {"KP_SASL_PASSWORD": "x", "KP_SASL_PASSWORD_FILE": "/x"},
+            "KP_SASL_PASSWORD and KP_SASL_PASSWORD_FILE are both set; keep one",
+        ),
+        (
+            LOGIN | {"KP_SASL_PASSWORD": "x", "KP_SASL_TOKEN_FILE": "/t"},
+            "KP_SASL_TOKEN_FILE is set, but KP_SASL_MECHANISM=PLAIN uses a user and a password; unset it",
+        ),
+        (
+            LOGIN | {"KP_SASL_MECHANISM": "OAUTHBEARER"},
+            "KP_SASL_USERNAME is set, but KP_SASL_MECHANISM=OAUTHBEARER uses only KP_SASL_TOKEN_FILE; unset it",
+        ),
         (SASL | {"KP_SASL_MECHANISM": "OAUTHBEARER"}, "KP_SASL_MECHANISM=OAUTHBEARER needs KP_SASL_TOKEN_FILE"),
-        (SSL | {"KP_TLS_CA_FILE": "-----BEGIN X-----\nAbC"}, "KP_TLS_CA_FILE=(not shown) is wrong: give the path of"),
+        (
+            SSL | {"KP_TLS_CA_FILE": "-----BEGIN X-----\nAbC"},
+            "KP_TLS_CA_FILE=(not shown) is wrong: give the path of a PEM file, not its content",
+        ),
     ],
 )
 def test_unfit_security_settings_are_explained(variables: dict[str, str], words: str) -> None:
