@@ -173,7 +173,14 @@ class _Record:
     message: _Message
     source: Any  # what was read: the message itself, or a record whose parts are bytes, with the fields `levels`
     levels: tuple[str, str, str]
-    bad: dict[_At, InvalidSpans] = field(default_factory=dict)
+    bad: set[_At] = field(default_factory=set)
+    first: tuple[_At, Sequence[int], InvalidSpans] | None = None  # the first of them, what is wrong, and where
+
+    def refuse(self, at: _At, place: Sequence[int], error: InvalidSpans) -> None:
+        """Add a row that is bad, or whose whole resource or scope is (`place`). A record may have a million of them."""
+        self.bad.add(at)
+        if self.first is None or at < self.first[0]:
+            self.first = (at, place, error)
 
     def scopes(self) -> Iterator[tuple[Any, Any, Iterator[tuple[_At, Any]]]]:
         """Yield each scope's resource, the scope, and its good spans or log records with their positions."""
@@ -188,38 +195,37 @@ class _Record:
             if self.bad and at in self.bad:
                 continue
             if words := _wrong_ids(row):
-                self.bad[at] = self.placed(at, InvalidSpans("invalid_value", "", words))
+                self.refuse(at, at, InvalidSpans("invalid_value", "", words))
             else:
                 yield at, row
 
-    def placed(self, at: Sequence[int], error: InvalidSpans) -> InvalidSpans:
-        """Return the error of a row, or of a whole resource or scope, with its place."""
-        path = [f"{name}.{number}" for name, number in zip(_PLACES[type(self.message)], at, strict=False)]
-        return InvalidSpans(error.reason, ".".join([*path, error.path] if error.path else path), error.message)
-
     def refused(self, *, any_good: bool) -> Refused | None:
         """Return what is bad, taken out of the source. Raises the first error if nothing is good."""
-        if not self.bad:
+        if self.first is None:
             return None
-        first = self.bad[min(self.bad)]
+        _, place, error = self.first
+        path = [f"{name}.{number}" for name, number in zip(_PLACES[type(self.message)], place, strict=False)]
+        first = InvalidSpans(error.reason, ".".join([*path, error.path] if error.path else path), error.message)
         if not any_good:
             raise first
         outer, middle, inner = self.levels
         resources = getattr(self.source, outer)
-        for number, resource in reversed([*enumerate(resources)]):
+        for number, resource in enumerate(resources):
             scopes = getattr(resource, middle) or []
-            for scope_number, scoped in reversed([*enumerate(scopes)]):
+            for scope_number, scoped in enumerate(scopes):
                 rows = getattr(scoped, inner) or []
-                kept = [row for at, row in enumerate(rows) if (number, scope_number, at) in self.bad]
-                del rows[:]
-                rows.extend(kept)
-                if not kept:
-                    del scopes[scope_number]
-            if not scopes:
-                del resources[number]
+                _keep(rows, [row for at, row in enumerate(rows) if (number, scope_number, at) in self.bad])
+            _keep(scopes, [scoped for scoped in scopes if getattr(scoped, inner)])
+        _keep(resources, [resource for resource in resources if getattr(resource, middle)])
         is_json = isinstance(self.source, _JsonRecord)
         value = msgspec.json.encode(self.source) if is_json else self.source.SerializeToString(deterministic=True)
         return Refused(first, len(self.bad), value)
+
+
+def _keep(items: Any, kept: list[Any]) -> None:
+    """Leave only these items in a list of a record. To delete the others one by one would take quadratic time."""
+    del items[:]
+    items.extend(kept)
 
 
 def decoded(value: bytes) -> Decoded:
@@ -252,7 +258,7 @@ def decoded(value: bytes) -> Decoded:
                     raise problem
                 made.append(read(row, shared, name, url))
             except InvalidSpans as error:
-                record.bad[at] = record.placed(at, error)
+                record.refuse(at, at, error)
     refused = record.refused(any_good=bool(made))
     return Decoded(tuple(made), (), 0, refused) if traces else Decoded((), tuple(made), untraced, refused)
 
@@ -484,7 +490,7 @@ def _read_singly(
 
     def add(
         rows: Any, at: Sequence[int], kind: type[Any], part: Any, head: str = ""
-    ) -> tuple[Any, InvalidSpans | None]:
+    ) -> tuple[Any, tuple[Sequence[int], InvalidSpans] | None]:
         """Add a row, or a resource or scope, which is in the field `head` of its part; return it, and what is wrong."""
         try:
             if not head:
@@ -496,7 +502,7 @@ def _read_singly(
             wrong = error
         except (UnicodeError, msgspec.DecodeError):
             wrong = InvalidSpans("invalid_value", "", "a text is not UTF-8; send OTLP in JSON as UTF-8")
-        return rows.add(), record.placed(at, wrong)
+        return rows.add(), (at, wrong)
 
     for at, resource in enumerate(getattr(source, levels[0]) or ()):
         target, of_resource = add(getattr(message, outer), [at], Resource, resource, "resource")
@@ -506,8 +512,8 @@ def _read_singly(
             wrong, rows = of_resource or of_scope, getattr(scope, inner)
             for at_row, part in enumerate(getattr(scoped, levels[2]) or ()):
                 place = (at, at_scope, at_row)
-                if (error := wrong or add(rows, place, kind, part)[1]) is not None:
-                    record.bad[place] = error
+                if (problem := wrong or add(rows, place, kind, part)[1]) is not None:
+                    record.refuse(place, *problem)
     return record
 
 
