@@ -188,12 +188,8 @@ def _part_of_google(part: Part, names: set[str]) -> Part:
 def _bare_result(text: str) -> tuple[str, bool]:
     """Return the result or error that Google's libraries wrap, because their results must be objects."""
     wrapper = json_object(text) if text.startswith("{") else {}
-    if isinstance(inner := wrapper.get("response"), dict) and wrapper.keys() <= {
-        "id",
-        "name",
-        "response",
-        "scheduling",
-    }:
+    inner = wrapper.get("response")
+    if isinstance(inner, dict) and wrapper.keys() <= {"id", "name", "response", "scheduling"}:
         wrapper, text = inner, as_text(inner)
     (name, value), *_ = wrapper.items() if len(wrapper) == 1 else [("", None)]
     return as_text(value) if name in ("result", "output", "error") else text, name == "error" or says_error(value)
