@@ -275,10 +275,14 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path, caplog: pytest.LogCapture
 
 @dataclass
 class Wrote:
-    """A request as the oracle knows it: the texts of its lines with their times, and whether lines of it were lost."""
+    """A request as the oracle knows it: the texts of its lines with their times, and whether lines of it were lost.
+
+    `written`: when the last line was complete, which may be long after its time.
+    """
 
     lines: list[tuple[float, list[str]]] = field(default_factory=list)
     damaged: bool = False
+    written: float = 0.0
 
     def expected(self) -> list[str] | None:
         """What is published of it: up to the first pause after an answer; None without an answer."""
@@ -332,6 +336,7 @@ class World:
             put(path, [self.rest.pop(name)], self.now)
             request = self.wrote[contents[-1][0]]
             request.damaged |= self.now - request.lines[-1][0] >= IDLE  # closed while this was half a line
+            request.written = self.now
             return
         self.serial += 1
         if not contents or (is_answered(contents) and self.rng.random() < 0.25):
@@ -341,10 +346,14 @@ class World:
         else:
             request, role = contents[-1][0], "assistant"
             content = [{"type": "text", "text": f"text {self.serial}"}]
-        line = claude_line("w", str(self.serial), role, content, self.now)
-        self.wrote[request].lines.append((self.now, [f"text {self.serial}"]))
+        line, wrote = claude_line("w", str(self.serial), role, content, self.now), self.wrote[request]
         contents.append((request, line))
         cut = self.rng.randrange(len(line)) if self.rng.random() < 0.3 else len(line)
+        if wrote.lines and self.now - wrote.lines[-1][0] >= IDLE:
+            # Of a line in two parts the time and the writes say differently whether there was a pause: either is right.
+            wrote.damaged |= cut < len(line) or self.now - wrote.written < IDLE
+        wrote.lines.append((self.now, [f"text {self.serial}"]))
+        wrote.written = self.now
         if line[cut:]:
             self.rest[name] = line[cut:]
         put(path, [line[:cut]], self.now)
