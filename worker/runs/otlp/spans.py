@@ -43,7 +43,7 @@ MAX_FIELDS: Final = 1_000_000
 (measured with tracemalloc), though it may be two bytes of a record."""
 
 COUNTED_BYTES: Final = 4 << 20
-"""A record up to this size is not counted: it can take some 200 MB at most, for a moment."""
+"""A record up to this size is not counted. For a moment it takes some 200 MB at most; of empty spans alone, 1 GB."""
 
 MAX_COPIED_BYTES: Final = 32 << 20
 """Most bytes by which the parts of a record may be more than itself: each part has its own copy of the resource. A full
