@@ -103,7 +103,7 @@ def test_three_brokers_lose_one_after_the_other(cluster: EmbeddedKafka, tmp_path
         load.start()
         violence = Chaos(cluster, fleet, seed)
         for role in roles:
-            assert wait_until(lambda: all(map(chaos.ready, fleet.running())), 90), fleet.tails()
+            assert wait_until(fleet.all_ready, 90), fleet.tails()
             node = holder(cluster.bootstrap_servers, env, role)
             time.sleep(rng.uniform(0.5, 3))
             violence.say(f"SIGKILL broker {node}, {role}")
@@ -131,7 +131,7 @@ def test_a_broker_that_hangs_and_goes_on(tmp_path: Path, seed: int, long: bool, 
             load = Load(broker.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 1000 if long else 500, 60)
             load.start()
             for _ in range(2 if long else 1):
-                wait_until(lambda: all(map(chaos.ready, fleet.running())), 60)
+                wait_until(fleet.all_ready, 60)
                 time.sleep(2)
                 broker.pause_node(0)
                 time.sleep(seconds)

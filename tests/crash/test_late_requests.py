@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import ProducerFenced
 
 from tests.support import chaos, kafka_versions, oracle
-from tests.support.chaos import Fleet, Load, ready, wait_settled
+from tests.support.chaos import Fleet, Load, wait_settled
 from tests.support.contribute import Booth, accepted_document
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import (
@@ -144,7 +144,7 @@ def test_nothing_is_torn_lost_or_doubled(transactions: int, tmp_path: Path, seed
             reports = [oracle.check(direct, env, hash_vector, refused=refused) for env in environments]
             for _, fleet, _ in fleets:  # a restart publishes nothing again
                 fleet.add()
-                assert wait_until(lambda: all(map(ready, fleet.running())), 60), fleet.tails()  # noqa: B023
+                assert wait_until(fleet.all_ready, 60), fleet.tails()
                 assert set(fleet.stop_all()) == {0}, fleet.tails()
         for env, report in zip(environments, reports, strict=True):
             again = oracle.check(direct, env, hash_vector, refused=refused)
@@ -259,7 +259,7 @@ def test_the_cluster_s_transaction_version_changes_under_load(
         direct = kafka.bootstrap_servers
         env, fleet, load = run(stack, kafka, chaos.settings(direct, KP_SESSION_TIMEOUT_SECONDS="3"), tmp_path, seed)
         for level in others:
-            assert wait_until(lambda: all(map(ready, fleet.running())), 60), fleet.tails()
+            assert wait_until(fleet.all_ready, 60), fleet.tails()
             change = "upgrade" if level == 2 else "downgrade"
             script = [tmp_path / "kafka-features.sh", "--bootstrap-server", direct, change]
             subprocess.run([*script, "--feature", f"transaction.version={level}"], check=True)

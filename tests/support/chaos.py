@@ -295,6 +295,10 @@ class Fleet:
         with self._lock:
             return [slot for slot in self._slots.values() if slot.wanted and not slot.frozen]
 
+    def all_ready(self) -> bool:
+        """Whether each of the running ones is ready."""
+        return all(map(ready, self.running()))
+
     def add(self, **extra: str) -> Slot:
         """Start a worker; `extra` settings do not hold for its restarts."""
         with self._lock:
@@ -322,7 +326,7 @@ class Fleet:
 
     def stop_all(self) -> list[int]:
         """Ask all workers to stop, once they are all ready; return their exit codes."""
-        wait_until(lambda: all(map(ready, self.running())))
+        wait_until(self.all_ready)
         with self._lock:
             slots = [slot for slot in self._slots.values() if slot.wanted]
             for slot in slots:
@@ -427,7 +431,7 @@ class Chaos:
         """Freeze one worker for longer than the session timeout while another takes over, then let it go on."""
         while len(self._fleet.running()) < 2:
             self._fleet.add()
-        wait_until(lambda: all(map(ready, self._fleet.running())), 60)
+        wait_until(self._fleet.all_ready, 60)
         slot = self._victim()
         process = slot.process
         self.say(f"SIGSTOP worker {slot.number}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.builders import trace_document
-from tests.support.chaos import Chaos, Fleet, ready, shuffled
+from tests.support.chaos import Chaos, Fleet, shuffled
 from tests.support.kafka_fixtures import (
     committed,
     consume_all,
@@ -122,7 +122,7 @@ def crash_run(kafka: EmbeddedKafka, folder: Path, seed: int, trial: Trial) -> di
             violence.run(plan, (0.5 * trial.seconds / len(plan), 1.5 * trial.seconds / len(plan)))
             assert wait_until(lambda: booth.committed() >= trial.traces, 300.0, 0.5), fleet.tails()
             seconds = time.monotonic() - started
-            assert wait_until(lambda: all(map(ready, fleet.running()))), fleet.tails()
+            assert wait_until(fleet.all_ready), fleet.tails()
             assert set(fleet.stop_all()) == {0}, fleet.tails()
             assert not fleet.unexpected(), fleet.tails()
         state, units, receipts = registry.store.state(), registry.store.units(), booth.receipts()

@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 
 from tests.runs.disasters.scene import MissingError, Scene, Verdict
-from tests.support import chaos
 from tests.support.assemble import Workshop, expected_documents, made_records
 from tests.support.stage import header
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -65,7 +64,7 @@ def jump(s: Scene, clock: Path, seconds: str) -> None:
     s.verdict.expect(not exits, f"clock {seconds} s: exits {exits}")
     s.verdict.expect(s.eye.longest_stall < 15, f"clock {seconds} s: {s.eye.longest_stall:.1f} s without a commit")
     s.verdict.seen.append(f"clock {seconds} s: greatest kp_consumer_lag_seconds {s.eye.most_lag_seconds:.0f}")
-    s.wait(lambda: all(map(chaos.ready, s.fleet.running())), "the workers are ready")
+    s.wait(s.fleet.all_ready, "the workers are ready")
     for slot in s.fleet.running():
         least = min((v for name, v in s.metrics(slot).items() if name.startswith("kp_")), default=0.0)
         s.verdict.expect(least >= 0, f"worker {slot.number}: least of its metrics {least}")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.runs.disasters.scene import Scene, Verdict
-from tests.support import chaos
 from tests.support.chaos import Fleet, wait_settled
 from tests.support.kafka_fixtures import committed, consume_all, wait_until
 from tests.support.kafka_tools import write_scripts
@@ -164,7 +163,7 @@ def take_over(s: Scene, second: EmbeddedKafka, mirrored: str, work: Path) -> Non
         (work / "logs-second").mkdir(exist_ok=True)
         fleet.add()
         began = time.monotonic()
-        ready = wait_until(lambda: all(map(chaos.ready, fleet.running())), 120)
+        ready = wait_until(fleet.all_ready, 120)
         s.say(f"a worker on the second cluster is {'ready' if ready else 'NOT ready'}")
         settled = wait_settled(bootstrap, env, ends, 120)
         s.say(f"everything is committed: {settled}, {time.monotonic() - began:.0f} s after its start")

@@ -148,7 +148,7 @@ class Scene:
         for _ in range(2):
             self.fleet.add()
         self.eye.start()
-        self.wait(lambda: all(map(chaos.ready, self.fleet.running())), "the workers are ready")
+        self.wait(self.fleet.all_ready, "the workers are ready")
         self.load.start()
         self.eye.loaded = True
         time.sleep(5)
@@ -162,7 +162,7 @@ class Scene:
 
     def alive_again(self, what: str) -> None:
         """Wait until all workers are ready."""
-        self.wait(lambda: all(map(chaos.ready, self.fleet.running())), f"{what}: all workers are ready")
+        self.wait(self.fleet.all_ready, f"{what}: all workers are ready")
         self.say(f"{what}: longest time without a commit {self.eye.longest_stall:.1f} s")
 
     def metrics(self, slot: Slot) -> dict[str, float]:
