@@ -10,7 +10,7 @@ from typing import Final
 from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench, PeerProcess
 from tests.runs.benchmarks.job import table_embed
 from tests.runs.benchmarks.results import installed
-from tests.runs.benchmarks.watch import Timeline, wait_until
+from tests.runs.benchmarks.watch import Timeline, wait_ready_or_ended
 from tests.runs.benchmarks.workload import (
     PARTITIONS,
     Outputs,
@@ -241,16 +241,9 @@ def offered_precisions(bench: Bench, part: str) -> list[str]:
 def starts(bench: Bench, settings: dict[str, str]) -> str | None:
     """Return None when a worker gets ready with these settings, otherwise the last line of its log."""
     with bench.worker(bench.topics(), settings) as process:
-        wait_until(lambda: process.returncode is not None or is_ready(process), 120, "a worker gets ready or ends")
+        wait_ready_or_ended(process)
         lines = process.log().strip().splitlines()
         return None if process.returncode is None else (lines[-1] if lines else "it ended")
-
-
-def is_ready(process: WorkerProcess) -> bool:
-    try:
-        return process.get("/readyz")[0] == 200
-    except OSError:
-        return False
 
 
 def run_with_model(bench: Bench) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tests.runs.benchmarks.bench import STAND_IN, Bench
-from tests.runs.benchmarks.clients import is_ready, offered_precisions, warm_up
-from tests.runs.benchmarks.watch import wait_until
+from tests.runs.benchmarks.clients import offered_precisions, warm_up
+from tests.runs.benchmarks.watch import wait_ready_or_ended
 from tests.runs.benchmarks.workload import (
     BenchmarkError,
     Outputs,
@@ -167,7 +167,7 @@ def _measure_footprint(bench: Bench, row: str, settings: dict[str, str]) -> None
     count = max(20, round(bench.seconds * (400 if "with the" in row else 1000)))
     topics = bench.topics()
     with bench.worker(topics, settings) as process:
-        ready = wait_until(lambda: process.returncode is not None or is_ready(process), 120, "ready")
+        ready = wait_ready_or_ended(process)
         if process.returncode is not None:
             raise BenchmarkError(f"{row}: the worker ended:\n{process.log()[-2000:]}")
         idle = memory_mib(process.pid)

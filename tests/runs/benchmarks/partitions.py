@@ -15,10 +15,10 @@ from aiokafka.structs import OffsetAndMetadata
 
 from tests.runs.benchmarks import latency
 from tests.runs.benchmarks.bench import STAND_IN, Bench
-from tests.runs.benchmarks.clients import MODEL_SETTINGS, is_ready
+from tests.runs.benchmarks.clients import MODEL_SETTINGS
 from tests.runs.benchmarks.embedding import traces_a_commit
 from tests.runs.benchmarks.job import DIMENSIONS, TABLE, table_vector
-from tests.runs.benchmarks.watch import cpu_seconds, read_outputs, wait_until
+from tests.runs.benchmarks.watch import cpu_seconds, read_outputs, wait_ready_or_ended
 from tests.runs.benchmarks.workload import BenchmarkError, Topics, check_count, documents
 from tests.support.figures import memory_mib
 from tests.support.kafka_fixtures import WorkerProcess
@@ -100,7 +100,7 @@ async def _restore(bootstrap: str, topics: Topics) -> float:
 def restored_worker(bench: Bench, topics: Topics) -> Iterator[tuple[WorkerProcess, float]]:
     """Start a worker that restores full caches; yield it when it is ready, and how long that took (s)."""
     with bench.worker(topics, {}, STAND_IN) as process:
-        seconds = wait_until(lambda: process.returncode is not None or is_ready(process), 300, "ready")
+        seconds = wait_ready_or_ended(process, 300)
         restored = process.metric("kp_restored_entries_total") if process.returncode is None else -1
         if restored != topics.partitions * LIVE:
             raise BenchmarkError(f"restored {restored} of {topics.partitions * LIVE} entries:\n{process.log()[-2000:]}")

@@ -20,7 +20,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from tests.runs.benchmarks.workload import BenchmarkError, Outputs, Topics
-from tests.support.kafka_fixtures import LoggedProcess
+from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
 
 POLL_SECONDS: Final = 0.025
 """Shortest time between two looks. A look costs the cores some 5 ms (the broker's work and ours), which at 40 a second
@@ -141,3 +141,10 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str, every: 
             raise BenchmarkError(f"{what}: not in {seconds:.0f} s")
         time.sleep(every)
     return time.monotonic() - began
+
+
+def wait_ready_or_ended(worker: WorkerProcess, seconds: float = 120) -> float:
+    """Wait until a worker is ready, or has ended; return how long it took. Raises BenchmarkError as `wait_until`."""
+    return wait_until(
+        lambda: worker.returncode is not None or worker.readyz()[0] == 200, seconds, "a worker gets ready or ends"
+    )
