@@ -10,7 +10,7 @@ from click import ClickException
 
 from tests.support.builders import T0, trace_bytes
 from tests.support.kafka_fixtures import create_topics_async, produce, unique
-from tests.support.reports import scored
+from tests.support.reports import outputs, scored
 from tests.support.stage import Desk, Diagnosis
 from worker.commands.report.numbers import Traces
 from worker.commands.shared.session import read_topics
@@ -32,7 +32,7 @@ def desk(kafka: EmbeddedKafka) -> Desk:
     records["rejected"].append((None, b"{", [], 0, T0))
     for kind, those in records.items():
         produce(desk.bootstrap, desk.topics[kind], those)
-    other = scored([trace_bytes("kp:trace:aborted")])[0][1]  # equal documents count once
+    (other,) = outputs([trace_bytes("kp:trace:aborted")])  # equal documents count once
     asyncio.run(abort(desk.bootstrap, desk.topics["accepted"], other))
     return desk
 

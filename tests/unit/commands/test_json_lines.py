@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from tests.support.builders import trace_bytes
 from tests.support.processes import WORKER
-from tests.support.reports import scored
+from tests.support.reports import outputs
 from worker.cli import cli
 from worker.commands.shared.json_lines import LINE_FACTOR, Line, LineSplitter, not_traces, read_lines, too_long
 
@@ -103,7 +103,7 @@ RUN = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assi
 def test_a_line_that_is_too_long_is_named_and_not_read(command: str, tmp_path: Path) -> None:
     """The other lines are read, and no command keeps more of it than a line may have."""
     traces = [trace_bytes("kp:trace:1"), trace_bytes("kp:trace:2")]
-    first, last = (document for _, document in scored(traces, embed=False))
+    first, last = outputs(traces, embed=False)
     if command.startswith("convert"):
         first = last = RUN
     name = "one.json" if command == "convert one run" else "three.jsonl"
