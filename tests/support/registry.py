@@ -24,7 +24,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, get_args, get_origin
 
@@ -33,6 +32,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
+from tests.support.builders import rfc3339
 from tests.support.servers import Handler, ServerThread, served
 from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, parse_trace
 
@@ -389,8 +389,7 @@ class RegistryStore:
         return web.json_response({"data": {"id": "elsewhere"}}, status=201)
 
     def _now(self) -> str:
-        now = datetime.fromtimestamp(self._clock(), UTC)
-        return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return rfc3339(int(self._clock() * 1000))
 
 
 def _error(status: int, text: str, **more: Any) -> web.Response:
