@@ -224,11 +224,7 @@ class Proxy(ServerThread):
         self._upstream = upstream
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            broker_reader, broker_writer = await asyncio.open_connection(HOST, self._upstream)
-        except OSError:
-            writer.transport.abort()
-            return
+        broker_reader, broker_writer = await asyncio.open_connection(HOST, self._upstream)
         pipe = Pipe(writer, broker_writer)
         up = asyncio.create_task(self._up(pipe, reader))
         down = asyncio.create_task(self._down(pipe, broker_reader))
@@ -239,7 +235,6 @@ class Proxy(ServerThread):
         for part in (up, down):
             part.cancel()
         await asyncio.gather(up, down, return_exceptions=True)
-        writer.transport.abort()
         broker_writer.transport.abort()
 
     async def _up(self, pipe: Pipe, reader: asyncio.StreamReader) -> None:

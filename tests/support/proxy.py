@@ -44,25 +44,27 @@ class Proxy(ServerThread):
                     return
                 writer.write(answer.replace(brokers, mine))
         finally:
-            for each in (writer, broker_writer):
-                each.transport.abort()
+            broker_writer.transport.abort()
 
 
 @contextlib.asynccontextmanager
 async def listening(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]], port: int
 ) -> AsyncIterator[str]:
-    """Listen on a port, and serve each connection in a task; yields the address. At the end all of them end."""
+    """Listen on a port, and serve each connection in a task, whose end closes it; yields the address.
+
+    At the end all of them end.
+    """
     tasks: list[asyncio.Task[None]] = []  # asyncio itself forgets a task that waits for what nothing else knows
-    writers: list[asyncio.StreamWriter] = []
     ended = asyncio.Event()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if ended.is_set():  # the connection was accepted just before
             writer.transport.abort()
             return
-        writers.append(writer)
-        tasks.append(asyncio.create_task(serve(reader, writer)))
+        task = asyncio.create_task(serve(reader, writer))
+        task.add_done_callback(lambda _: writer.transport.abort())
+        tasks.append(task)
 
     server = await asyncio.start_server(accept, HOST, port)
     try:
@@ -73,8 +75,6 @@ async def listening(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for writer in writers:
-            writer.transport.abort()
 
 
 async def frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
