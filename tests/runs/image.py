@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.support.builders import read_jsonl
-from tests.support.chaos import LINES
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
 from tests.support.processes import end_process, interrupt_on_signals
+from tests.support.stage import LINES
 from tests.support.surroundings import ROOT
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
 from worker.lab.broker.kafka_jars import default_cache

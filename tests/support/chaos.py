@@ -24,13 +24,12 @@ from typing import Any, Final, Self
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from tests.support.builders import ANOTHER_ID, rfc3339
+from tests.support.builders import ANOTHER_ID, read_jsonl, rfc3339
 from tests.support.kafka_fixtures import Record, WorkerProcess, committed, produce, unique, wait_until
-from tests.support.surroundings import DATA, topic_settings
+from tests.support.surroundings import topic_settings
 from worker import make_verdict, sign_verdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-LINES: Final = (DATA / "traces.jsonl").read_bytes().splitlines()
 CAPACITY: Final = 50
 
 
@@ -73,7 +72,7 @@ def traces(seed: int, partitions: int) -> Iterator[Record]:
     late; some claim to come from the future, which their record's timestamp must bound.
     """
     rng = random.Random(seed)
-    samples = [json.loads(line) for line in LINES]
+    samples = read_jsonl("traces.jsonl")
     start = (time.time() - 5 * 86400) * 1000  # room for 200,000 traces, and within the default retention
     clocks = [start] * partitions
     paces = [0.2] * partitions  # mean seconds between two traces of a partition
