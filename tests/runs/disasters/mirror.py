@@ -20,6 +20,7 @@ from tests.runs.disasters.scene import Scene, Verdict
 from tests.support.chaos import Fleet, wait_settled
 from tests.support.kafka_fixtures import committed, consume_all, wait_until
 from tests.support.kafka_tools import write_scripts
+from tests.support.stage import OUTPUTS
 from tests.support.surroundings import DOCS
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_jars import KAFKA_VERSION, default_cache, extra, install
@@ -37,8 +38,6 @@ config.storage.replication.factor = 1
 status.storage.replication.factor = 1
 """
 """MirrorMaker's topics have three replicas by default."""
-
-OUTPUTS: Final = ("accepted", "rejected", "dead-letter")
 
 
 def mirror_settings(first: str, second: str, s: Scene) -> str:
