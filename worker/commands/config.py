@@ -142,8 +142,7 @@ def _rows(loaded: Loaded) -> Iterator[Setting]:
     for domain, profile in settings.scoring_profiles().items():
         path = ("profiles", domain)
         origin = "threshold" if profile.threshold is None else loaded.origin((*path, "threshold"))
-        threshold = settings.threshold if profile.threshold is None else profile.threshold
-        yield Setting(dotted((*path, "threshold")), threshold, origin)
+        yield Setting(dotted((*path, "threshold")), profile.threshold_or(settings.threshold), origin)
         weights = dataclasses.asdict(profile.weights)
         yield Setting(dotted((*path, "weights")), weights, loaded.origin((*path, "weights")))
 

@@ -109,9 +109,7 @@ class PartitionScorer:
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
         confidence = self._confidence(trace) if self._by_record else None
         result = score_trace(trace, novelty, self._profiles, None if confidence is None else confidence.used)
-        threshold = self._profiles[result.profile].threshold
-        if threshold is None:
-            threshold = self._threshold
+        threshold = self._profiles[result.profile].threshold_or(self._threshold)
         scored = ScoredTrace(
             result.score,
             result.components,

@@ -65,6 +65,10 @@ class Profile:
     weights: Weights
     threshold: float | None = None  # for acceptance, 0..1; None: the general one
 
+    def threshold_or(self, general: float) -> float:
+        """Return the threshold that holds: the profile's own, or else the general one."""
+        return general if self.threshold is None else self.threshold
+
 
 PROFILES: Mapping[str, Profile] = {
     DEFAULT_PROFILE: Profile(Weights(0.25, 0.35, 0.15, 0.25)),

@@ -195,8 +195,7 @@ class Traces:
         return self._shared.setdefault(value, value)
 
     def _threshold(self, profile: str) -> float:
-        own = self._profiles[profile].threshold
-        return self._settings.threshold if own is None else own
+        return self._profiles[profile].threshold_or(self._settings.threshold)
 
     def _used(self, document: ScoredDocument) -> float | None:
         """Return a document's outcome confidence with the settings; None: the stated one. Raises CommandError."""

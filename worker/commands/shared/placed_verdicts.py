@@ -196,8 +196,7 @@ def switch_to_record(documents: Iterable[bytes], standings: Standings, settings:
             after = score_trace(document, document.scoring.components.novelty, profiles, standings.used(document))
         except (ValueError, RecursionError):
             continue  # not the worker's
-        own = profiles[after.profile].threshold
         scores.append(after.score)
         accepted += document.scoring.decision == "accepted"
-        by_record += after.score >= (settings.threshold if own is None else own)
+        by_record += after.score >= profiles[after.profile].threshold_or(settings.threshold)
     return Switch(len(scores), accepted, by_record, same_share(scores, accepted)) if scores else None
