@@ -1,7 +1,5 @@
 """What a producer sends to the partition of a topic, and what the topic refuses of it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
