@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
-from worker.core.changelog import RECORD_PREFIX, Offset, unpack
+from worker.core.changelog import RECORD_PREFIX, CachedId, Offset, unpack
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import Row
 from worker.core.verdicts import MILLION, Verdict
@@ -61,7 +61,6 @@ kept."""
 _ISSUED: Final = 1 << 62  # added to an issue time, so that times before 1970 are positive too
 
 Millionths = Annotated[int, Meta(ge=0, le=MILLION)]
-_Name = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
 
 
 class Standing(NamedTuple):
@@ -107,8 +106,8 @@ class AgentRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The record of one agent in one domain, as on the changelog. Each verdict makes a new one."""
 
     version: int
-    agent_id: _Name
-    domain: _Name
+    agent_id: CachedId
+    domain: CachedId
     topic_id: Annotated[str, Meta(max_length=22)]  # of the topic that its offsets refer to
     last_offset: Offset  # the greatest offset of any verdict that ever entered it
     dropped: Annotated[bytes, Meta(max_length=_DROPPED)]
