@@ -397,8 +397,10 @@ def dialects_of(scope: str) -> tuple[Dialect, ...]:
 
 @lru_cache(maxsize=1024)
 def _dialects_of(scope: str) -> tuple[Dialect, ...]:
-    beginnings = {row: tuple(each for each in row.scopes if each.endswith((".", "/"))) for row in DIALECTS}
-    return tuple(row for row in DIALECTS if not row.scopes or scope in row.scopes or scope.startswith(beginnings[row]))
+    def is_in(known: str) -> bool:
+        return scope.startswith(known) if known.endswith((".", "/")) else scope == known
+
+    return tuple(row for row in DIALECTS if not row.scopes or any(map(is_in, row.scopes)))
 
 
 def kind_of(span: Span) -> Kind:
