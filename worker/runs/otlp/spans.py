@@ -541,8 +541,9 @@ _Parts = _parts()
 def _from_parts(value: bytes) -> _Record:
     """Return what protobuf can read of a record part by part. Raises InvalidSpans."""
     with suppress(DecodeError):
+        parts = _Parts.FromString(value)
         for message in (TracesData(), LogsData()):
-            record = _read_singly(_Parts.FromString(value), _LEVELS[TracesData], message, _from_bytes)
+            record = _read_singly(parts, _LEVELS[TracesData], message, _from_bytes)
             if any(row.trace_id for row in _rows(message)):
                 return record
     words = "not OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json"
