@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -189,6 +189,11 @@ def count_unread(value: Mapping[str, Any], read: Set[str], place: str, counts: C
     for name, inner in value.items():
         if name not in read and not is_empty(inner):
             counts.drop(place + name)
+
+
+def first_given(value: Mapping[str, Any], names: Iterable[str]) -> Any:
+    """Return the first of these fields that is not null; None if there is none."""
+    return next((value[name] for name in names if value.get(name) is not None), None)
 
 
 def says_error(result: Any) -> bool:

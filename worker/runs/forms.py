@@ -17,6 +17,7 @@ from worker.runs.fields import (
     as_time,
     count_unread,
     find_field,
+    first_given,
     is_empty,
     is_marked_error,
     objects_of,
@@ -126,7 +127,7 @@ def _part(part: Any, place: str, counts: Counts, kind: str) -> Part | None:
         texts = [said, *(text_field(each, "text", place) for each in (part, *summary))]
         return Reasoning("\n".join(filter(None, texts)))
     if part_type in _CALLS:
-        given = next((part[name] for name in ("args", "arguments", "input") if part.get(name) is not None), None)
+        given = first_given(part, ("args", "arguments", "input"))
         call_id = text_field(part, "call_id" if "call_id" in part else "id", place)
         return ToolCall(_name_of(part, place), given, call_id)
     if part_type is not None and part_type.endswith("tool_result"):
@@ -353,7 +354,7 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
     elif kind.endswith("_call") or kind == "program":
         yield from built_in(item, kind, place, counts)
     elif kind.endswith("_output"):
-        output = next((item[name] for name in _OUTPUTS if item.get(name) is not None), None)
+        output = first_given(item, _OUTPUTS)
         text = as_text(item.get("tools")) or _result_text(output, f"{place}.output", counts, "input[].output[]")
         failed = item.get("status") in ("failed", "incomplete")
         yield Message("tool", (ToolResult(text, text_field(item, "call_id", place), is_error=failed),))

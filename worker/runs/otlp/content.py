@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from worker.runs.conversation import ToolRun
-from worker.runs.fields import Counts, is_marked_error, json_object, json_value, says_error
+from worker.runs.fields import Counts, first_given, is_marked_error, json_object, json_value, says_error
 from worker.runs.forms import built_in, langchain_kind
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 from worker.runs.otlp.dialects import MAX_NAME, Dialect, dialects_of, first_text, is_missed, tool_name, values
@@ -618,13 +618,13 @@ def _call(call: dict[str, Any]) -> Sequence[ToolCall]:
     name = _text(inner, _NAMES)
     if not name:
         return ()
-    arguments = _value(inner, ("arguments", "args", "input", "parameters"))
+    arguments = first_given(inner, ("arguments", "args", "input", "parameters"))
     arguments = arguments if isinstance(arguments, str) else json_value(arguments)
     return (ToolCall(name, arguments, _text(call, _IDS)),)
 
 
 def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
-    value = _value(result, ("response", "result", "output", "content", "value"))
+    value = first_given(result, ("response", "result", "output", "content", "value"))
     origin = result.get("origin")
     named = {**origin, **result} if isinstance(origin, dict) else result
     failed = is_marked_error(result) or result.get("part_kind") == "retry-prompt" or says_error(value)
@@ -651,10 +651,6 @@ def result_text(value: Any) -> str:
         if len(texts) == len(value) and all(isinstance(text, str) for text in texts):
             return "\n".join(texts)
     return as_text(value)
-
-
-def _value(value: dict[str, Any], names: Sequence[str]) -> Any:
-    return next((value[name] for name in names if value.get(name) is not None), None)
 
 
 def _text(value: Mapping[str, Any], names: Sequence[str]) -> str:
