@@ -268,7 +268,7 @@ def as_confidence(value: Any) -> float:
     return number
 
 
-def as_text(value: Any) -> str:
+def as_nonblank(value: Any) -> str:
     """Return a text that is not blank. Raises ValueError."""
     text = str(value) if isinstance(value, str | int | float) else ""
     if not text.strip():

@@ -19,9 +19,9 @@ from worker.runs.fields import (
     FieldPath,
     RunRefused,
     as_confidence,
+    as_nonblank,
     as_privacy,
     as_success,
-    as_text,
     as_time,
     as_visibility,
     find_field,
@@ -88,14 +88,14 @@ class Options:
 CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "success": as_success,
     "confidence": as_confidence,
-    "domain": as_text,
+    "domain": as_nonblank,
     "visibility": as_visibility,
     "privacy": as_privacy,
     "created_at": as_time,
-    "agent_id": as_text,
-    "framework": as_text,
-    "objective": as_text,
-    "result_summary": as_text,
+    "agent_id": as_nonblank,
+    "framework": as_nonblank,
+    "objective": as_nonblank,
+    "result_summary": as_nonblank,
 }
 
 
@@ -148,7 +148,7 @@ def _field(option: str, text: str, check: Callable[[Any], Any]) -> RunField:
         raise ValueError(f"{option}: {constant!r} {error}") from None
     path, equals, wanted = text.partition("=")
     if option == "--success" and equals:
-        return RunField(option, lambda value: as_text(value) == wanted, path=_path(option, path))
+        return RunField(option, lambda value: as_nonblank(value) == wanted, path=_path(option, path))
     return RunField(option, check, path=_path(option, text))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from worker.core.trace import DEFAULT_LIMITS, Limits
-from worker.runs.fields import as_confidence, as_privacy, as_text, as_visibility, json_value
+from worker.runs.fields import as_confidence, as_nonblank, as_privacy, as_visibility, json_value
 from worker.runs.otlp.spans import Span
 
 AGENT_NAME: Final = "name"
@@ -62,7 +62,7 @@ class Rules:
     privacy: Rule
     success: Rule | None = None
     limits: Limits = DEFAULT_LIMITS
-    agent: Rule = Rule(AGENT_NAME, as_text)
+    agent: Rule = Rule(AGENT_NAME, as_nonblank)
 
     def strictest(
         self, name: Literal["visibility", "privacy"], own: Sequence[Span], others: Iterable[Span]
@@ -79,9 +79,9 @@ def parse_rules(
 ) -> Rules:  # fmt: skip
     """Return the rules for texts, each a constant or `attribute:NAME|constant`. Raises ValueError."""
     return Rules(
-        parse_rule("confidence", confidence, as_confidence), parse_rule("domain", domain, as_text),
+        parse_rule("confidence", confidence, as_confidence), parse_rule("domain", domain, as_nonblank),
         parse_rule("visibility", visibility, as_visibility), parse_rule("privacy", privacy, as_privacy),
-        limits=limits, agent=parse_rule("agent", agent, as_text),
+        limits=limits, agent=parse_rule("agent", agent, as_nonblank),
     )  # fmt: skip
 
 
