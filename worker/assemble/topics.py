@@ -21,6 +21,7 @@ from worker.kafka.topics import (
     TopicPlan,
     create_missing,
     create_planned,
+    no_access,
     observe,
     settled,
 )
@@ -125,9 +126,7 @@ def small_topics(settings: Settings, observed: Observed) -> list[tuple[str, str]
 
 def assemble_problems(settings: Settings, observed: Observed) -> list[str]:
     """Return the problems, except missing topics, that prevent `assemble` from starting."""
-    problems = [
-        f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)" for name in observed.denied
-    ]
+    problems = list(map(no_access, observed.denied))
     plans = {plan.name: plan for plan in assemble_plan(settings, observed)}
     state, between = settings.assemble_state, settings.assemble_spans
     if state in observed.topics and (has := observed.topics[state].partitions) != (needs := plans[state].partitions):

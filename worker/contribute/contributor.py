@@ -71,6 +71,7 @@ from worker.kafka.topics import (
     TopicPlan,
     create_planned,
     deleted_early,
+    no_access,
     observe,
 )
 from worker.observe.http_server import Page
@@ -119,9 +120,7 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[
 
     observed = await prepare_patiently(settings, client, prepare)
     if observed.denied:
-        raise ConfigError(
-            f"the broker denies access to topic {observed.denied[0]}: grant an ACL on it (docs/security.md)"
-        )
+        raise ConfigError(no_access(observed.denied[0]))
     if settings.accepted_topic not in observed.topics:
         raise MissingTopicsError(
             f"missing on {settings.bootstrap_servers}: {settings.accepted_topic} (KP_ACCEPTED_TOPIC); the worker "

@@ -72,6 +72,11 @@ class Observed:
         return self.config(topic, "message.timestamp.type", "CreateTime") == "LogAppendTime"
 
 
+def no_access(topic: str) -> str:
+    """Return the message for a topic to which this login has no access."""
+    return f"the broker denies access to topic {topic}: grant an ACL on it (docs/security.md)"
+
+
 async def observe(admin: AIOKafkaAdminClient, names: Iterable[str]) -> Observed:
     """Observe topics and their settings. Changes nothing.
 

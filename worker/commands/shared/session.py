@@ -30,7 +30,7 @@ from worker.kafka.describe import describe_topics, topic_configs
 from worker.kafka.errors import error_text
 from worker.kafka.fetches import Consumer, Reading
 from worker.kafka.producer import PublishError
-from worker.kafka.topics import DEFAULT_MAX_BYTES, MissingTopicsError
+from worker.kafka.topics import DEFAULT_MAX_BYTES, MissingTopicsError, no_access
 
 Result = TypeVar("Result")
 
@@ -110,7 +110,7 @@ class Session:
         described = await describe_topics(admin, names)
         for name, topic in described.items():
             if topic.error is TopicAuthorizationFailedError:
-                raise ConfigError(f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)")
+                raise ConfigError(no_access(name))
         partitions_of = {name: topic.partitions for name, topic in described.items() if topic.error is None}
         configs, _ = await topic_configs(admin, list(partitions_of))  # not reported without the ACL DescribeConfigs
         return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in partitions_of.items()}
