@@ -71,7 +71,7 @@ def _size(text: str) -> int:
 def _beginning(text: str, room: int) -> str:
     """Return the longest beginning that has at most `room` bytes as JSON, without its quotes.
 
-    It ends before a word of up to 512 characters: half of a secret would not be recognised, and would survive.
+    Only a word of more than 512 characters is split: half of a secret would not be recognised, and would survive.
     """
     low, high = 0, min(len(text), room)
     while low < high:
