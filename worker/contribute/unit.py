@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Any, Final, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
 from worker.core.dead_letters import error_headers, truncated_header
 from worker.core.records import DEAD_LETTER, NO_FAULT_OF_A_RECORD, SCREEN_HIDDEN, OutputRecord, SourceRecord, raised
-from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
+from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, bare_type, parse_trace
 from worker.redact.documents import Rules, level_of, redact_document, redact_text
 from worker.redact.screen import place_of, screen_json
 from worker.version import __version__
@@ -184,10 +183,7 @@ def _known(value: Any, kind: Any) -> Any:
 
 @cache  # msgspec builds the fields again for each call
 def _field_types(kind: type[Struct]) -> dict[str, Any]:
-    """Return the types of a struct's fields, without limits and without UNSET."""
-    types = {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
-    wrapped = (Annotated, UnionType)
-    return {name: get_args(kind)[0] if get_origin(kind) in wrapped else kind for name, kind in types.items()}
+    return {info.encode_name: bare_type(info.type) for info in msgspec.structs.fields(kind)}
 
 
 def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bool:

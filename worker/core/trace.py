@@ -319,6 +319,11 @@ def _deeper_than(limit: int, document: Any) -> bool:
     return True
 
 
+def bare_type(kind: Any) -> Any:
+    """Return the type of a struct's field without limits and without UNSET."""
+    return get_args(kind)[0] if get_origin(kind) in (Annotated, types.UnionType) else kind
+
+
 _fields_of = functools.cache(msgspec.structs.fields)
 
 
@@ -332,7 +337,7 @@ def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bo
         return
     except msgspec.ValidationError as error:
         problem = str(error)
-    inner = get_args(kind)[0] if get_origin(kind) in (Annotated, types.UnionType) else kind
+    inner = bare_type(kind)
     if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
         for info in _fields_of(inner):
             if info.encode_name in value:
