@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Literal
 
-from tests.support.servers import ServerThread
+from tests.support.servers import ServerThread, accept_no_more
 from worker.lab.broker.kafka_node import HOST
 
 Cut = Literal["before", "after"]
@@ -66,10 +67,12 @@ async def listening(
         task.add_done_callback(lambda _: writer.transport.abort())
         tasks.append(task)
 
-    server = await asyncio.start_server(accept, HOST, port)
+    listener = socket.create_server((HOST, port), backlog=100)
+    server = await asyncio.start_server(accept, sock=listener)
     try:
         yield f"{HOST}:{port}"
     finally:
+        await accept_no_more(listener)
         server.close()
         ended.set()
         for task in tasks:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -30,11 +31,19 @@ async def served(app: web.Application | Handler, port: int = 0, **runner_options
         app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01, **runner_options)
     await runner.setup()
+    listener = socket.create_server(("127.0.0.1", port), backlog=128)
     try:
-        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.SockSite(runner, listener).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
+        await accept_no_more(listener)
         await runner.cleanup()
+
+
+async def accept_no_more(listener: socket.socket) -> None:
+    """Before its server is closed: asyncio forgets a connection accepted just then (python/cpython#109564)."""
+    asyncio.get_running_loop().remove_reader(listener)
+    await asyncio.sleep(0)
 
 
 class ServerThread:
