@@ -5,8 +5,8 @@ the administrator's.
 """
 
 import base64
+import hashlib
 import json
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import trustme
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
+from aiokafka.protocol.types import CompactBytes, Int8, Int16, Int32
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -26,7 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from tests.support.kafka_fixtures import admin
-from tests.support.kafka_tools import config_command
+from worker.kafka.aiokafka_private import InOneVersion
+from worker.kafka.protocol import TEXT, Fields, fields_array, flexible
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 USER = "kp"
@@ -45,6 +47,32 @@ OPERATIONS = {
 }  # fmt: skip
 LITERAL, PREFIXED = 3, 4
 DENY, ALLOW = 2, 3
+
+
+class AlterScram(
+    InOneVersion,
+    version=flexible(
+        "AlterUserScramCredentials", 51, 0,
+        Fields(
+            ("deletions", fields_array(("name", TEXT), ("mechanism", Int8))),
+            (
+                "upsertions",
+                fields_array(
+                    ("name", TEXT),
+                    ("mechanism", Int8),
+                    ("iterations", Int32),
+                    ("salt", CompactBytes),
+                    ("salted_password", CompactBytes),
+                ),
+            ),
+        ),
+        Fields(
+            ("throttle_time_ms", Int32),
+            ("results", fields_array(("user", TEXT), ("error_code", Int16), ("error_message", TEXT))),
+        ),
+    ),
+):  # fmt: skip
+    """The passwords of users who log in by SCRAM; aiokafka lacks this request."""
 
 
 class Acl(NamedTuple):
@@ -144,17 +172,16 @@ class SecureKafka:
         admin(self.admin, ask)
 
     def add_user(self, mechanism: str) -> None:
-        """Let USER log in by SCRAM. Runs kafka-configs: the admin client of aiokafka has no such request."""
-        runtime = self.broker.runtime
-        assert runtime is not None
-        class_path, class_name = config_command(runtime)
-        command = [
-            str(runtime.jre.java), "-XX:TieredStopAtLevel=1", "-cp", class_path, class_name,
-            "--bootstrap-server", self.admin, "--alter", "--entity-type", "users", "--entity-name", USER,
-            "--add-config", f"{mechanism}=[iterations=4096,password={PASSWORD}]",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        """Let USER log in by SCRAM."""
+        salt, hashed = b"salt", mechanism.removeprefix("SCRAM-").replace("-", "")
+        salted = hashlib.pbkdf2_hmac(hashed, PASSWORD.encode(), salt, 4096)
+        request = AlterScram([], [(USER, {"SHA256": 1, "SHA512": 2}[hashed], 4096, salt, salted)])
+
+        async def ask(client: AIOKafkaAdminClient) -> None:
+            answer = await client._send_request(request)
+            assert all(not code for _, code, _ in answer.results), answer
+
+        admin(self.admin, ask)
 
 
 @contextmanager

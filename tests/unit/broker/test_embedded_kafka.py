@@ -38,7 +38,7 @@ def test_values_survive_the_properties_format() -> None:
 def test_lock_is_whole_and_without_addresses() -> None:
     jars = kafka_jars.read_lock(kafka_jars.LOCK_FILE)
     names = [jar.name for jar in jars]
-    assert len(set(names)) == len(names) == 45
+    assert len(set(names)) == len(names) == 46
     assert kafka_jars.kafka_version(jars) == KAFKA_VERSION
     assert {f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-clients-{KAFKA_VERSION}.jar"} <= set(names)
     assert all(len(bytes.fromhex(jar.sha256)) == 32 for jar in jars)

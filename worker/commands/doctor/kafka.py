@@ -174,7 +174,7 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         check,
         f"{state}. But in Kafka 4.0 to 4.2 a transaction can stay open indefinitely if its worker dies, or its "
         "coordinator moves, in the last epoch of its producer id, one in 32,767 (KAFKA-20090, KAFKA-20310)",
-        "use Kafka 4.3.0 or later",
+        "use Kafka 4.3.0 or later, with 3 replicas of each topic (KAFKA-20734)",
     )
 
 

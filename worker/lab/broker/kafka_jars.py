@@ -16,7 +16,8 @@ from worker.version import install_extra
 
 log = logging.getLogger(__name__)
 
-KAFKA_VERSION = "4.4.0"
+KAFKA_VERSION = "4.2.2"
+"""From 4.3.0 to 4.4.0 at least, the restart of a single broker can lose a transaction's markers (KAFKA-20734)."""
 JAVA_25 = (25, 0, 0)
 LOCK_FILE = Path(__file__).with_name("kafka_jars.lock")
 
