@@ -2,7 +2,7 @@
 
 The parts are in `embedding` (a), `clients` (b, c), `costs` (d, f, g), `partitions` (e, j) and `handover` (h). Beside
 them: the job that every peer does (`job`, `peers/`), what is read and checked (`workload`), how a process is watched
-(`watch`, `latency`), and how numbers become tables and goals (`results`, `page`).
+(`watch`, `latency`), and how numbers become tables and goals (`results`).
 
 To run all of it, install the peers (`pip install -e '.[bench]'`). `ARGS="--only a --seconds 5 --rounds 3"` runs a
 part.

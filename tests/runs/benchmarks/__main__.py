@@ -15,11 +15,9 @@ from typing import Final
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the worker and every peer
 
-from rich.console import Console
-
 from tests.runs.benchmarks import clients, costs, embedding, handover, partitions
 from tests.runs.benchmarks.bench import Bench
-from tests.runs.benchmarks.results import Results, describe, show_goals, show_part
+from tests.runs.benchmarks.results import Results, describe
 from tests.runs.benchmarks.workload import BenchmarkError
 
 PARTS: Final = {
@@ -54,35 +52,31 @@ def main() -> int:
     logs.mkdir(parents=True, exist_ok=True)
 
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # retries while a new topic gets its leaders
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    results = Results(describe())
-    results.machine |= {"seconds": given.seconds, "rounds": given.rounds}
+    results = Results(describe() | {"seconds": given.seconds, "rounds": given.rounds})
     for name, value in results.machine.items():
-        console.print(f"[bold]{name}[/]: {value}", highlight=False)
-    bench = Bench(results, console, logs, given.seconds, given.rounds)
+        print(f"{name}: {value}")
+    bench = Bench(results, logs, given.seconds, given.rounds)
     failed = False
     began = time.monotonic()
     try:
         for letter in letters:
             title, run = PARTS[letter]
-            console.print(f"\n[bold]{letter}) {title}[/]")
+            print(f"\n{letter}) {title}", flush=True)
             try:
                 run(bench)
-            except BenchmarkError as error:
+            except (BenchmarkError, AssertionError) as error:
                 failed = True
-                console.print(f"[red]part {letter} failed:[/]")
-                console.print(str(error), markup=False, highlight=False)
-            show_part(console, results, letter, title)
+                print(f"part {letter} failed:\n{error}")
+            results.show_part(letter)
             results.save(output / "results.json")
     finally:
         bench.stop_broker()
     results.machine["load average after"] = os.getloadavg()
     results.machine["took seconds"] = round(time.monotonic() - began)
-    show_goals(console, results)
+    results.show_goals()
     results.save(output / "results.json")
-    console.print(f"{output}/results.json; into docs/: python -m tests.runs.benchmarks.page {output}/results.json",
-        highlight=False)  # fmt: skip
-    console.print(f"load average {os.getloadavg()}, {results.machine['took seconds']} s", highlight=False)
+    print(f"{output}/results.json; into docs/: python -m tests.runs.benchmarks.results {output}/results.json")
+    print(f"load average {os.getloadavg()}, {results.machine['took seconds']} s")
     return 1 if failed else 0
 
 

@@ -1,22 +1,35 @@
 """What every part of the measurement works with: the broker, the results, how long to measure, processes."""
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from rich.console import Console
 
 from tests.runs.benchmarks import latency
 from tests.runs.benchmarks.results import Results
-from tests.runs.benchmarks.watch import Timeline, follow, read_outputs, wait_until
-from tests.runs.benchmarks.workload import PARTITIONS, Outputs, Source, Topics, documents, fill, fresh_topics, produce
+from tests.runs.benchmarks.watch import Timeline, follow, read_outputs
+from tests.runs.benchmarks.workload import (
+    PARTITIONS,
+    BenchmarkError,
+    Outputs,
+    Source,
+    Topics,
+    documents,
+    fill,
+    fresh_topics,
+    produce,
+)
 from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess, admin
+from tests.support.surroundings import ROOT, topic_settings
 from worker.core.records import ACCEPTED
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -37,7 +50,6 @@ class Bench:
     """One run of the benchmarks."""
 
     results: Results
-    console: Console
     directory: Path
     seconds: float
     rounds: int
@@ -81,12 +93,9 @@ class Bench:
             self._broker.stop()
             self._broker = None
 
-    def say(self, text: str) -> None:
-        self.console.print(f"  [dim]{text}[/]", highlight=False)
-
     def each_round(self) -> Iterator[int]:
         for number in range(self.rounds):
-            self.say(f"round {number + 1} of {self.rounds}")
+            print(f"  round {number + 1} of {self.rounds}", flush=True)
             yield number
 
     def log_path(self, name: str) -> Path:
@@ -105,18 +114,17 @@ class Bench:
     @contextmanager
     def peer(self, name: str, topics: Topics, *options: str) -> Iterator[PeerProcess]:
         """Run a peer; it is asked to stop at the end, and killed if it does not."""
-        arguments = [f"--bootstrap={self.bootstrap}", *topics.arguments(), *options]
-        process = PeerProcess(f"tests.runs.benchmarks.peers.{name}", arguments, self.log_path(name))
+        names = [f"--bootstrap={self.bootstrap}", f"--group={topics.group}", f"--source={topics.source}"]
+        process = PeerProcess(f"tests.runs.benchmarks.peers.{name}", [*names, *options], self.log_path(name))
         with stopped(process):
             yield process
 
     @contextmanager
     def worker(self, topics: Topics, settings: Mapping[str, str], module: str = PRODUCT) -> Iterator[WorkerProcess]:
         """Run a worker; it is asked to stop at the end, and killed if it does not."""
-        env = {"KP_BOOTSTRAP_SERVERS": self.bootstrap, "KP_HTTP_HOST": "127.0.0.1", "OPENBLAS_NUM_THREADS": "1"}
-        process = WorkerProcess(
-            {**env, **topics.settings(), **settings}, module=module, log_path=self.log_path("worker")
-        )
+        env = topic_settings(self.bootstrap, topics.group, KP_SOURCE_TOPIC=topics.source, KP_HTTP_HOST="127.0.0.1")
+        env |= {"KP_CREATE_TOPICS": "false", "OPENBLAS_NUM_THREADS": "1", **settings}
+        process = WorkerProcess(env, module=module, log_path=self.log_path("worker"))
         if self._worker_cores:  # before it has started a thread
             os.sched_setaffinity(process.pid, self._worker_cores)
         with stopped(process):
@@ -132,53 +140,17 @@ class Bench:
         """Send values at a rate, and wait for the outputs: see `latency.measure`."""
         return asyncio.run(latency.measure(self.bootstrap, topics, values, rate, patience, in_flight))
 
-    def follow_fleet(
-        self, topics: Topics, values: Sequence[bytes], settings: Mapping[str, str], count: int, module: str
-    ) -> Timeline:
-        """Let workers join, hold them (SIGSTOP) while the source is filled, let them go all at once.
-
-        Returns the timeline of their work. The session must outlast the hold.
-        """
-        with ExitStack() as stack:
-            workers = [stack.enter_context(self.worker(topics, settings, module)) for _ in range(count)]
-            for worker in workers:
-                worker.wait_ready(120)
-            share = topics.partitions // count
-            wait_until(
-                lambda: all(w.metric("kp_assigned_partitions") == share and w.metric("kp_ready") == 1 for w in workers),
-                60,
-                "the partitions are spread evenly",
-                0.2,
-            )
-            for worker in workers:
-                worker.stop()
-            try:
-                self.produce(topics, values)
-            finally:
-                for worker in workers:
-                    worker.cont()
-            return self.follow(topics, len(values), workers)
-
-    def follow_warm(
-        self,
-        topics: Topics,
-        process: LoggedProcess,
-        warm_up: Sequence[bytes],
-        values: Sequence[bytes],
-        when_warm: Callable[[], None] = lambda: None,
+    def work_off(
+        self, topics: Topics, process: LoggedProcess, values: Sequence[bytes], done: int = 0
     ) -> tuple[float, Timeline]:
-        """Fill an empty topic with `warm_up`, and when that is done with `values`; wait until those are done too.
+        """Send values to the source, and wait until a process that has `done` others is done with them.
 
-        `when_warm` is called between the two. Returns the time (s since 1970) from which outputs count, and the
-        timeline since then. A runtime makes its kernels for a text's length when it first meets that length: seconds,
-        in a run of seconds.
+        Returns the time (s since 1970) from which outputs count, and the timeline since then. A runtime makes its
+        kernels for a text's length when it first meets that length: so what is measured comes after a warm-up.
         """
-        self.produce(topics, warm_up)
-        self.follow(topics, len(warm_up), [process])
-        when_warm()
         began = time.time()
         self.produce(topics, values)
-        return began, self.follow(topics, len(warm_up) + len(values), [process])
+        return began, self.follow(topics, done + len(values), [process])
 
     def outputs(self, topics: Topics, since: float = 0.0) -> Outputs:
         """Read what a run gave (stamped at `since` or later, s since 1970), then delete its topics."""
@@ -186,6 +158,17 @@ class Bench:
             return asyncio.run(read_outputs(self.bootstrap, topics, since))
         finally:
             delete(self.bootstrap, *topics.outputs.values(), topics.changelog)
+
+
+def apart(module: str, argument: str, **env: str) -> Any:
+    """Return what a module of the benchmarks measures in a process of its own: JSON, the last line that it prints."""
+    command = [sys.executable, "-m", module, argument]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, check=False, timeout=1800
+    )
+    if done.returncode:
+        raise BenchmarkError(f"{module} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def delete(bootstrap: str, *topics: str) -> None:

@@ -63,10 +63,9 @@ class Contender:
 
 
 def _worker(name: str, mode: str, vectors: str) -> Contender:
-    settings = {"BENCH_VECTORS": vectors, "KP_EMBED_REMEMBERED": "0"}
-    if vectors == "none":
-        settings["KP_EMBEDDER"] = "none"
-    return Contender(name, mode, vectors="none" if vectors == "none" else "table", settings=settings)
+    none = {"KP_EMBEDDER": "none"} if vectors == "none" else {}
+    settings = {"BENCH_VECTORS": vectors, "KP_EMBED_REMEMBERED": "0", **none}
+    return Contender(name, mode, vectors="none" if none else "table", settings=settings)
 
 
 QUIX: Final = ("quixstreams",)
@@ -101,24 +100,25 @@ def available(bench: Bench, part: str, contenders: tuple[Contender, ...]) -> lis
     return [contender for contender in contenders if installed(*contender.needs)]
 
 
-def throughput(bench: Bench, part: str, contender: Contender, source: Source, wanted: Outputs) -> None:
+def throughput(bench: Bench, contender: Contender, source: Source, wanted: Outputs) -> None:
     """Let a contender work off a filled topic; keep its messages a second."""
     topics = bench.topics(source)
     with contender.run(bench, topics) as process:
         timeline = bench.follow(topics, len(source.values), [process])
     outputs = bench.outputs(topics)
     check(str(contender), outputs, wanted)
-    _keep(bench, part, contender, outputs, timeline, len(source.values))
+    _keep(bench, "b", contender, outputs, timeline, len(source.values))
 
 
-def warm_throughput(bench: Bench, part: str, contender: Contender, values: Sequence[bytes], warm_up: int) -> None:
-    """Let a contender work off values that arrive when it is warm; the first `warm_up` of them do not count."""
-    topics, counted = bench.topics(), values[warm_up:]
+def warm_throughput(bench: Bench, contender: Contender, values: Sequence[bytes]) -> None:
+    """Let a contender work off values that arrive when it is warm; the first MODEL_WARM_UP of them do not count."""
+    topics, counted = bench.topics(), values[MODEL_WARM_UP:]
     with contender.run(bench, topics) as process:
-        began, timeline = bench.follow_warm(topics, process, values[:warm_up], counted)
+        bench.work_off(topics, process, values[:MODEL_WARM_UP])
+        began, timeline = bench.work_off(topics, process, counted, MODEL_WARM_UP)
     outputs = bench.outputs(topics, began)
     check_count(str(contender), outputs, len(counted))
-    _keep(bench, part, contender, outputs, timeline, len(counted))
+    _keep(bench, "c", contender, outputs, timeline, len(counted))
 
 
 def _keep(bench: Bench, part: str, contender: Contender, outputs: Outputs, timeline: Timeline, count: int) -> None:
@@ -133,7 +133,6 @@ def _keep(bench: Bench, part: str, contender: Contender, outputs: Outputs, timel
         broker_us_a_message=broker / count * 1e6,
         seconds=seconds,
     )
-    bench.say(f"{contender}: {count / seconds:,.0f}/s, {cpu / count * 1e6:,.0f} us CPU a message")
 
 
 def run_without_model(bench: Bench) -> None:
@@ -150,7 +149,7 @@ def run_without_model(bench: Bench) -> None:
     for turn in bench.each_round():
         for contender in rotated(contenders, turn):
             n = slow if contender.slow else count
-            throughput(bench, "b", contender, sources[n], wanted[n, contender.vectors])
+            throughput(bench, contender, sources[n], wanted[n, contender.vectors])
     for _ in range(bench.rounds):
         _latency_rows(bench)
     _goals_b(bench)
@@ -185,14 +184,12 @@ def _latency_rows(bench: Bench) -> None:
     count = max(100, round(LATENCY_RATE * bench.seconds))
     for contender in available(bench, "b", LATENCY_CONTENDERS):
         topics = bench.topics(stamped=False)
-        bench.produce(topics, documents(PARTITIONS))
         with contender.run(bench, topics) as process:
-            bench.follow(topics, PARTITIONS, [process])
+            bench.work_off(topics, process, documents(PARTITIONS))
             latencies = bench.latencies(topics, documents(count), LATENCY_RATE, 30)
         bench.outputs(topics)
         row = f"{contender}, end to end at 200/s"
         bench.results.add("b", row, p50_ms=latencies.percentile(50), p99_ms=latencies.percentile(99))
-        bench.say(f"{row}: p50 {latencies.percentile(50):.1f} ms")
 
 
 def _goals_b(bench: Bench) -> None:
@@ -203,13 +200,9 @@ def _goals_b(bench: Bench) -> None:
         r.goal("b", f"worker, vectors inline / aiokafka loop, {mode}, messages/s", loop, 0.85, "min")
         cpu = r.ratio("b", "CPU_us_a_message", mine, f"quix-streams, {mode}")
         r.goal("b", f"worker, vectors inline / quix-streams, {mode}, CPU a message", cpu, 1.2, "max")
-    rows = (
-        f"worker, vectors by its pool, {EXACTLY}, end to end at 200/s",
-        f"quix-streams, {EXACTLY}, end to end at 200/s",
-    )
-    r.goal(
-        "b", "worker / quix-streams, exactly once, end-to-end p50 at 200/s", r.ratio("b", "p50_ms", *rows), 0.1, "max"
-    )
+    rows = (f"{name}, {EXACTLY}, end to end at 200/s" for name in ("worker, vectors by its pool", "quix-streams"))
+    p50 = r.ratio("b", "p50_ms", *rows)
+    r.goal("b", "worker / quix-streams, exactly once, end-to-end p50 at 200/s", p50, 0.1, "max")
 
 
 MODEL_SETTINGS: Final = {"KP_EMBED_REMEMBERED": "0"}
@@ -232,18 +225,12 @@ MODEL_WARM_UP: Final = 200
 
 def offered_precisions(bench: Bench, part: str) -> list[str]:
     """Return bf16 if a worker starts with it here; otherwise say why it is not measured."""
-    if problem := starts(bench, {"KP_PRECISION": "bf16"}):
-        bench.results.note(part, f"worker, bf16: not measured: {problem}")
-        return []
-    return ["bf16"]
-
-
-def starts(bench: Bench, settings: dict[str, str]) -> str | None:
-    """Return None when a worker gets ready with these settings, otherwise the last line of its log."""
-    with bench.worker(bench.topics(), settings) as process:
+    with bench.worker(bench.topics(), {"KP_PRECISION": "bf16"}) as process:
         wait_ready_or_ended(process)
-        lines = process.log().strip().splitlines()
-        return None if process.returncode is None else (lines[-1] if lines else "it ended")
+        if process.returncode is None:
+            return ["bf16"]
+        bench.results.note(part, f"worker, bf16: not measured: {process.log().strip().rpartition(chr(10))[2]}")
+        return []
 
 
 def run_with_model(bench: Bench) -> None:
@@ -254,7 +241,7 @@ def run_with_model(bench: Bench) -> None:
     contenders = [*available(bench, "c", MODEL_CONTENDERS), *(_precision(p) for p in precisions)]
     for _ in bench.each_round():
         for contender in contenders:
-            warm_throughput(bench, "c", contender, values, MODEL_WARM_UP)
+            warm_throughput(bench, contender, values)
     loop, quix = "aiokafka loop with encode()", "quix-streams with encode()"
     faster = ((f"worker, {precision}", loop, 3.0) for precision in precisions)
     for row, peer, limit in (("worker, fp32", loop, 1.2), ("worker, fp32", quix, 1.2), *faster):

@@ -3,13 +3,13 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Final
 
-from tests.runs.benchmarks.bench import STAND_IN, Bench
+from tests.runs.benchmarks.bench import STAND_IN, Bench, apart
 from tests.runs.benchmarks.clients import offered_precisions, warm_up
 from tests.runs.benchmarks.watch import wait_ready_or_ended
 from tests.runs.benchmarks.workload import (
@@ -23,7 +23,6 @@ from tests.runs.benchmarks.workload import (
     fill,
 )
 from tests.support.figures import memory_mib, peak_memory_mib
-from tests.support.surroundings import ROOT
 
 # -- d) one scan of the cache at 1k, 10k and 100k entries against a plain loop over numpy
 
@@ -36,14 +35,7 @@ FAMILIES: Final = 200
 def scans(bench: Bench) -> None:
     """Part d. In a process of its own, with one thread for numpy, as in the worker."""
     for _ in bench.each_round():
-        command = [sys.executable, "-m", "tests.runs.benchmarks.costs", str(bench.seconds)]
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1800
-        )
-        if done.returncode:
-            raise BenchmarkError(f"the scan ended with {done.returncode}: {done.stderr[-2000:]}")
-        for row, metrics in json.loads(done.stdout.splitlines()[-1]).items():
+        for row, metrics in apart("tests.runs.benchmarks.costs", str(bench.seconds), OMP_NUM_THREADS="1").items():
             bench.results.add("d", row, **metrics)
     values = bench.results.values["d"]["VectorCache"]["ms_at_1000"]
     bench.results.goal("d", "one scan of 1000 entries, ms", values, 0.03, "max")
@@ -130,7 +122,20 @@ def _measure_fleet(bench: Bench, processes: int, values: list[bytes], wanted: Ou
     topics = bench.topics(partitions=FLEET_PARTITIONS)
     # The session outlasts the pause in which the source is filled.
     settings = {"KP_EMBEDDER": "none", "KP_SESSION_TIMEOUT_SECONDS": "120"}
-    timeline = bench.follow_fleet(topics, values, settings, processes, STAND_IN)
+    with ExitStack() as stack:  # they join, are held while the source is filled, and go all at once
+        workers = [stack.enter_context(bench.worker(topics, settings, STAND_IN)) for _ in range(processes)]
+        for worker in workers:
+            worker.wait_ready(120)
+            worker.wait_metric("kp_assigned_partitions", FLEET_PARTITIONS // processes)
+            worker.wait_metric("kp_ready", 1)
+        for worker in workers:
+            worker.stop()
+        try:
+            bench.produce(topics, values)
+        finally:
+            for worker in workers:
+                worker.cont()
+        timeline = bench.follow(topics, len(values), workers)
     outputs = bench.outputs(topics)
     check(_fleet(processes), outputs, wanted, bytes_too=False)  # offsets and times are in the bytes, and differ by run
     end = timeline[-1].at
@@ -144,7 +149,6 @@ def _measure_fleet(bench: Bench, processes: int, values: list[bytes], wanted: Ou
         workers_share_of_CPU_percent=cpu / machine,
         broker_share_of_CPU_percent=broker / machine,
     )
-    bench.say(f"{_fleet(processes)}: {len(values) / seconds:,.0f}/s")
 
 
 # -- g) memory, and time from start to ready, with and without the model, on a warm file cache
@@ -171,15 +175,13 @@ def _measure_footprint(bench: Bench, row: str, settings: dict[str, str]) -> None
         if process.returncode is not None:
             raise BenchmarkError(f"{row}: the worker ended:\n{process.log()[-2000:]}")
         idle = memory_mib(process.pid)
-        bench.produce(topics, documents(count))
-        bench.follow(topics, count, [process])
+        bench.work_off(topics, process, documents(count))
         loaded, peak = memory_mib(process.pid), peak_memory_mib(process.pid)
     outputs = bench.outputs(topics)
     check_count(row, outputs, count)
     bench.results.add(
         "g", row, start_to_ready_s=ready, RSS_MiB_when_ready=idle, RSS_MiB_after_load=loaded, RSS_MiB_peak=peak
     )
-    bench.say(f"{row}: ready in {ready:.1f} s, {loaded:.0f} MiB")
 
 
 if __name__ == "__main__":

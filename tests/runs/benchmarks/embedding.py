@@ -5,17 +5,15 @@ import os
 import random
 import re
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Final
 
 from tests.runs.benchmarks import latency
-from tests.runs.benchmarks.bench import Bench
+from tests.runs.benchmarks.bench import Bench, apart
 from tests.runs.benchmarks.clients import MODEL_SETTINGS
 from tests.runs.benchmarks.workload import BenchmarkError, check_count, documents, long_documents
-from tests.support.surroundings import ROOT
 
 WARM_UP: Final = 60
 """Texts before the clock starts: a worker's first seconds are its imports', and the embedder's buffers'."""
@@ -89,30 +87,23 @@ def _between(row: str, before: dict[str, float], after: dict[str, float], bench:
 
 
 def _embedder_alone(path: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "tests.runs.benchmarks.embedding", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
-    if done.returncode:
-        raise BenchmarkError(f"the embedder alone ended with {done.returncode}: {done.stderr[-2000:]}")
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return apart("tests.runs.benchmarks.embedding", str(path))  # type: ignore[no-any-return]
 
 
 def _through_kafka(bench: Bench, texts: list[bytes], row: str) -> float:
     """Let a worker work off texts that arrive at once; evaluation latency from its own histogram. Returns texts/s."""
     topics = bench.topics()
-    before: dict[str, float] = {}
     with bench.worker(topics, MODEL_SETTINGS) as process:
         process.wait_ready(120)
-        began, timeline = bench.follow_warm(
-            topics, process, texts[:WARM_UP], texts, lambda: before.update(process.metrics())
-        )
+        bench.work_off(topics, process, texts[:WARM_UP])
+        before = process.metrics()
+        began, timeline = bench.work_off(topics, process, texts, WARM_UP)
         after = process.metrics()
     outputs = bench.outputs(topics, began)
     check_count(row, outputs, len(texts))
     # The first output is stamped after its embedding: the clock then runs over all texts but that one.
     rate = (len(texts) - 1) / (timeline[-1].at - outputs.first)
     bench.results.add("a", row, texts_s=rate, **_evaluation(before, after))
-    bench.say(f"{row}: {rate:.1f}/s")
     return rate
 
 
@@ -138,7 +129,6 @@ def _at_load(bench: Bench, texts: list[bytes], share: float, rate: float, where:
         end_to_end_p99_ms=latencies.percentile(99),
         traces_a_commit=traces_a_commit(before, after),
     )
-    bench.say(f"{row}: end to end p50 {latencies.percentile(50):.1f} ms, p95 {latencies.percentile(95):.1f} ms")
 
 
 def traces_a_commit(before: dict[str, float], after: dict[str, float]) -> float:

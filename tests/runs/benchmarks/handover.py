@@ -11,6 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
@@ -81,22 +82,20 @@ class Load:
         self._bootstrap = bootstrap
         self._topics = topics
         self._ended = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="load")
+        self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._running = self._pool.submit(asyncio.run, self._send_and_read())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        self._pool.shutdown()
 
     def finish(self) -> None:
         """Send no more, and wait for all outputs. Raises BenchmarkError if one is missing, or there twice."""
-        self.__exit__()
-        if self._failure is not None:
-            raise self._failure
+        self._ended.set()
+        self._running.result()
 
     def stalls(self, since: float, until: float = float("inf")) -> dict[int, float]:
         """Return the longest wait (s) of each partition's records that were sent between two times; after `finish`."""
@@ -116,16 +115,9 @@ class Load:
 
     def all_flow(self, since: float) -> bool:
         """Whether each partition has the output of a record that was sent after a time."""
-        flowing = {
-            partition for number, (partition, at) in enumerate(self.sent) if at >= since and number in self.arrived
-        }
+        sent = enumerate(self.sent)
+        flowing = {partition for number, (partition, at) in sent if at >= since and number in self.arrived}
         return len(flowing) == self._topics.partitions
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._send_and_read())
-        except BaseException as error:
-            self._failure = error
 
     async def _send_and_read(self) -> None:
         async with (
@@ -268,7 +260,6 @@ def kill(bench: Bench, session: float) -> None:
         after_the_session_timeout_s=slowest - session,
         longest_stall_of_a_kept_partition_s=max(stalls[p] for p in stalls.keys() - moved),
     )
-    bench.say(f"{_killed(session)}: {slowest:.2f} s")
 
 
 def stop(bench: Bench) -> None:
@@ -288,7 +279,6 @@ def stop(bench: Bench) -> None:
         longest_stall_of_a_kept_partition_s=max(stalls[p] for p in stalls.keys() - moved),
         stop_to_exit_s=ended - at,
     )
-    bench.say(f"{STOPPED}: {max(stalls.values()):.2f} s")
 
 
 def roll(bench: Bench, row: str, start: Start) -> None:
@@ -311,7 +301,6 @@ def roll(bench: Bench, row: str, start: Start) -> None:
         median_stall_of_a_partition_s=statistics.median(stalls.values()),
         longest_wait_before_it_s=max(before.values()),
     )
-    bench.say(f"{row}: {max(stalls.values()):.2f} s")
 
 
 def grow(bench: Bench) -> None:
@@ -326,12 +315,10 @@ def grow(bench: Bench) -> None:
         joined = time.time()
         group.restart(0)
         group.settle(load)
-    row = "8 workers, 64 partitions"
     bench.results.add(
         "h",
-        row,
+        "8 workers, 64 partitions",
         start_to_all_partitions_s=started,
         longest_stall_as_one_leaves_s=max(load.stalls(left, joined).values()),
         longest_stall_as_one_joins_s=max(load.stalls(joined).values()),
     )
-    bench.say(f"{row}: all flow after {started:.1f} s")

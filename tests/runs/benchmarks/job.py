@@ -16,7 +16,7 @@ from worker.core.changelog import encode, slot_key, text_hash
 from worker.core.dead_letters import dead_letter
 from worker.core.documents import scored_record
 from worker.core.novelty import CACHED_ID_LENGTH, Vector
-from worker.core.records import EmbedderIdentity, OutputRecord, SourceRecord
+from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, EmbedderIdentity, OutputRecord, SourceRecord
 from worker.core.scorer import PartitionScorer, cached_id, event_time_ms
 from worker.core.trace import InvalidTrace, embedding_text, parse_trace
 
@@ -72,6 +72,15 @@ class Result(NamedTuple):
 
     output: OutputRecord
     entry: tuple[bytes, bytes] | None
+
+
+def output_topics(group: str) -> dict[str, str]:
+    """Return where a group writes, by kind of output."""
+    return {kind: f"{group}.{kind.replace('_', '-')}" for kind in (ACCEPTED, REJECTED, DEAD_LETTER)}
+
+
+def changelog_topic(group: str) -> str:
+    return f"{group}-novelty-changelog"
 
 
 class Job:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -22,19 +22,11 @@ class Latencies(NamedTuple):
         return self.sorted_ms[min(len(self.sorted_ms) - 1, int(len(self.sorted_ms) * percent / 100))]
 
 
-def arrivals(count: int, rate: float, seed: int) -> Iterator[float]:
-    """Yield the times (s) of random arrivals at a mean rate (Poisson), as many independent senders give them."""
-    rng = random.Random(seed)
-    at = 0.0
-    for _ in range(count):
-        at += rng.expovariate(rate)
-        yield at
-
-
 async def measure(
     bootstrap: str, topics: Topics, values: Sequence[bytes], rate: float, patience: float, in_flight: int | None = None
 ) -> Latencies:
-    """Send values at a rate, wait for all outputs (read committed). The first tenth does not count.
+    """Send values at a mean rate, at random times as many independent senders give them (Poisson); wait for all outputs
+    (read committed). The first tenth does not count.
 
     The key is the time of sending in microseconds: the output carries it. The producer never waits for the system
     under test: what is late stays late (no coordinated omission). With `in_flight` there is no rate: the next one is
@@ -67,12 +59,13 @@ async def measure(
                         room.release()
 
         receiving = asyncio.create_task(receive())
-        began = time.time()
-        for i, (value, at) in enumerate(zip(values, arrivals(len(values), rate, 1), strict=True)):
+        began = due = time.time()
+        rng = random.Random(1)
+        for i, value in enumerate(values):
             await room.acquire()
-            wait = began + at - time.time()
-            if wait > 0 and in_flight is None:
-                await asyncio.sleep(wait)
+            due += rng.expovariate(rate)
+            if in_flight is None:
+                await asyncio.sleep(max(0.0, due - time.time()))
             stamp = time.time_ns() // 1000
             stamp += stamp in sent[-5:]
             sent.append(stamp)

@@ -41,7 +41,6 @@ def restores(bench: Bench) -> None:
                 pass
             row = f"{topics.partitions} x {ENTRIES}"
             bench.results.add("e", row, restore_s=seconds, start_to_ready_s=started)
-            bench.say(f"{row}: restore {seconds:.2f} s, start to ready {started:.2f} s")
     values = bench.results.values["e"][f"4 x {ENTRIES}"]["restore_s"]
     bench.results.goal("e", f"restore of 4 x {ENTRIES}, s", values, 1.0, "max")
 
@@ -172,7 +171,6 @@ class _Held:
         check_count(row, outputs, count)
         cpu, broker = timeline.cpu_between(outputs.first, timeline[-1].at)
         rate = (count - 1) / (timeline[-1].at - outputs.first)
-        bench.say(f"{row}: {rate:.1f}/s")
         return {
             "traces_s": rate,
             "traces_a_commit": traces_a_commit(before, after),
@@ -201,7 +199,6 @@ def _footprint(bench: Bench, topics: Topics) -> None:
             worker_CPU_percent=(cpu_seconds(process.pid) - cpu) / took * 100,
             broker_CPU_percent=(cpu_seconds(bench.broker.pid(0)) - broker) / took * 100,
         )
-    bench.say(f"{topics.partitions} partitions: ready in {started:.1f} s")
 
 
 def _connections(pid: int) -> int:

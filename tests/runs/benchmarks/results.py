@@ -1,51 +1,44 @@
-"""Numbers of one run: kept by part, row and round; shown as tables; held against goals; written as JSON."""
+"""Numbers of one run: kept by part, row and round; held against goals; shown as tables; written as JSON.
 
+`python -m tests.runs.benchmarks.results RESULTS.json` puts a run into docs/benchmarks.md. The goals of the parts that
+were measured are replaced, and the tables of those that the page shows; the other parts and all sentences stay.
+"""
+
+import itertools
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
-from dataclasses import asdict, dataclass, field
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
-from tests.support.surroundings import ROOT
+from tests.support.surroundings import DOCS, ROOT
 from worker.lab.broker.embedded_kafka import KAFKA_VERSION
 
+Rows = Mapping[str, Mapping[str, Sequence[float]]]
+"""Row -> metric -> one value a round."""
 
-@dataclass(frozen=True)
-class Goal:
-    """A number that must be reached. `best` "max": at most `limit`; "min": at least."""
-
-    part: str
-    text: str
-    values: tuple[float, ...]
-    limit: float
-    best: str
-
-    @property
-    def value(self) -> float:
-        return statistics.median(self.values)
-
-    @property
-    def reached(self) -> bool:
-        return self.value <= self.limit if self.best == "max" else self.value >= self.limit
+GOALS_HEAD: Final = "| | goal | wanted | measured | |\n|---|---|---|---|---|"
 
 
 @dataclass
 class Results:
-    """Everything measured: part -> row -> metric -> one value a round."""
+    """Everything measured: part -> row -> metric -> one value a round. A goal is as in results.json."""
 
     machine: dict[str, Any]
     values: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
-    goals: list[Goal] = field(default_factory=list)
+    goals: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, part: str, row: str, **metrics: float) -> None:
+        """Keep what a round has measured, and print it."""
+        print(f"  {row}: {', '.join(f'{name} {number(value)}' for name, value in metrics.items())}", flush=True)
         rounds = self.values.setdefault(part, {}).setdefault(row, {})
         for name, value in metrics.items():
             rounds.setdefault(name, []).append(value)
@@ -56,23 +49,37 @@ class Results:
         if line not in self.notes:
             self.notes.append(line)
 
-    def ratio(self, part: str, metric: str, row: str, other: str) -> tuple[float, ...]:
+    def ratio(self, part: str, metric: str, row: str, other: str) -> list[float]:
         """Return row / other, round by round; empty where one of them was not measured."""
         rows = self.values.get(part, {})
         above, below = rows.get(row, {}).get(metric, []), rows.get(other, {}).get(metric, [])
-        return tuple(a / b for a, b in zip(above, below, strict=False) if b)
+        return [a / b for a, b in zip(above, below, strict=False) if b]
 
-    def goal(self, part: str, text: str, values: tuple[float, ...] | list[float], limit: float, best: str) -> None:
-        """Hold measured values against a goal; without values, say that it was not measured."""
-        if values:
-            self.goals.append(Goal(part, text, tuple(values), limit, best))
-        else:
+    def goal(self, part: str, text: str, values: Sequence[float], limit: float, best: str) -> None:
+        """Hold the median against a goal (`best` "max": at most `limit`; "min": at least), if there are values."""
+        if not values:
             self.note(part, f"not measured: {text}")
+            return
+        value = statistics.median(values)
+        reached = value <= limit if best == "max" else value >= limit
+        self.goals.append({
+            "part": part, "text": text, "values": values, "limit": limit, "best": best, "value": value,
+            "reached": reached,
+        })  # fmt: skip
 
     def save(self, path: Path) -> None:
-        goals = [{**asdict(goal), "value": goal.value, "reached": goal.reached} for goal in self.goals]
-        document = {"machine": self.machine, "results": self.values, "goals": goals, "notes": self.notes}
+        document = {"machine": self.machine, "results": self.values, "goals": self.goals, "notes": self.notes}
         path.write_text(json.dumps(document, indent=1) + "\n")
+
+    def show_part(self, part: str) -> None:
+        print(tables(self.values.get(part, {}), spread))
+        for note in self.notes:
+            if note.startswith(f"{part}: "):
+                print(f"  {note.removeprefix(f'{part}: ')}")
+
+    def show_goals(self) -> None:
+        print("Medians (least..most); ratios are taken within a round", GOALS_HEAD, sep="\n")
+        print(*map(goal_line, self.goals), sep="\n")
 
 
 def number(value: float) -> str:
@@ -82,39 +89,49 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def spread(values: list[float] | tuple[float, ...]) -> str:
-    middle = number(statistics.median(values))
-    return middle if len(values) == 1 else f"{middle} ({number(min(values))}..{number(max(values))})"
+def median(values: Sequence[float]) -> str:
+    return number(statistics.median(values))
 
 
-def show_part(console: Console, results: Results, part: str, title: str) -> None:
-    rows = results.values.get(part, {})
-    if rows:
-        columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-        table = Table(title=f"{part}) {title}: median (min..max)", title_justify="left")
-        table.add_column("")
-        for column in columns:
-            table.add_column(column.replace("_", " "), justify="right")
-        for name, row in rows.items():
-            table.add_row(name, *(spread(row[c]) if c in row else "" for c in columns))
-        console.print(table)
-    for note in results.notes:
-        if note.startswith(f"{part}: "):
-            console.print(f"  {note.removeprefix(f'{part}: ')}", markup=False, highlight=False)
+def spread(values: Sequence[float]) -> str:
+    return median(values) + (f" ({number(min(values))}..{number(max(values))})" if len(values) > 1 else "")
 
 
-def show_goals(console: Console, results: Results) -> None:
-    if not results.goals:
-        return
-    table = Table(title="Goals (medians; ratios are taken within a round)", title_justify="left")
-    for column in ("", "goal", "wanted", "measured", ""):
-        table.add_column(column)
-    for goal in results.goals:
-        sign = "<=" if goal.best == "max" else ">="
-        verdict = "[green]reached[/]" if goal.reached else "[red]missed[/]"
-        table.add_row(goal.part, goal.text, f"{sign} {number(goal.limit)}", spread(goal.values), verdict)
-    console.print(table)
+def tables(rows: Rows, cell: Callable[[Sequence[float]], str]) -> str:
+    """Return rows in Markdown, without the length of the runs; those with the same columns share a table."""
+    made = []
+    for columns, group in itertools.groupby(rows.items(), lambda row: tuple(it for it in row[1] if it != "seconds")):
+        head = "| | " + " | ".join(column.replace("_", " ") for column in columns) + " |\n"
+        made.append(head + "|---" * (len(columns) + 1) + "|\n")
+        for name, row in group:
+            made[-1] += f"| {name} | " + " | ".join(cell(row[it]) for it in columns) + " |\n"
+    return "\n".join(made)
 
+
+def goal_line(goal: Mapping[str, Any]) -> str:
+    sign = "at most" if goal["best"] == "max" else "at least"
+    verdict = "reached" if goal["reached"] else "**missed**"
+    return f"| {goal['part']} | {goal['text']} | {sign} {goal['limit']} | {spread(goal['values'])} | {verdict} |"
+
+
+def updated(page: str, results: Mapping[str, Any]) -> str:
+    """Return the page with the goals and tables of the parts in `results`, the content of a results.json.
+
+    A part without a section on the page has its goals there alone.
+    """
+    for part, rows in results["results"].items():
+        section = re.search(rf"^## {part}\) .*\n(?:(?!## |\|).*\n)*((?:\|.*\n|\n(?=\|))+)", page, re.MULTILINE)
+        if section is not None:
+            page = page[: section.start(1)] + tables(rows, median) + page[section.end(1) :]
+    goals = re.search(rf"^{re.escape(GOALS_HEAD)}\n((?:\|.*\n)+)", page, re.MULTILINE)
+    if goals is None:
+        raise ValueError("docs/benchmarks.md has no table of goals")
+    kept = [line for line in goals[1].splitlines() if line.split("|")[1].strip() not in results["results"]]
+    lines = sorted([*kept, *map(goal_line, results["goals"])], key=lambda line: line.split("|")[1])
+    return page[: goals.start(1)] + "".join(f"{line}\n" for line in lines) + page[goals.end(1) :]
+
+
+# -- the machine
 
 PACKAGES: Final = (
     "faust-streaming", "aiokafka", "numpy", "msgspec", "openvino", "sentence-transformers", "torch",
@@ -166,3 +183,8 @@ def _commit() -> str:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+if __name__ == "__main__":
+    PAGE = DOCS / "benchmarks.md"
+    PAGE.write_text(updated(PAGE.read_text("utf-8"), json.loads(Path(sys.argv[1]).read_bytes())), "utf-8")

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
-from tests.runs.benchmarks.job import Embedder, Job
+from tests.runs.benchmarks.job import Embedder, Job, changelog_topic, output_topics
 from tests.support.kafka_fixtures import create_topics_async, unique
 from tests.support.surroundings import DATA
-from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, SourceRecord
+from worker.core.records import SourceRecord
 from worker.kafka.topics import CHANGELOG_CONFIG
 
 PARTITIONS: Final = 4
@@ -41,12 +41,12 @@ def documents(count: int, *, broken: bool = True) -> list[bytes]:
     return [lines[i % len(lines)][: 200 if broken and i % 100 == 99 else None] for i in range(count)]
 
 
-def long_documents(count: int, words: list[str], tokens: int = 256) -> list[bytes]:
-    """Return traces whose texts have exactly so many tokens: words that are one token each, plus [CLS] and [SEP]."""
+def long_documents(count: int, words: list[str]) -> list[bytes]:
+    """Return traces whose texts have exactly 256 tokens: words that are one token each, plus [CLS] and [SEP]."""
     template = json.loads(traces()[0])
     result = []
     for i in range(count):
-        text = [words[(i * 7919 + j * 104_729) % len(words)] for j in range(tokens - 2)]
+        text = [words[(i * 7919 + j * 104_729) % len(words)] for j in range(254)]
         template["id"] = f"kp:trace:long-{i}"
         template["task"]["objective"] = " ".join(text[:20])
         template["steps"] = [{"step_id": 0, "type": "tool_call", "tool": {"name": "x"}, "content": " ".join(text[20:])}]
@@ -62,13 +62,6 @@ class Source:
     partitions: int
     values: Sequence[bytes]
     timestamp_ms: int
-
-    def records(self) -> list[SourceRecord]:
-        """Return the records, as a consumer gets them."""
-        return [
-            SourceRecord(self.name, i % self.partitions, i // self.partitions, self.timestamp_ms, _key(i), value)
-            for i, value in enumerate(self.values)
-        ]
 
 
 def _key(i: int) -> bytes:
@@ -92,49 +85,38 @@ async def produce(bootstrap: str, source: Source) -> None:
             await producer.send(source.name, value, _key(i), i % source.partitions, source.timestamp_ms)
 
 
-@dataclass(frozen=True)
-class Topics:
-    """What one run reads and where it writes, and the group that it reads as."""
+class Topics(NamedTuple):
+    """What one run reads, the group that it reads as, and where it writes, named after the group."""
 
     source: str
     partitions: int
     group: str
-    outputs: dict[str, str]
-    changelog: str
 
-    def settings(self) -> dict[str, str]:
-        return {
-            "KP_GROUP_ID": self.group,
-            "KP_SOURCE_TOPIC": self.source,
-            "KP_ACCEPTED_TOPIC": self.outputs[ACCEPTED],
-            "KP_REJECTED_TOPIC": self.outputs[REJECTED],
-            "KP_DEAD_LETTER_TOPIC": self.outputs[DEAD_LETTER],
-            "KP_CHANGELOG_TOPIC": self.changelog,
-        }
+    @property
+    def outputs(self) -> dict[str, str]:
+        """By kind."""
+        return output_topics(self.group)
 
-    def arguments(self) -> list[str]:
-        topics = {"group": self.group, "source": self.source, **self.outputs, "changelog": self.changelog}
-        return [f"--{name.replace('_', '-')}={topic}" for name, topic in topics.items()]
+    @property
+    def changelog(self) -> str:
+        return changelog_topic(self.group)
 
 
 async def fresh_topics(
-    bootstrap: str, source: Source | None = None, partitions: int = PARTITIONS, *, stamped: bool = True
+    bootstrap: str, source: Source | None, partitions: int = PARTITIONS, *, stamped: bool = True
 ) -> Topics:
     """Create the topics of one run, and an empty source where none is given.
 
     `stamped`: the broker stamps outputs on arrival; otherwise the producer does.
     """
     group = unique("run")
-    outputs = {kind: f"{group}.{kind}" for kind in (ACCEPTED, REJECTED, DEAD_LETTER)}
-    name = f"{group}.source" if source is None else source.name
-    topics = Topics(name, partitions, group, outputs, f"{group}-novelty-changelog")
+    topics = Topics(f"{group}.source" if source is None else source.name, partitions, group)
     config = {"message.timestamp.type": "LogAppendTime"} if stamped else {}
-    await create_topics_async(
-        bootstrap,
-        dict.fromkeys(outputs.values(), (partitions, config))
-        | {topics.changelog: (partitions, dict(CHANGELOG_CONFIG))}
-        | ({name: partitions} if source is None else {}),
-    )
+    specs = dict.fromkeys(topics.outputs.values(), (partitions, config))
+    specs[topics.changelog] = partitions, dict(CHANGELOG_CONFIG)
+    if source is None:
+        specs[topics.source] = partitions, {}
+    await create_topics_async(bootstrap, specs)
     return topics
 
 
@@ -151,8 +133,9 @@ def expected(source: Source, embedder: Embedder | None) -> Outputs:
     """Do the job here and now: what every run over this source must give."""
     job = Job(embedder)
     counts, checksums = Counter[str](), Counter[str]()
-    for record in source.records():
-        output = job.handle(record).output
+    for i, value in enumerate(source.values):
+        offset, partition = divmod(i, source.partitions)
+        output = job.handle(SourceRecord(source.name, partition, offset, source.timestamp_ms, _key(i), value)).output
         counts[output.kind] += 1
         checksums[output.kind] += zlib.crc32(output.value or b"")
     return Outputs(counts, checksums)

@@ -3,8 +3,7 @@
 import argparse
 import signal
 
-from tests.runs.benchmarks.job import Job, model_embed, table_embed
-from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED
+from tests.runs.benchmarks.job import Job, changelog_topic, model_embed, output_topics, table_embed
 
 Options = argparse.Namespace
 """bootstrap, group, source, outputs (topic by kind), changelog, exactly_once, vectors, commit_interval (s, or None)."""
@@ -16,13 +15,13 @@ def job(options: Options) -> Job:
 
 def parse() -> Options:
     parser = argparse.ArgumentParser()
-    for name in ("bootstrap", "group", "source", "accepted", "rejected", "dead-letter", "changelog"):
-        parser.add_argument(f"--{name}", required=True)
+    for name in ("--bootstrap", "--group", "--source"):
+        parser.add_argument(name, required=True)
     parser.add_argument("--exactly-once", action="store_true")
     parser.add_argument("--vectors", choices=("none", "table", "model"), default="table")
     parser.add_argument("--commit-interval", type=float, help="seconds; where the peer has such a setting")
     given = parser.parse_args()
-    given.outputs = {ACCEPTED: given.accepted, REJECTED: given.rejected, DEAD_LETTER: given.dead_letter}
+    given.outputs, given.changelog = output_topics(given.group), changelog_topic(given.group)
     return given
 
 
