@@ -1,27 +1,14 @@
-"""Accepted records, `kp-worker contribute` as processes, and a judgement on what the registry holds in the end."""
+"""Accepted records, their units, and the topics of `kp-worker contribute`."""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.support.builders import trace_document
-from tests.support.chaos import Chaos, Fleet, shuffled
-from tests.support.kafka_fixtures import (
-    committed,
-    consume_all,
-    create_topics,
-    produce,
-    unique,
-    wait_committed,
-    wait_until,
-)
-from tests.support.registry import FaultKind, RegistryOptions, RegistryThread
+from tests.support.kafka_fixtures import committed, consume_all, create_topics, produce, unique, wait_committed
+from tests.support.registry import RegistryThread
 from worker.contribute.unit import Gate, Unit, unit_from
 from worker.core.trace import Limits
-from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def accepted_document(trace_id: str, **metadata: Any) -> dict[str, Any]:
@@ -81,58 +68,3 @@ class Booth:
 
     def refusals(self) -> list[Any]:
         return consume_all(self.bootstrap, self.refused)
-
-
-@dataclass
-class Trial:
-    """What a crash run does: how many traces, SIGKILLs of `contribute`, restarts of the registry."""
-
-    traces: int
-    kills: int
-    restarts: int
-    idempotency: bool
-    seconds: float
-    """How long kills and restarts go on."""
-
-
-def crash_run(kafka: EmbeddedKafka, folder: Path, seed: int, trial: Trial) -> dict[str, object]:
-    """Kill processes and restart the registry while traces are posted, let the rest be posted, and judge.
-
-    Prints figures, and returns what no run may show. A trace posted twice is no such thing: a request may land after
-    the look-up.
-    """
-    shares: dict[FaultKind, float] = {kind: 0.01 for kind in FaultKind if kind is not FaultKind.REDIRECT}
-    options = RegistryOptions(trial.idempotency, faults=shares, slow_seconds=1.5, seed=seed)
-    with RegistryThread(options) as registry:
-        booth = Booth(kafka.bootstrap_servers, registry, 4, KP_CONTRIBUTE_TIMEOUT_SECONDS="1")
-        documents = [accepted_document(f"kp:trace:{number}") for number in range(trial.traces)]
-        booth.put(documents)
-        with Fleet(booth.env, folder, "worker", ("contribute",)) as fleet:
-            for _ in range(2):
-                fleet.add()
-
-            def restart_registry() -> None:
-                registry.stop()
-                time.sleep(violence.rng.uniform(0, 2))
-                registry.start()
-
-            started = time.monotonic()
-            violence = Chaos(kafka, fleet, seed, more={"restart_registry": restart_registry})
-            plan = shuffled(seed, sigkill=trial.kills, restart_registry=trial.restarts)
-            violence.run(plan, (0.5 * trial.seconds / len(plan), 1.5 * trial.seconds / len(plan)))
-            assert wait_until(lambda: booth.committed() >= trial.traces, 300.0, 0.5), fleet.tails()
-            seconds = time.monotonic() - started
-            assert wait_until(fleet.all_ready), fleet.tails()
-            assert set(fleet.stop_all()) == {0}, fleet.tails()
-            assert not fleet.unexpected(), fleet.tails()
-        state, units, receipts = registry.store.state(), registry.store.units(), booth.receipts()
-    twice = sum(number > 1 for number in state["units"].values())
-    print(f"{twice} posted twice, {seconds:.0f} s, answers: {state['answers']}", flush=True)
-    expected = {document["id"]: {k: v for k, v in document.items() if k != "scoring"} for document in documents}
-    problems = {
-        "missing": sorted(expected.keys() - state["units"].keys()),
-        "wrong": sorted(unit["id"] for unit in units if unit != expected.get(unit["id"])),
-        "without receipt": sorted(expected.keys() - receipts.keys()), "refused": len(booth.refusals()),
-        "429s": state["429s"], "revoked": state["revoked"],
-    }  # fmt: skip
-    return {name: value for name, value in problems.items() if value}
