@@ -12,6 +12,7 @@ VALUES = {
     "--success": "true", "--confidence": "0.8", "--domain": "travel", "--visibility": "private",
     "--privacy": "aggregated", "--created-at": "2026-04-14T08:00:00Z",
 }  # fmt: skip
+OPTIONS = [word for option in VALUES.items() for word in option]
 
 
 def lines(*runs: Any) -> bytes:

@@ -136,12 +136,6 @@ def test_each_override_is_told_with_what_it_did() -> None:
         assert f"{override.before:.4f} -> {override.after:.4f}" in text
 
 
-def test_text_of_a_trace_cannot_steer_the_terminal() -> None:
-    text = run(trace_bytes("kp:trace:\x1b[2J", domain="\x1b]0;x\x07"), "--text").output
-    assert "\x1b" not in text
-    assert "\x07" not in text
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -14,15 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.builders import trace_bytes
+from tests.support.converted import OPTIONS
 from tests.support.processes import WORKER
 from tests.support.reports import outputs
 from worker.cli import cli
 from worker.commands.shared.json_lines import LINE_FACTOR, Line, LineSplitter, not_traces, read_lines, too_long
 
-CONVERT = (
-    "convert", "--from", "chat", "--success", "true", "--confidence", "1", "--domain", "d", "--visibility", "org",
-    "--privacy", "private", "--created-at", "2026-04-14T08:00:00Z",
-)  # fmt: skip
+CONVERT = ("convert", "--from", "chat", *OPTIONS)
 NO_MODEL = {"KP_EMBEDDER": "none"}
 
 LONGEST = LINE_FACTOR * 1_048_576

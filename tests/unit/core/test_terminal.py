@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from tests.support.builders import T0
+from tests.support.converted import OPTIONS
 from tests.support.surroundings import ROOT, environment
 from tests.support.terminal import (
     COMMAND_S,
@@ -139,10 +140,6 @@ def test_json_logs_hold_the_same_text_without_a_control() -> None:
 # -- commands, as processes
 
 
-CONVERT_OPTIONS = (
-    "--from", "chat", "--success", "true", "--confidence", "1", "--visibility", "org", "--privacy", "private",
-    "--created-at", "2026-04-14T08:00:00Z",
-)  # fmt: skip
 COMMANDS: dict[str, list[str]] = {
     "score": ["score", "{traces}", "--dead-letters", "-"],
     "score: redacted": ["score", "{secret}", "--redact", "all", "--output", os.devnull],
@@ -172,8 +169,8 @@ COMMANDS: dict[str, list[str]] = {
     "config: not TOML": ["config", "check", "{named}"],
     "config: an assignment": ["config", "show", "--set", f"{EVIL}=1"],
     "config: a key": ["config", "show", "--set", '"\\u001b[2J\\u202e"=1'],
-    "convert": ["convert", *CONVERT_OPTIONS, "--domain", "d", "{runs}"],
-    "convert: an option": ["convert", *CONVERT_OPTIONS, "--domain", f"@{EVIL}..", "{runs}"],
+    "convert": ["convert", "--from", "chat", *OPTIONS, "{runs}"],
+    "convert: an option": ["convert", "--from", "chat", *OPTIONS, "--domain", f"@{EVIL}..", "{runs}"],
 }
 SILENT = {"score: name", "config: an assignment"}
 """What shows no such text: for the assignment, because it could be a secret."""

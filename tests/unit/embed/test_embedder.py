@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,6 @@ from worker.embed.embedder import (
 from worker.embed.load import load_embedder
 from worker.embed.openvino_embedder import MANIFEST, default_directory
 from worker.embed.pool import EmbeddingPool
-from worker.embed.torch_embedder import INSTALL_HINT
 
 # -- vectors
 
@@ -145,14 +143,6 @@ def test_the_package_s_model_is_not_imported(tmp_path: Path, monkeypatch: pytest
 
 def test_no_embedder_is_none() -> None:
     assert load_embedder(config.load(embedder="none", model="/does/not/matter")) is None
-
-
-def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ModelError) as caught:
-        load_embedder(config.load(embedder="sentence-transformers", embed_threads=1))
-    assert "sentence-transformers is not installed" in str(caught.value)
-    assert INSTALL_HINT in str(caught.value)
 
 
 # -- which runtime
