@@ -1,4 +1,4 @@
-"""Publishing: the order of steps, what follows a failure, and records that fit. The brokers are a model."""
+"""Publishing and the transaction below it: the order of steps, failures, records that fit. The brokers are a model."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced, TopicAuthorizationFailedError
+from aiokafka.structs import OffsetAndMetadata
 
-from tests.support.broker_model import REFUSED, FailingCluster
+from tests.support.broker_model import ABORTABLE, REFUSED, FailingCluster
 from tests.support.partition import settle
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
@@ -19,7 +20,8 @@ from worker.kafka import transaction as transaction_module
 from worker.kafka.aiokafka_private import UnansweredError
 from worker.kafka.producer import INVALID_TXN_STATE, Producer, PublishError
 from worker.kafka.publisher import Commit, Publisher
-from worker.kafka.rows import OutputTopic
+from worker.kafka.rows import OutputTopic, PartitionRows, TopicRefusedError
+from worker.kafka.transaction import MAX_ROUNDS, run_transaction, unknown_limit
 
 SOURCE = TopicPartition("traces", 5)
 TOPICS = {
@@ -366,3 +368,117 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
     sent = cluster.visible()
     assert [value for _, value, _ in sent["traces.accepted-1"]] == [b"v"]
     assert reasons(sent["traces.dead-letter-0"]) == ["refused_by_topic"]
+
+
+# -- the transaction that the worker, redrive and contribute share: contents that change, and what it raises
+
+
+OFFSETS = ("group", {SOURCE: OffsetAndMetadata(42, "")})
+
+
+class Values:
+    """Values for one partition; `leaves_out`: what is refused is left out, otherwise it stays."""
+
+    def __init__(self, *values: bytes, leaves_out: bool = True) -> None:
+        self.values = list(values)
+        self.leaves_out = leaves_out
+        self.refused: list[bytes] = []
+        self.topic = OutputTopic("out", 1, 1 << 20)
+
+    def partition_rows(self) -> list[PartitionRows]:
+        rows = [(b"k", value, None, []) for value in self.values]
+        return [PartitionRows(self.topic, 0, rows)] if rows else []
+
+    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
+        self.refused += [self.values[number] for number in refused]
+        if self.leaves_out:
+            self.values = [value for number, value in enumerate(self.values) if number not in refused]
+
+
+async def test_records_that_are_refused_are_left_out_of_the_next_round(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    contents = Values(b"a", REFUSED, b"b", REFUSED)
+    await run_transaction(publisher.producer, contents, unknown_limit, offsets=OFFSETS)
+    assert contents.refused == [REFUSED, REFUSED]
+    assert [value for _, value, _ in cluster.visible()["out-0"]] == [b"a", b"b"]
+    assert cluster.broker.offsets == {("group", SOURCE): 42}
+    assert [name for name in cluster.asked if "EndTxn" in name][-1] == "EndTxn(commit)"
+
+
+async def test_nothing_is_asked_of_the_brokers_once_nothing_is_left(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    await run_transaction(publisher.producer, Values(REFUSED), unknown_limit)
+    assert "EndTxn(commit)" not in cluster.asked
+    assert cluster.visible() == {}
+    cluster.asked.clear()
+    await run_transaction(publisher.producer, Values(), unknown_limit)
+    assert cluster.asked == []
+
+
+async def test_offsets_are_committed_without_records(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    await run_transaction(publisher.producer, Values(), unknown_limit, offsets=OFFSETS)
+    assert cluster.visible() == {}
+    assert cluster.broker.offsets == {("group", SOURCE): 42}
+
+
+@pytest.mark.parametrize("code", [45, 59], ids=["out of order", "unknown producer"])
+async def test_it_is_run_again_in_a_new_epoch_where_a_leader_is_out_of_step(exactly_once: Pair, code: int) -> None:
+    publisher, cluster = exactly_once
+    send, cluster.errors["Produce"] = cluster.send, code
+
+    async def once(node: int, request: Any) -> Any:
+        answer = await send(node, request)
+        if cluster.asked[-1] == "Produce":
+            cluster.errors.pop("Produce", None)
+        return answer
+
+    cluster.send = once  # type: ignore[method-assign]
+    await run_transaction(publisher.producer, Values(b"a"), unknown_limit, offsets=OFFSETS)
+    assert [value for _, value, _ in cluster.visible()["out-0"]] == [b"a"]
+    assert [name for name in cluster.asked if "EndTxn" in name] == ["EndTxn(abort)", "EndTxn(commit)"]
+    await run_transaction(publisher.producer, Values(b"b"), unknown_limit, offsets=OFFSETS)
+    assert [value for _, value, _ in cluster.visible()["out-0"]] == [b"a", b"b"]
+
+
+async def test_it_runs_again_where_brokers_want_it_aborted(
+    exactly_once: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As often as that may help; every try is aborted, and what is committed is there once."""
+    publisher, cluster = exactly_once
+    cluster.errors["TxnOffsetCommit"] = ABORTABLE
+    with pytest.raises(PublishError, match=rf"^partition 0: still refused after {MAX_ROUNDS} attempts$"):
+        await run_transaction(publisher.producer, Values(b"a"), unknown_limit, offsets=OFFSETS, where="partition 0: ")
+    assert cluster.asked.count("EndTxn(abort)") == MAX_ROUNDS
+    assert cluster.visible() == {}
+    with caplog.at_level("INFO"):
+        cluster.errors.clear()
+        await run_transaction(
+            publisher.producer, Values(REFUSED, b"a"), unknown_limit, offsets=OFFSETS, where="partition 0: "
+        )
+    assert "partition 0: the transaction is run again: records are refused" in caplog.text
+    assert [value for _, value, _ in cluster.visible()["out-0"]] == [b"a"]
+
+
+async def test_contents_that_keep_what_is_refused_are_given_up(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    contents = Values(b"a", REFUSED, leaves_out=False)
+    with pytest.raises(PublishError, match=rf"^still refused after {MAX_ROUNDS} attempts$"):
+        await run_transaction(publisher.producer, contents, unknown_limit, offsets=OFFSETS)
+    assert len(contents.refused) == MAX_ROUNDS
+    assert cluster.visible() == {}
+    assert cluster.broker.offsets == {}
+
+
+async def test_an_error_of_the_contents_aborts_and_is_raised(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+
+    class Strict(Values):
+        def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
+            raise PublishError(f"topic {part.topic.name} refuses a record: {refused[1].name}")
+
+    with pytest.raises(PublishError, match=r"^topic out refuses a record: INVALID_TIMESTAMP$"):
+        await run_transaction(publisher.producer, Strict(b"a", REFUSED), unknown_limit, offsets=OFFSETS)
+    assert cluster.asked[-1] == "EndTxn(abort)"
+    assert cluster.visible() == {}
+    assert cluster.broker.offsets == {}
