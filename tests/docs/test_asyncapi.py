@@ -3,16 +3,16 @@
 import base64
 import copy
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from tests.support.builders import TOPIC_ID, make_record, make_trace, trace_bytes
+from tests.support.builders import TOPIC_ID, make_record, trace_bytes
 from tests.support.schemas import REGISTRY
 from tests.support.surroundings import SCHEMAS
 from worker.assemble import open_runs
@@ -21,7 +21,6 @@ from worker.commands.shared.marks import followed_topic, marks_topic
 from worker.config import load
 from worker.contribute.unit import Refusal, Unit, receipt, refused_record
 from worker.core import changelog
-from worker.core.changelog import RECORD_PREFIX
 from worker.core.dead_letters import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
@@ -36,7 +35,7 @@ from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 from worker.core.track_record import AgentRecord, TrackRecord, encode_row
-from worker.core.verdicts import Ruling, judged_record, make_verdict, sign_verdict
+from worker.core.verdicts import Ruling, Verdict, judged_record, make_verdict, sign_verdict
 from worker.kafka.topics import CHANGELOG_CONFIG
 from worker.observe.metrics import REFUSAL_REASONS
 from worker.redact.screen import screen_json
@@ -79,15 +78,6 @@ def checked(name: str, record: Any) -> tuple[set[str], dict[str, Any]]:
     headers = {header: value.decode() for header, value in record.headers}
     validator(name, "headers").validate(headers)
     return set(headers), resolved(MESSAGES[name].get("headers", {}))
-
-
-def check_row(name: str, raw: bytes | None, fields: Sequence[str]) -> list[Any]:
-    """Validate a row of the code, whose elements are these fields; return it."""
-    assert [item["title"] for item in resolved(MESSAGES[name]["payload"])["items"]] == list(fields)
-    row: list[Any] = msgspec.msgpack.decode(raw or b"")
-    as_json = [base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in row]
-    validator(name, "payload").validate(as_json)
-    return row
 
 
 def test_its_topics_are_the_default_settings_and_its_version_the_worker_s() -> None:
@@ -168,7 +158,7 @@ def test_what_contribute_writes_is_the_code_s() -> None:
     assert schema["properties"]["kp-error-reason"]["enum"] == list(REFUSAL_REASONS)
 
 
-def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
+def test_verdict_and_what_it_says_are_the_code_s() -> None:
     line = {
         "trace_id": "t", "agent_id": "ada", "task_domain": "code", "partition": 0, "offset": 6, "success": 1,
         "judge": "ci",
@@ -179,50 +169,39 @@ def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
     assert headers == set(schema["required"])
     written = judged_record(make_record(signed.value, 7), Ruling(verdict, counts=True, used=0.5))
     checked("judged", written)
-    (change,) = TrackRecord(TOPIC_ID).add(verdict, 0, 7).changes
-    key, value = encode_row(change)
-    assert key.startswith(RECORD_PREFIX)
-    check_row("trackRecord", value, AgentRecord.__struct_fields__)
 
 
-def test_the_cache_entry_is_the_code_s() -> None:
-    scored = PartitionScorer(dimensions=2).score(make_trace(), [1.0, 0.0], 0)
-    assert scored.vector is not None
-    raw = changelog.encode(
-        sequence=0, source_offset=0, stream_time_ms=0, trace_id=scored.trace_id, model="m", vector=scored.vector,
-        epoch=1, text_hash=changelog.text_hash("text"),
-    )  # fmt: skip
-    check_row("cacheEntry", raw, changelog.Entry.__struct_fields__)
-    assert resolved(MESSAGES["cacheEntry"]["payload"])["items"][0]["const"] == changelog.VERSION
-
-
-def test_the_record_of_the_epochs_is_the_code_s() -> None:
-    chain = (changelog.Segment(1, 0, 0), changelog.Segment(2, 1800, 2104))
-    raw = changelog.encode_marker(changelog.Marker(changelog.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
-    row = check_row("passes", raw, changelog.Marker.__struct_fields__)
-    assert row == MESSAGES["passes"]["examples"][0]["payload"]
-
-
+VERDICT = Verdict(
+    version=1, trace_id="t", agent_id="ada", task_domain="code", success=1, judge="ci", issued_at=datetime.now(UTC),
+    topic="traces", topic_id=TOPIC_ID, partition=0, offset=6,
+)  # fmt: skip
 MARK = open_runs.Mark("otlp_spans", 0, 5)
+PACKED = open_runs.packed(bytes(8))
+ROWS: dict[str, tuple[type[msgspec.Struct], bytes | None]] = {
+    "cacheEntry": (changelog.Entry, changelog.encode(
+        sequence=0, source_offset=0, stream_time_ms=0, trace_id="kp:trace:1", model="m",
+        vector=np.array([1, 0], "<f4"), epoch=1, text_hash=changelog.text_hash("text"))),
+    "trackRecord": (AgentRecord, encode_row(TrackRecord(TOPIC_ID).add(VERDICT, 0, 7).changes[0])[1]),
+    "passes": (changelog.Marker, changelog.encode_marker(changelog.Marker(
+        1, "PYVotLT1SNm5KiIC15QXiA", (changelog.Segment(1, 0, 0), changelog.Segment(2, 1800, 2104))))),
+    **{name: (type(row), open_runs.encode(row)) for name, row in {
+        "part": open_runs.Part(5, "otlp_spans", 0, 7, 8, PACKED), "openPart": open_runs.Held(5, 8, PACKED),
+        "mark": MARK, "closedRun": open_runs.Remembered(5), "times": open_runs.Times(5, [MARK])}.items()},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("part", open_runs.Part(5, "otlp_spans", 0, 7, 8, open_runs.packed(bytes(8)))),
-        ("mark", MARK),
-        ("openPart", open_runs.Held(5, 8, open_runs.packed(bytes(8)))),
-        ("closedRun", open_runs.Remembered(5)),
-        ("times", open_runs.Times(5, [MARK])),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "row",
-)
-def test_the_rows_of_assemble_are_the_code_s(name: str, row: msgspec.Struct) -> None:
-    fields = ("tag", *row.__struct_fields__)
-    check_row(name, open_runs.encode(row), fields)
-    (example,) = MESSAGES[name]["examples"]
-    read = [base64.b64decode(it) if field == "content" else it
-            for it, field in zip(example["payload"], fields, strict=True)]  # fmt: skip
-    assert isinstance(msgspec.msgpack.decode(open_runs.encode(read), type=type(row)), type(row))
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_the_code_have_the_fields_of_the_schemas_and_examples_are_rows(name: str) -> None:
+    kind, raw = ROWS[name]
+    fields = [*["tag"] * (kind.__struct_config__.tag is not None), *kind.__struct_fields__]
+    items = resolved(MESSAGES[name]["payload"])["items"]
+    assert [item["title"] for item in items] == fields
+    row = msgspec.msgpack.decode(raw or b"")
+    validator(name, "payload").validate([base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in row])
+    assert name != "cacheEntry" or items[0]["const"] == changelog.VERSION
+    example = [base64.b64decode(it) if isinstance(ours, bytes) else it
+               for it, ours in zip(MESSAGES[name]["examples"][0]["payload"], row, strict=True)]  # fmt: skip
+    assert name != "passes" or example == row
+    assert isinstance(msgspec.msgpack.decode(msgspec.msgpack.encode(example), type=kind), kind)
     if "content" in fields:
-        assert len(open_runs.unpacked(read[-1])) == read[-2]
+        assert len(open_runs.unpacked(example[-1])) == example[-2]

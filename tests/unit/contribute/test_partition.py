@@ -300,27 +300,19 @@ async def test_a_gateway_that_refuses_everything_for_hours_costs_nothing(refuse:
         assert after_the_first == sorted(after_the_first)
 
 
-async def test_a_lone_trace_waits_until_another_one_is_answered() -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_lone_trace_waits_until_another_one_is_answered(elsewhere: bool) -> None:
+    """Also one of another partition: it shows that the registry is reached."""
     async with scene(to_posts(page(403), ATTACK)) as at:
         at.log.put(trace(1, ATTACK))
-        async with at.working() as mine:
+        other = Log() if elsewhere else at.log
+        async with at.working(*[other] * elsewhere) as mine:
             await until(lambda: at.gateway.refused["POST"] > 20)
             assert (mine.held, at.log.committed) == (1, 0)
-            at.log.put(trace(2))
-            await at.finished()
-            assert (mine.held, at.turns.trouble) == (0, None)
-        assert at.log.written() == ["unanswerable", "kp:trace:2"]
-
-
-async def test_what_another_partition_posts_shows_that_the_registry_is_reached() -> None:
-    other = Log()
-    async with scene(to_posts(page(403), ATTACK)) as at:
-        at.log.put(trace(1, ATTACK))
-        async with at.working(other) as mine:
-            await until(lambda: mine.held)
             other.put(trace(2))
             await at.finished()
-        assert at.log.written() == ["unanswerable"]
+            assert (mine.held, at.turns.trouble) == (0, None)
+        assert at.log.written() == ["unanswerable", *["kp:trace:2"] * (not elsewhere)]
 
 
 async def test_look_ups_that_pass_show_nothing() -> None:

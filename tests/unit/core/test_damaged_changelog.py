@@ -24,7 +24,6 @@ from tests.support.damaged import (
 from worker.core.changelog import (
     MARKER_KEY,
     MAX_EPOCH,
-    Committed,
     Marker,
     Segment,
     committed_from,
@@ -283,9 +282,3 @@ def test_an_epoch_that_begins_has_a_number_that_can_be_read_again() -> None:
         live(changelog)
         changelog.metadata = ""
         live(changelog)
-
-
-def test_a_stream_time_that_no_worker_commits_is_not_taken_over() -> None:
-    assert committed_from("kp2:253402300799999::1:0") == Committed(None, 1, 0, 253_402_300_799_999)
-    for metadata in ("kp2:253402300800000::1:0", "kp1:999999999999999999", "kp2:-62135596800001::1:0"):
-        assert committed_from(metadata) is None

@@ -36,7 +36,7 @@ def kp2(number: int | None, start: int, topic_id: str | None = OURS) -> Committe
     return Committed(topic_id, number, start, 7)
 
 
-@pytest.mark.parametrize("time", [None, 0, -5, 1_776_153_603_589, -62_135_596_800_000])
+@pytest.mark.parametrize("time", [None, 0, -5, 1_776_153_603_589, -62_135_596_800_000, 253_402_300_799_999])
 @pytest.mark.parametrize("topic_id", [None, OURS])
 @pytest.mark.parametrize("number", [None, 0, 17])
 def test_metadata_comes_back_as_it_went(time: int | None, topic_id: str | None, number: int | None) -> None:
@@ -49,7 +49,8 @@ def test_metadata_comes_back_as_it_went(time: int | None, topic_id: str | None, 
     "metadata",
     ["", "kp1", "kp1:x", "kp1:5", "kp1:5:6", "5", "kp2:5", "kp2:::", "kp2::::", "kp2::::-1",
      "kp2:::x:1", "kp2::short:1:1", "kp3:5::1:0", " kp2::::0",
-     "kp2::::0\n", "kp2::::²", "kp2:::1:" + "9" * 30],
+     "kp2::::0\n", "kp2::::²", "kp2:::1:" + "9" * 30, "kp2:253402300800000::1:0", "kp1:999999999999999999",
+     "kp2:-62135596800001::1:0"],
 )  # fmt: skip
 def test_metadata_that_is_not_ours(metadata: str) -> None:
     assert committed_from(metadata) is None

@@ -29,8 +29,8 @@ class Traced:
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.stage = TaskHarness(tracing=Tracing(provider, "kp-group"))
 
-    async def run(self, value: bytes | None, *headers: tuple[str, bytes]) -> tuple[Any, Any]:
-        """Return the span and the output of one record."""
+    async def run(self, value: bytes | None, *headers: tuple[str, bytes]) -> tuple[list[Any], Any]:
+        """Return the finished spans and the output of one record."""
         submitted = len(self.stage.pool.submitted)
         self.stage.task.take(make_record(value, 42, headers=headers, partition=3))
         await settle()
@@ -39,13 +39,12 @@ class Traced:
         await self.stage.task.drain()
         await settle()
         await self.stage.task.close()
-        (span,) = self.exporter.get_finished_spans()
-        return span, self.stage.publisher.committed[-1].outputs[-1]
+        return list(self.exporter.get_finished_spans()), self.stage.publisher.committed[-1].outputs[-1]
 
 
 async def test_a_span_follows_the_conventions_and_is_the_producer_s_child() -> None:
     value = trace_bytes("kp:trace:7", objective="secret words")
-    span, output = await Traced().run(value, ("traceparent", PARENT), ("n", b"1"), ("tracestate", STATE))
+    (span,), output = await Traced().run(value, ("traceparent", PARENT), ("n", b"1"), ("tracestate", STATE))
     assert span.name == "process traces"
     assert span.kind is SpanKind.CONSUMER
     assert f"{span.context.trace_id:032x}" == PARENT[3:35].decode()
@@ -80,7 +79,7 @@ async def test_a_span_follows_the_conventions_and_is_the_producer_s_child() -> N
 
 @pytest.mark.parametrize("headers", [[], [("traceparent", b"nonsense")], [("traceparent", b"\xff\x00")]])
 async def test_without_a_valid_parent_a_trace_begins(headers: list[tuple[str, bytes]]) -> None:
-    span, output = await Traced().run(trace_bytes(), *headers)
+    (span,), output = await Traced().run(trace_bytes(), *headers)
     assert span.parent is None
     parents = [value for name, value in output.headers if name == "traceparent"]
     assert parents == [
@@ -92,7 +91,7 @@ async def test_without_a_valid_parent_a_trace_begins(headers: list[tuple[str, by
     ("value", "reason"), [(b"no json", "not_json"), (None, "empty_value"), (trace_bytes(confidence=7), "invalid_value")]
 )
 async def test_a_dead_letter_is_an_error_and_keeps_its_headers(value: bytes | None, reason: str) -> None:
-    span, output = await Traced().run(value, ("traceparent", PARENT))
+    (span,), output = await Traced().run(value, ("traceparent", PARENT))
     assert output.headers[0] == ("traceparent", PARENT)
     assert (span.status.status_code, span.attributes["error.type"]) == (StatusCode.ERROR, reason)
     assert span.attributes.get("messaging.kafka.message.tombstone", False) == (value is None)
@@ -112,28 +111,18 @@ async def test_a_span_lasts_until_the_commit() -> None:
 
 
 async def test_what_the_producer_does_not_sample_is_not_exported_and_passed_on_unsampled() -> None:
-    traced = Traced()
-    traced.stage.task.take(make_record(trace_bytes(), 0, headers=[("traceparent", UNSAMPLED)]))
-    await settle()
-    traced.stage.pool.finish(0)
-    await traced.stage.task.drain()
-    assert not traced.exporter.get_finished_spans()
-    (output,) = traced.stage.publisher.committed[0].outputs
+    spans, output = await Traced().run(trace_bytes(), ("traceparent", UNSAMPLED))
+    assert not spans
     passed_on = dict(output.headers)["traceparent"]
     assert passed_on[:36] == UNSAMPLED[:36]
     assert passed_on.endswith(b"-00")
-    await traced.stage.task.close()
 
 
 @pytest.mark.parametrize(("parent", "exemplars"), [(PARENT, 1), (UNSAMPLED, 0)], ids=["sampled", "unsampled"])
 async def test_a_slow_evaluation_leads_to_its_span_if_that_is_exported(parent: bytes, exemplars: int) -> None:
-    stage = Traced().stage
-    stage.task.take(make_record(trace_bytes(), 0, headers=[("traceparent", parent)]))
-    await settle()
-    stage.pool.finish(0)
-    await stage.task.drain()
-    await stage.task.close()
-    (family,) = stage.metrics.evaluation.collect()
+    traced = Traced()
+    await traced.run(trace_bytes(), ("traceparent", parent))
+    (family,) = traced.stage.metrics.evaluation.collect()
     exemplar_labels = [sample.exemplar.labels for sample in family.samples if sample.exemplar is not None]
     assert exemplar_labels == [{"trace_id": parent[3:35].decode()}] * exemplars
 
