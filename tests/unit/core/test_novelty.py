@@ -368,14 +368,6 @@ def test_the_cache_keeps_no_reference_to_the_caller_s_vector() -> None:
 # -- restore
 
 
-def test_entries_far_behind_are_out_of_the_cache() -> None:
-    cache = VectorCache(3, 2)
-    vector = unit([1, 0], 2)
-    cache.restore([(s, 5, str(s), vector) for s in (0, 6, 7, 9, 10)])
-    assert len(cache) == 2
-    assert cache.nearest(vector) == Neighbour("9", 1.0)
-
-
 def test_a_known_stream_time_expires_entries_on_restore() -> None:
     vector = unit([1, 0], 2)
     entries = [(0, 1000, "a", vector), (1, 1050, "b", vector)]

@@ -253,31 +253,6 @@ def test_beyond_the_bound_the_record_with_the_oldest_latest_verdict_goes(monkeyp
     assert [agent for agent, _, _ in record.listed()] == ["c", "a", "d"]
 
 
-@pytest.mark.parametrize("changed", ["name", "domain"])
-def test_beginning_again_after_failures_does_not_pay(changed: str) -> None:
-    """A newcomer has the rate of first verdicts: that of an agent which begins again and again falls."""
-    record = TrackRecord(TOPIC_ID)
-    add_all(record, [(n, verdict("good", f"g{n}", 1, n)) for n in range(100)])
-
-    def again(number: int) -> tuple[str, str]:
-        return (f"new-{number}", "code") if changed == "name" else ("new", f"code-{number}")
-
-    for n in range(40):
-        agent, domain = again(n)
-        record.add(verdict(agent, "t", 0.0, 200 + n, task_domain=domain), 0, 200 + n)
-    newcomer, good = record.standing(*again(40)), record.standing("good", "code")
-    assert newcomer.used < 0.1
-    assert good.used > 0.9
-
-
-def test_a_flood_of_easy_runs_is_worth_a_record_s_length_and_fades() -> None:
-    record = TrackRecord(TOPIC_ID)
-    add_all(record, [(n, verdict(trace=f"easy-{n}", success=1, at=n)) for n in range(10_000)])
-    assert record.standing("ada", "code").used > 0.97
-    add_all(record, [(10_000 + n, verdict(trace=f"hard-{n}", success=0, at=10_000 + n)) for n in range(50)])
-    assert record.standing("ada", "code").used < 0.5
-
-
 def test_a_record_with_the_key_of_another_one_is_damaged() -> None:
     ((_, value),) = add_all(TrackRecord(TOPIC_ID), [(7, verdict())])
     assert value is not None

@@ -83,22 +83,17 @@ def test_success_is_true_false_or_a_number(success: Any, kept: int) -> None:
     assert verdict(success=success).millionths == kept
 
 
-@pytest.mark.parametrize("success", [None, "yes", -0.1, 1.1, float("nan"), float("inf"), [1]])
-def test_another_success_is_refused(success: Any) -> None:
-    with pytest.raises(ValueError, match="success"):
-        verdict(success=success)
-
-
-@pytest.mark.parametrize("missing", list(LINE))
-def test_a_missing_field_is_named(missing: str) -> None:
-    with pytest.raises(ValueError, match=missing):
-        verdict({name: value for name, value in LINE.items() if name != missing})
-
-
-@pytest.mark.parametrize("judge", ["", "a b", "x" * 65, "ci\n"])
-def test_a_judge_has_a_name_that_fits_a_line_of_the_key_file(judge: str) -> None:
-    with pytest.raises(ValueError, match="judge"):
-        verdict(judge=judge)
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        *(("success", LINE | {"success": it}) for it in (None, "yes", -0.1, 1.1, float("nan"), float("inf"), [1])),
+        *(("judge", LINE | {"judge": it}) for it in ("", "a b", "x" * 65, "ci\n")),  # as in a line of the key file
+        *((missing, {name: value for name, value in LINE.items() if name != missing}) for missing in LINE),
+    ],
+)
+def test_a_field_that_is_wrong_or_missing_is_named(name: str, line: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=name):
+        verdict(line)
 
 
 def test_the_key_decides_the_judge() -> None:

@@ -53,6 +53,14 @@ def test_hidden_text(text: str, rules: set[str]) -> None:
         "العدد \u202a+49 30 123456\u202c غير صحيح",
         "葛\U000e0100城市 辻\U000e0101",
         "soft\u00adware and Auflage, 50\u202f% de réduction",
+        # selectors that a writing needs
+        "\u2764\ufe0f \u2600\ufe0f \U0001f3f3\ufe0f\u200d\U0001f308 " * 20,
+        "1\ufe0f\u20e3 #\ufe0f\u20e3 *\ufe0f\u20e3 " * 20,
+        "\u845b\U000e0100\u8fbb\U000e0101 " * 20,
+        "\u182d\u180b\u182f " * 20,
+        "\u2268\ufe00 \u2229\ufe00 " * 20,
+        "\U0001f600\ufe0f \U0001f5a5\ufe0e " * 20,
+        "pasted\u2060 text\ufe0f with\u2063 one",
     ],
 )
 def test_texts_of_many_scripts_emoji_and_marks_of_direction_pass(text: str) -> None:
@@ -134,19 +142,3 @@ def test_selectors_that_carry_a_message_are_found_however_few_stand_together(bas
     for hidden in (some, more):
         assert screen_texts([(base + hidden) * 12]).rules == ("zero-width-steganography",)
         assert screen_texts([base + hidden] * 12).rules == ("zero-width-steganography",)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\u2764\ufe0f \u2600\ufe0f \U0001f3f3\ufe0f\u200d\U0001f308 " * 20,
-        "1\ufe0f\u20e3 #\ufe0f\u20e3 *\ufe0f\u20e3 " * 20,
-        "\u845b\U000e0100\u8fbb\U000e0101 " * 20,
-        "\u182d\u180b\u182f " * 20,
-        "\u2268\ufe00 \u2229\ufe00 " * 20,
-        "\U0001f600\ufe0f \U0001f5a5\ufe0e " * 20,
-        "pasted\u2060 text\ufe0f with\u2063 one",
-    ],
-)
-def test_selectors_that_a_writing_needs_stay(text: str) -> None:
-    assert "zero-width-steganography" not in screen_texts([text]).rules
