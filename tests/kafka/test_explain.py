@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import T0, make_record, trace_bytes
+from tests.support.builders import T0, trace_bytes
 from tests.support.kafka_fixtures import produce
 from tests.support.processes import run_command
 from tests.support.stage import Desk
 from tests.support.surroundings import environment
 from tests.support.terminal import on_terminal
-from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
-from worker.core.trace import Reason, parse_trace
+from worker.core.trace import Reason
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 IDS = ("kp:trace:aaaa1111-1", "kp:trace:bbbb2222-1", "kp:trace:bbbb2222-2", "kp:trace:cccc3333-1")
@@ -24,14 +23,9 @@ AGAIN = 9
 
 
 def scored(desk: Desk, scorer: PartitionScorer, trace_id: str, offset: int) -> dict[str, Any]:
-    """Put one scored trace of source partition 0 on its topic, in partition 0; returns its document."""
+    """Put one scored trace on its topic; return its document."""
     raw = trace_bytes(trace_id, objective=f"About {trace_id}", created_at=T0 + offset)
-    record = make_record(raw, offset, timestamp_ms=T0 + 1000 * offset, topic=desk.name)
-    output = scored_record(record, scorer.score(parse_trace(raw), [1.0, offset], T0), None)
-    produce(
-        desk.bootstrap, desk.topics[output.kind], [(output.key, output.value, output.headers, 0, output.timestamp_ms)]
-    )
-    document: dict[str, Any] = json.loads(output.value or b"")
+    document: dict[str, Any] = json.loads(desk.put(scorer, raw, offset, [1.0, offset]))
     return document
 
 

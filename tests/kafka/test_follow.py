@@ -36,9 +36,11 @@ class Following(Desk):
     def wait(self, condition: Callable[[], bool], seconds: float = 60) -> None:
         assert wait_until(condition, seconds, 0.2), self.log.read_text()
 
-    def stop(self, process: WorkerProcess) -> None:
-        process.terminate()
-        assert process.wait(30) == 0, self.log.read_text()
+    def follow_until(self, count: int, *args: str) -> None:
+        """Follow until so many requests are published, and stop in order."""
+        process = self.follow(*args)
+        self.wait(lambda: len(self.objectives()) == count)
+        process.finish()
 
 
 def write(path: Path, lines: list[bytes]) -> None:
@@ -53,13 +55,9 @@ def test_a_request_is_published_when_the_next_one_begins_and_when_nothing_follow
     (desk.folder / "a").mkdir()
     now = time.time()
     write(desk.folder / "a" / "one.jsonl", [*claude_request("one", 1, at=now), *claude_request("one", 2, at=now)])
-    process = desk.follow()
-    desk.wait(lambda: bool(desk.objectives()))
-    desk.stop(process)
+    desk.follow_until(1)
     assert desk.objectives() == {"Task 1 of one": 1}
-    process = desk.follow("--idle-minutes", "0.02")
-    desk.wait(lambda: len(desk.objectives()) == 2)
-    desk.stop(process)
+    desk.follow_until(2, "--idle-minutes", "0.02")
     assert desk.objectives() == {"Task 1 of one": 1, "Task 2 of one": 1}
     trace = desk.traces()[0]
     assert trace["metadata"]["agent_id"] == "claude-code"
@@ -70,9 +68,7 @@ def test_a_request_is_published_when_the_next_one_begins_and_when_nothing_follow
 def test_codex_too(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     desk = Following(kafka, tmp_path, "codex")
     write(desk.folder / "rollout-1.jsonl", codex_session("0199-a", 3))
-    process = desk.follow("--idle-minutes", "0.02")
-    desk.wait(lambda: len(desk.objectives()) == 3)
-    desk.stop(process)
+    desk.follow_until(3, "--idle-minutes", "0.02")
     assert desk.objectives() == {f"Task {number} of 0199-a": 1 for number in range(3)}
 
 
@@ -82,9 +78,7 @@ def test_a_long_request_is_cut_again_where_markers_make_it_longer(kafka: Embedde
     result = {"type": "tool_result", "tool_use_id": "call-1-0", "content": "ann@x.org said so\n" * 200_000}
     lines[2] = claude_line("one", "1r0", "user", [result])
     write(desk.folder / "one.jsonl", lines)
-    process = desk.follow("--idle-minutes", "0.02")
-    desk.wait(lambda: bool(desk.objectives()))
-    desk.stop(process)
+    desk.follow_until(1, "--idle-minutes", "0.02")
     (record,) = desk.read()
     assert 1_000_000 < len(record.value) < 1_048_576
     assert b"[REDACTED:email] said so" in record.value
@@ -121,7 +115,7 @@ def test_killed_again_and_again_it_publishes_each_request_exactly_once(
             process = desk.follow("--idle-minutes", "0.03")
         time.sleep(rng.random() / 2)
     desk.wait(lambda: desk.objectives().keys() >= expected.keys(), 90)
-    desk.stop(process)
+    process.finish()
     print(kills, "kills,", len(expected), "requests")
     assert desk.objectives() == expected
     for trace in desk.traces():
@@ -140,5 +134,5 @@ def test_of_two_that_follow_one_folder_the_later_one_goes_on_alone(kafka: Embedd
     first.cont()
     assert first.wait(60) == 1, desk.log.read_text()
     assert "has taken over; this one stops" in desk.log.read_text()
-    desk.stop(second)
+    second.finish()
     assert set(desk.objectives().values()) == {1}

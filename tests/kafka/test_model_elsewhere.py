@@ -59,6 +59,13 @@ def group(kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, see
     return Group(kafka, service, workers, seed)
 
 
+def wait_down(worker: WorkerProcess, words: str) -> None:
+    """Wait until a worker is alive, and says that it waits for the service."""
+    worker.wait_words(words)
+    worker.wait_metric("kp_embedder_down", 1)
+    assert (worker.get("/readyz")[0], worker.get("/healthz")[0]) == (503, 200)
+
+
 def end(worker: WorkerProcess) -> None:
     started = time.monotonic()
     worker.finish()
@@ -74,9 +81,7 @@ def test_kills_and_outages_lose_nothing_and_publish_nothing_twice(group: Group, 
     group.wait_settled(worker)
     service.stop()
     group.produce()
-    worker.wait_words("the embedding service at")
-    worker.wait_metric("kp_embedder_down", 1)
-    assert worker.get("/healthz")[0] == 200
+    wait_down(worker, "the embedding service at")
     end(worker)
 
     worker = group.start()
@@ -111,10 +116,7 @@ def test_a_gateway_that_refuses_texts_holds_them_and_a_bad_text_becomes_a_dead_l
     worker = group.start().wait_ready()
     service.fault = lambda texts: None if set(texts) <= set(PROBES) else (400, b"no", {})
     group.produce()
-    worker.wait_words("the service answers 400")
-    worker.wait_metric("kp_embedder_down", 1)
-    assert worker.get("/readyz")[0] == 503
-    assert worker.get("/healthz")[0] == 200
+    wait_down(worker, "the service answers 400")
     assert worker.metric("kp_dead_letters_total", reason="embedding_failed") == 0
     service.fault = lambda texts: None
     group.wait_settled(worker)
@@ -134,10 +136,7 @@ def test_a_gateway_that_refuses_texts_holds_them_and_a_bad_text_becomes_a_dead_l
 
     service.fault = lambda texts: None if texts[:4] == list(PROBES) else (413, b"no", {})
     group.produce()
-    worker.wait_words("one text after another is refused")
-    worker.wait_metric("kp_embedder_down", 1)
-    assert worker.get("/readyz")[0] == 503
-    assert worker.get("/healthz")[0] == 200
+    wait_down(worker, "one text after another is refused")
     service.fault = lambda texts: None
     group.wait_settled(worker)
     # Each may be of several equal traces. A text of each request that is open when the fault ends may be refused, too.

@@ -13,9 +13,8 @@ from tests.support.kafka_fixtures import produce
 from tests.support.stage import Desk
 from tests.support.terminal import command_on_terminal
 from worker.core.dead_letters import dead_letter
-from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
-from worker.core.trace import InvalidTrace, Reason, parse_trace
+from worker.core.trace import InvalidTrace, Reason
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 DOMAINS = ("finance", "code", "customer_service")
@@ -29,24 +28,8 @@ def fill(desk: Desk, first: int, count: int) -> list[dict[str, Any]]:
         raw = trace_bytes(
             f"kp:trace:{number:08d}", domain=DOMAINS[number % 3], confidence=number % 10 / 10, created_at=T0 + number
         ).replace(b", ", b",\n")  # as a producer that writes pretty JSON
-        record = make_record(raw, number, timestamp_ms=T0 + 1000 * number, topic=desk.name)
-        output = scored_record(record, scorer.score(parse_trace(raw), None, T0), None)
-        row = (output.key, output.value, output.headers, number % 2, output.timestamp_ms)
-        produce(desk.bootstrap, desk.topics[output.kind], [row])
-        documents.append(json.loads(output.value or b""))
+        documents.append(json.loads(desk.put(scorer, raw, number, partition=number % 2)))
     return documents
-
-
-def put(desk: Desk, **fields: Any) -> bytes:
-    """Put one scored trace on the accepted topic, whatever its decision; return its document."""
-    raw = trace_bytes(**fields)
-    output = scored_record(source(desk, raw), PartitionScorer().score(parse_trace(raw), None, T0), None)
-    produce(desk.bootstrap, desk.topics["accepted"], [(output.key, output.value, output.headers, 0, T0)])
-    return output.value or b""
-
-
-def source(desk: Desk, raw: bytes) -> Any:
-    return make_record(raw, 0, timestamp_ms=T0, topic=desk.name)
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -147,7 +130,8 @@ def test_the_table_fits_a_terminal(filled: tuple[Desk, list[dict[str, Any]]]) ->
 
 
 def test_two_overrides_are_shown_in_full(desk: Desk) -> None:
-    document = put(desk, steps=["error_recovery:a", "error_recovery", "error_recovery"])
+    raw = trace_bytes(steps=["error_recovery:a", "error_recovery", "error_recovery"])
+    document = desk.put(PartitionScorer(), raw)
     done = desk.run("tail", "--no-follow", "--text")
     assert "error_recovery_bonus, low_tool_diversity_penalty\n" in done.stdout
     accepted = document.replace(b"rejected", b"accepted")
@@ -160,9 +144,11 @@ def test_two_overrides_are_shown_in_full(desk: Desk) -> None:
 
 
 def test_the_table_in_a_pipe_is_neither_cut_nor_wrapped(desk: Desk) -> None:
-    put(desk, domain="a domain of more than sixteen letters", objective="long " * 60)
+    raw = trace_bytes(domain="a domain of more than sixteen letters", objective="long " * 60)
+    desk.put(PartitionScorer(threshold=0.0), raw)
     reason = "x" * 40 + " " + "y" * 200
-    letter = dead_letter(source(desk, b"{"), InvalidTrace(Reason.NOT_JSON, "", reason))
+    source = make_record(b"{", topic=desk.name)
+    letter = dead_letter(source, InvalidTrace(Reason.NOT_JSON, "", reason))
     produce(desk.bootstrap, desk.topics["dead-letter"], [(letter.key, letter.value, letter.headers, 0, T0)])
     shown = desk.run("tail", "--no-follow", "--text", "--objective").stdout.splitlines()
     assert shown[1] == "2026-04-14"

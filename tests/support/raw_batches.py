@@ -64,15 +64,6 @@ def compress(payload: bytes, codec: str) -> bytes:
     return bytes(COMPRESS[codec](payload))
 
 
-def gzip_of_repeated(head: bytes, block: bytes, times: int, tail: bytes) -> bytes:
-    """Return gzip of head + block * times + tail without ever holding it: for decompression bombs."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    out = [packer.compress(head)]
-    out += [packer.compress(block) for _ in range(times)]
-    out += [packer.compress(tail), packer.flush()]
-    return b"".join(out)
-
-
 def encode_batch(records: Sequence[RawRecord], codec: str = "none") -> bytes:
     now = int(time.time() * 1000)
     times = [now if record.timestamp_ms is None else record.timestamp_ms for record in records]
@@ -91,14 +82,15 @@ def batch_of(payload: bytes, count: int, codec: str, first_ms: int, last_ms: int
 
 
 def blank_bomb(size: int, *, moment_ms: int | None = None) -> bytes:
-    """Return a gzip batch of one record whose value has `size` bytes: "{}" and blanks."""
+    """Return a gzip batch of one record whose value, which is never held, has `size` bytes: "{}" and blanks."""
     now = int(time.time() * 1000) if moment_ms is None else moment_ms
-    blanks = size - 2
     before = b"\0" + varint(0) + varint(0) + _nullable(None) + varint(size) + b"{}"
-    head = varint(len(before) + blanks + 1) + before
-    times, rest = divmod(blanks, 1 << 20)
-    payload = gzip_of_repeated(head, b" " * (1 << 20), times, b" " * rest + varint(0))
-    return batch_of(payload, 1, "gzip", now, now)
+    times, rest = divmod(size - 2, 1 << 20)
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    parts = [packer.compress(varint(len(before) + size - 2 + 1) + before)]
+    parts += [packer.compress(b" " * (1 << 20)) for _ in range(times)]
+    parts += [packer.compress(b" " * rest + varint(0)), packer.flush()]
+    return batch_of(b"".join(parts), 1, "gzip", now, now)
 
 
 async def produce_batches(bootstrap: str, topic: str, batches: Iterable[tuple[int, bytes]]) -> list[int]:

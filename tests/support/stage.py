@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import T0
+from tests.support.builders import T0, make_record
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, unique, wait_committed
 from tests.support.processes import run_command, start_command
 from tests.support.surroundings import DATA, environment, topic_settings
 from worker.config import Settings, load
 from worker.core.dead_letters import dead_letter
+from worker.core.documents import scored_record
 from worker.core.records import SourceRecord
-from worker.core.trace import InvalidTrace, Reason
+from worker.core.scorer import PartitionScorer
+from worker.core.trace import InvalidTrace, Reason, parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 LINES = (DATA / "traces.jsonl").read_bytes().splitlines()
@@ -73,6 +75,16 @@ class Desk(Stage):
     def read(self, kind: str | None = None) -> list[Any]:
         """Return what is on a topic; None: the source topic."""
         return consume_all(self.bootstrap, self.name if kind is None else self.topics[kind])
+
+    def put(
+        self, scorer: PartitionScorer, raw: bytes, offset: int = 0, vector: Any = None, partition: int = 0
+    ) -> bytes:
+        """Put a trace of source partition 0, scored, on its topic, with the time T0 + offset s; return its document."""
+        record = make_record(raw, offset, timestamp_ms=T0 + 1000 * offset, topic=self.name)
+        output = scored_record(record, scorer.score(parse_trace(raw), vector, T0), None)
+        row = (output.key, output.value, output.headers, partition, output.timestamp_ms)
+        produce(self.bootstrap, self.topics[output.kind], [row])
+        return output.value or b""
 
     def letters(self, wanted: list[tuple[Reason, bytes]], *, first_offset: int = 0) -> list[tuple[int, int]]:
         """Put dead letters, as the worker writes them, on their topic, with source offsets from `first_offset` on.

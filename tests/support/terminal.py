@@ -110,16 +110,11 @@ def in_pipes(env: dict[str, str], *args: str) -> Ran:
     return Ran(done.returncode, (done.stdout + done.stderr).decode())
 
 
-def evil_runs() -> bytes:
-    """Return message logs: one that gives a trace, and one that is refused."""
-    messages = [{"role": "user", "content": EVIL}, {"role": "assistant", "content": EVIL}]
-    runs = [{"messages": messages, EVIL: 1}, {"messages": [{"role": EVIL}]}]
-    return b"".join(json.dumps(run, ensure_ascii=False).encode() + b"\n" for run in runs)
-
-
 def evil_files(folder: Path) -> dict[str, str]:
     """Write files with hostile content, and one with a hostile name."""
     outputs = evil_outputs()
+    messages = [{"role": "user", "content": EVIL}, {"role": "assistant", "content": EVIL}]
+    runs = [{"messages": messages, EVIL: 1}, {"messages": [{"role": EVIL}]}]  # one gives a trace, one is refused
     bad = json.dumps(json.loads(evil_record().value) | {"@type": EVIL}, ensure_ascii=False).encode()
     content = {
         "traces": evil_record().value + b"\n" + bad + b"\n",
@@ -128,7 +123,7 @@ def evil_files(folder: Path) -> dict[str, str]:
         "secret": trace_bytes(objective=f"{EVIL} password={EVIL}"),
         "document": outputs[1].value,
         "bad": bad,
-        "runs": evil_runs(),
+        "runs": b"".join(json.dumps(run, ensure_ascii=False).encode() + b"\n" for run in runs),
     }
     paths = {}
     for name, raw in content.items():
