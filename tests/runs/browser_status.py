@@ -300,7 +300,9 @@ async def test_the_explanation_is_that_of_the_command(visit: Visit, stage: Stage
         row = page.locator("#trace-rows .row", has_text="kp:trace:explained").first
         await row.locator("b").click()  # anywhere in the row
         shown = await page.locator(".details").inner_text()
-        explained = explain_trace(await document_of(stage, "kp:trace:explained"), stage.settings())
+        rejected = await consume_all_async(stage.bootstrap, f"{stage.name}.rejected")
+        (document,) = (record.value for record in rejected if b"kp:trace:explained" in record.value)
+        explained = explain_trace(document, stage.settings())
         for name, formula in explained.components.items():
             figures = f"{formula.value:.4f}\t{formula.weight:.2f}\t{formula.weighted:.4f}"
             assert f"{name.replace('_', ' ')}\t{figures}" in shown
@@ -485,15 +487,6 @@ async def test_the_filter_shows_one_domain_and_the_note_those_without_a_profile(
         await expect(page.locator("#trace-rows .row").first).to_contain_text("kp:trace:rare")
         await page.locator("#domain").select_option("")
         await expect(page.locator("#trace-rows .row")).to_have_count(KEPT_TRACES)
-
-
-async def document_of(stage: Stage, trace_id: str) -> bytes:
-    """Return what the worker published of a trace."""
-    for kind in ("accepted", "rejected"):
-        for record in await consume_all_async(stage.bootstrap, f"{stage.name}.{kind}"):
-            if trace_id.encode() in record.value:
-                return bytes(record.value)
-    raise AssertionError(f"{trace_id} did not come out")
 
 
 async def test_nothing_moves_for_whoever_asks_for_that(visit: Visit) -> None:

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from tests.support.builders import read_jsonl
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
-from tests.support.processes import end_process, interrupt_on_signals
+from tests.support.processes import interrupt_on_signals
 from tests.support.stage import LINES
 from tests.support.surroundings import ROOT
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
@@ -119,7 +119,11 @@ def engine() -> Iterator[bool]:
                 sys.exit("dockerd did not start here; its log ends with\n" + "\n".join(log_lines[-15:]))
             yield True
         finally:
-            end_process(process, 60)
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            process.kill()
+            process.wait()
 
 
 def make_base() -> None:
