@@ -199,7 +199,7 @@ class Conversation:
         """
         last = self.turns[-1] if turn is None and self.turns else None
         if last is not None and last.texts and not last.calls and message.calls() and last.texts == _texts(message):
-            turn, message = last, replace(message, parts=tuple(message.calls()))
+            turn, message = last, Message("assistant", tuple(message.calls()))
         if turn is None or (turn.calls and not all(isinstance(part, ToolCall) for part in message.parts)):
             turn = _Turn(time_ns)
             self.turns.append(turn)

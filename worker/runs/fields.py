@@ -197,12 +197,14 @@ def first_given(value: Mapping[str, Any], names: Iterable[str]) -> Any:
 
 
 def says_error(result: Any) -> bool:
-    """Return whether a tool's result says that it is an error, as MCP's do: by `isError`, also in its JSON or repr."""
+    """Return whether a tool's result says that it is an error: by `isError`, also in its JSON or repr, or by type."""
     if isinstance(result, str):
         if result.endswith(("isError=True", "isError=True)", "is_error=True)")):
             return True
         result = json_value(result) if '"isError"' in result else None
-    return isinstance(result, dict) and result.get("isError") is True
+    if not isinstance(result, dict):
+        return False
+    return result.get("isError") is True or str(result.get("type")).endswith(("_tool_error", "_tool_result_error"))
 
 
 def is_marked_error(record: Any) -> bool:
@@ -210,7 +212,8 @@ def is_marked_error(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
     error = record.get("error")
-    marked = record.get("isError") is True or record.get("is_error") is True or record.get("status") == "error"
+    marked = record.get("isError") is True or record.get("is_error") is True
+    marked = marked or record.get("status") in ("error", "failed", "incomplete")
     return marked or error is True or (isinstance(error, str) and error != "")
 
 

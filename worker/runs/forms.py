@@ -20,11 +20,20 @@ from worker.runs.fields import (
     first_given,
     is_empty,
     is_marked_error,
+    json_value,
     objects_of,
+    says_error,
     shown,
     text_field,
 )
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, Transcript, as_text, joined
+
+ROLES: Final[Mapping[str, Role]] = {
+    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
+    "ai": "assistant", "model": "assistant", "thinking": "assistant", "tool-call": "assistant", "tool": "tool",
+    "function": "tool", "tool-response": "tool", "ipython": "tool",
+}  # fmt: skip
+"""Roles of messages by their names in all forms, also those that only spans have."""
 
 TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Content parts that are text, and the field with the text."""
@@ -36,15 +45,22 @@ MEDIA_PARTS: Final = {
 }  # fmt: skip
 """Content parts that no step can hold, and their names in the report."""
 
-_CALLS: Final = frozenset({
+CALLS: Final = frozenset({
     "tool_use", "server_tool_use", "mcp_tool_use", "tool_call", "server_tool_call", "invalid_tool_call",
-    "function_call", "toolCall",
+    "custom_tool_call", "mcp_tool_call", "function_call", "toolCall",
 })  # fmt: skip
-"""Content parts that are calls."""
+"""Content parts, and items of the Responses API, that are calls and have the tool's name."""
+
+NAMES: Final = ("name", "tool_name", "toolName", "function_name", "function")
+IDS: Final = ("call_id", "id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id")
+"""Fields of calls and results with the tool's name, and with the call's id."""
 
 _THOUGHTS: Final = ("thinking", "reasoning")
 
-_KNOWN: Final = frozenset({*TEXT_PARTS, *MEDIA_PARTS, *_CALLS, *_THOUGHTS})
+_KNOWN: Final = frozenset({*TEXT_PARTS, *MEDIA_PARTS, *CALLS, *_THOUGHTS})
+
+_RESULT_MEDIA: Final = MEDIA_PARTS.keys() - {"search_result"}
+"""The media of results, which are left out of them; a search result has texts deeper inside."""
 
 _CALL_FIELDS: Final = frozenset({
     "args", "arguments", "call_id", "function_call", "tool_call", "tool_calls", "tool_call_id", "tool_call_ids",
@@ -126,17 +142,13 @@ def _part(part: Any, place: str, counts: Counts, kind: str) -> Part | None:
         summary = objects_of(part, "summary", f"{place}.summary")
         texts = [said, *(text_field(each, "text", place) for each in (part, *summary))]
         return Reasoning("\n".join(filter(None, texts)))
-    if part_type in _CALLS:
-        given = first_given(part, ("args", "arguments", "input"))
-        call_id = text_field(part, "call_id" if "call_id" in part else "id", place)
-        return ToolCall(_name_of(part, place), given, call_id)
+    if part_type in CALLS:
+        return _call(part, place)
     if part_type is not None and part_type.endswith("tool_result"):
         output = part.get("output", part.get("content"))
         text, failed = _result_text(output, f"{place}.content", counts, kind), is_marked_error(part)
-        if isinstance(output, dict):  # of a server tool
-            failed = failed or str(output.get("type")).endswith("_error")
         name = "tool_call_id" if "tool_call_id" in part else "tool_use_id"
-        return ToolResult(text, text_field(part, name, place), is_error=failed)
+        return ToolResult(text, text_field(part, name, place), is_error=failed or says_error(output))
     if part_type in MEDIA_PARTS:
         counts.drop(MEDIA_PARTS[part_type])
     elif part_type != "input_json_delta":
@@ -144,19 +156,56 @@ def _part(part: Any, place: str, counts: Counts, kind: str) -> Part | None:
     return None
 
 
+def result_text(value: Any) -> str:
+    """Return a tool's result as text: the texts of its parts if it is a list of them, otherwise its JSON."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        parts = [each for each in value if part_type_of(each) not in _RESULT_MEDIA]
+        texts = [
+            each.get("text", each.get("content")) for each in parts if (part_type_of(each) or "text") in TEXT_PARTS
+        ]  # fmt: skip
+        if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+            return "\n".join(texts)
+    return as_text(value)
+
+
 def _result_text(result: Any, place: str, counts: Counts, kind: str) -> str:
-    """Return a result as text: the texts of its parts if it is a list of them, otherwise its JSON."""
-    known = {*TEXT_PARTS, *MEDIA_PARTS} - {"search_result"}  # which has texts deeper inside
-    if isinstance(result, list) and all(part_type_of(part) in known for part in result):
+    """Return a result as text, and count what is left out. An object without a type is data, not a part."""
+    if isinstance(result, list) and all(part_type_of(part) in TEXT_PARTS.keys() | _RESULT_MEDIA for part in result):
         return text_of(result, place, kind, counts)
     return as_text(result)
 
 
-def _name_of(called: Any, place: str, needs: str = "a tool call needs a name", field: str = "name") -> str:
-    name = called.get(field) if isinstance(called, dict) else None
-    if not isinstance(name, str):
-        raise RunRefused("not_a_run", f"{place}: {needs}")
-    return name
+def call_in(value: Mapping[str, Any]) -> ToolCall | None:
+    """Return the call in an object, which may have its name and arguments below `function` or `custom`; None: no name.
+
+    A custom tool's input is a text.
+    """
+    wrapper = next((name for name in ("function", "custom") if isinstance(value.get(name), dict)), "")
+    inner = value[wrapper] if wrapper else value
+    name = next((name for field in NAMES if isinstance(name := inner.get(field), str)), None)
+    if name is None:
+        return None
+    arguments = first_given(inner, ("arguments", "args", "input", "parameters"))
+    if wrapper == "custom" or value.get("type") == "custom_tool_call":
+        arguments = {"input": arguments}
+    return ToolCall(name, arguments if isinstance(arguments, str) else json_value(arguments), text_in(value, IDS))
+
+
+def text_in(value: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return the first of these fields that is a text and not empty; "" if there is none."""
+    for name in names:
+        if isinstance(text := value.get(name), str) and text:
+            return text
+    return ""
+
+
+def _call(value: dict[str, Any], place: str, needs: str = "a name") -> ToolCall:
+    """Return the call in an object. Raises RunRefused if it has no name, or an id that is no text."""
+    call = call_in(value)
+    if call is None:
+        raise RunRefused("not_a_run", f"{place}: a tool call needs {needs}")
+    text_field(value, next((name for name in IDS if value.get(name) is not None), "id"), place)
+    return call
 
 
 def _joined_texts(parts: Iterable[Part]) -> str:
@@ -165,10 +214,7 @@ def _joined_texts(parts: Iterable[Part]) -> str:
 
 # Messages with a role: of OpenAI's Chat Completions API, Anthropic's Messages API, and LangChain
 
-_ROLES: Final[dict[str, Role]] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
-    "function": "tool",
-}  # fmt: skip
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 
 _FIELDS: Final[dict[Role, set[str]]] = {
     # the fields that are read of a message; any other field that is not empty is counted
@@ -195,9 +241,9 @@ def chat_messages(messages: list[Any], counts: Counts, place: str, *, in_order: 
             raise RunRefused("not_a_run", f"{where} has no role: it is not a message in OpenAI's style")
         if not isinstance(role, str) or role not in _ROLES:
             raise RunRefused("not_a_run", f"{where}: role {shown(role)} is not one of {', '.join(_ROLES)}")
-        if _ROLES[role] == "system":
+        if ROLES[role] == "system":
             counts.drop(f"{role} messages")
-        read = _message(message, _ROLES[role], where, counts, in_order=in_order)
+        read = _message(message, ROLES[role], where, counts, in_order=in_order)
         known = {"role", "content"} | _FIELDS[read.role]
         if message.get("type") == "message":  # a response of Anthropic's
             known |= {"id", "type", "model", "stop_reason", "stop_sequence", "usage", "container"}
@@ -244,21 +290,12 @@ def _calls(message: dict[str, Any], place: str, counts: Counts) -> Iterator[Tool
     listed = [] if is_empty(legacy) else [(f"{place}.function_call", {"function": legacy})]
     calls = objects_of(message, "tool_calls", f"{place}.tool_calls")
     for where, call in [*listed, *((f"{place}.tool_calls.{number}", call) for number, call in enumerate(calls))]:
-        call_id, function = text_field(call, "id", where), call.get("function")
-        flat = function if isinstance(function, str) else call.get("name")
-        if isinstance(flat, str) and not isinstance(function, dict):
-            given = "arguments" if "arguments" in call else "args"
-            known = {"id", "type", "name", "function", given, "requestor", "placeholder_args", "error"}
-            count_unread(call, known, "messages[].tool_calls[].", counts)
-            yield ToolCall(flat, call.get(given), call_id)
-            continue
-        kind, given = ("custom", "input") if isinstance(call.get("custom"), dict) else ("function", "arguments")
-        called = call.get(kind)
-        name = _name_of(called, where, f"a tool call needs a {kind} with a name")
-        count_unread(call, {"id", "type", kind}, "messages[].tool_calls[].", counts)
-        count_unread(call[kind], {"name", given}, f"messages[].tool_calls[].{kind}.", counts)
-        arguments = call[kind].get(given)
-        yield ToolCall(name, {"input": arguments} if kind == "custom" else arguments, call_id)
+        yield _call(call, where, "a function with a name")
+        known = {"name", "arguments", "args", "input"}
+        wrapper = next((name for name in ("function", "custom") if isinstance(call.get(name), dict)), "")
+        beside = {wrapper} if wrapper else known | {"function", "requestor", "placeholder_args", "error"}
+        count_unread(call, {"id", "type"} | beside, "messages[].tool_calls[].", counts)
+        count_unread(call[wrapper] if wrapper else {}, known, f"messages[].tool_calls[].{wrapper}.", counts)
 
 
 # LangChain, as written by `messages_to_dict` and `dumpd`, and in the state of a LangGraph graph
@@ -289,7 +326,7 @@ def langchain_messages(messages: list[Any], counts: Counts, place: str) -> Itera
         if not isinstance(body, dict):
             raise RunRefused("not_a_run", f"{where}: {shown(body)} is not an object")
         named = str(body.get("role")).lower() if kind == "chat" else kind
-        role = "assistant" if named == "ai" else _ROLES.get(named, "user")
+        role = ROLES.get(named, "user")
         if role == "system":
             counts.drop("system messages")
         extra = body["additional_kwargs"] if isinstance(body.get("additional_kwargs"), dict) else {}
@@ -335,7 +372,7 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
         known = ("user", "assistant", "system", "developer")
         if named not in known:
             raise RunRefused("not_a_run", f"{place}: role {shown(named)} is not one of {', '.join(known)}")
-        role = _ROLES[named]
+        role = ROLES[named]
         if role == "system":
             counts.drop(f"{named} messages")
         text = text_of(item.get("content"), f"{place}.content", "input[].content[]", counts)
@@ -347,16 +384,14 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
             counts.drop("reasoning that is encrypted or not shown")
         yield Message("assistant", tuple(Reasoning(text_field(part, "text", place)) for part in parts))
     elif kind in ("function_call", "custom_tool_call"):
-        arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
-        call = ToolCall(_name_of(item, place), arguments, text_field(item, "call_id", place))
-        yield Message("assistant", (call,))
+        yield Message("assistant", (_call(item, place),))
         count_unread(item, {"type", "id", "status", "call_id", "name", "arguments", "input"}, "input[].", counts)
     elif kind.endswith("_call") or kind == "program":
         yield from built_in(item, kind, place, counts)
     elif kind.endswith("_output"):
         output = first_given(item, _OUTPUTS)
         text = as_text(item.get("tools")) or _result_text(output, f"{place}.output", counts, "input[].output[]")
-        failed = item.get("status") in ("failed", "incomplete")
+        failed = is_marked_error(item)
         yield Message("tool", (ToolResult(text, text_field(item, "call_id", place), is_error=failed),))
     elif kind in _NO_MESSAGES:
         counts.drop(_NO_MESSAGES[kind])
@@ -369,17 +404,14 @@ def built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Ite
     if kind == "image_generation_call":
         counts.drop("images", "result" in item)
         item = {name: value for name, value in item.items() if name != "result"}
-    if kind == "mcp_call":
-        name, arguments = _name_of(item, place), item.get("arguments")
-    else:
-        name = kind.removesuffix("_call")
-        other = {"id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS}
-        arguments = {field: value for field, value in item.items() if field not in other}
-    call = ToolCall(name, arguments, text_field(item, "call_id" if "call_id" in item else "id", place))
+    other = {"id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS}
+    call_id = text_field(item, "call_id" if "call_id" in item else "id", place)
+    arguments = {field: value for field, value in item.items() if field not in other}
+    call = _call(item, place) if kind == "mcp_call" else ToolCall(kind.removesuffix("_call"), arguments, call_id)
     yield Message("assistant", (call,))
     for output in _OUTPUTS:
         if item.get(output) is not None:
-            failed = output == "error" or item.get("status") == "failed"
+            failed = output == "error" or is_marked_error(item)
             yield Message("tool", (ToolResult(as_text(item[output]), call.call_id, is_error=failed),))
             return
 
@@ -594,8 +626,7 @@ def _read_step(step: dict[str, Any], place: str, transcript: Transcript) -> None
         parts += [Reasoning(reasoning), Text(text)]
     for number, call in enumerate(objects_of(step, "tool_calls", f"{place}.tool_calls")):
         where = f"{place}.tool_calls.{number}"
-        name = _name_of(call, where, "a tool call needs a function_name", "function_name")
-        parts.append(ToolCall(name, call.get("arguments"), text_field(call, "tool_call_id", where)))
+        parts.append(_call(call, where, "a function_name"))
         count_unread(call, {"tool_call_id", "function_name", "arguments"}, "steps[].tool_calls[].", counts)
     transcript.add(Message("assistant", tuple(parts)))
     observation = step.get("observation")

@@ -13,19 +13,13 @@ from typing import Any, Final
 
 from worker.runs.conversation import ToolRun
 from worker.runs.fields import Counts, first_given, is_marked_error, json_object, json_value, says_error
-from worker.runs.forms import built_in, langchain_kind
+from worker.runs.forms import CALLS, IDS, NAMES, ROLES, built_in, call_in, langchain_kind, result_text, text_in
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 from worker.runs.otlp.dialects import MAX_NAME, Dialect, dialects_of, first_text, is_missed, tool_name, values
 from worker.runs.otlp.spans import LogEvent, Span, SpanEvent
 from worker.runs.otlp.values import REDACTED, Flat, is_cut_off, loaded, python_object, python_value
 
-_ROLES: Final[Mapping[str, Role]] = {
-    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-    "ai": "assistant", "model": "assistant", "thinking": "assistant", "tool-call": "assistant", "tool": "tool",
-    "function": "tool", "tool-response": "tool", "ipython": "tool",
-}  # fmt: skip
-
-_ITEMS: Final = ("message", "reasoning", "_call", "_call_output")
+_ITEMS: Final = ("message", "reasoning", "_call", "_call_output", "tool_search_output", "program", "program_output")
 """Ends of the types of items of the Responses API, which are mixed with messages and have no role."""
 
 _EVENTS: Final[Mapping[str, Role]] = {
@@ -152,7 +146,7 @@ def _with_each_call_once(messages: list[Message]) -> list[Message]:
     """Return messages without those calls without an id that another place has with one."""
     known = {_call_key(call) for message in messages for call in message.calls() if call.call_id}
     return [
-        replace(message, parts=tuple(
+        Message(message.role, tuple(
             part for part in message.parts
             if not isinstance(part, ToolCall) or part.call_id or _call_key(part) not in known
         )) for message in messages
@@ -169,8 +163,10 @@ def of_google(inputs: list[Message], outputs: list[Message]) -> _Messages:
     Results with such an id get the name instead.
     """
     names = {call.name for message in (*inputs, *outputs) for call in message.calls()}
-    bare = [replace(each, parts=tuple(_part_of_google(part, names) for part in each.parts)) for each in inputs]
-    said = [replace(each, parts=tuple(_part_of_google(part, names) for part in each.parts)) for each in outputs]
+    bare, said = (
+        [Message(each.role, tuple(_part_of_google(part, names) for part in each.parts)) for each in messages]
+        for messages in (inputs, outputs)
+    )
     return with_calls(bare, said)
 
 
@@ -227,7 +223,7 @@ def with_calls(inputs: list[Message], outputs: list[Message]) -> _Messages:
                 own = waiting.pop(same[0] if same else next(iter(waiting)))
                 if part.call_id not in known if part.call_id else not part.name:
                     parts[at] = replace(part, call_id=own.call_id, name=own.name)
-        matched.append(message if parts == list(message.parts) else replace(message, parts=tuple(parts)))
+        matched.append(message if parts == list(message.parts) else Message(message.role, tuple(parts)))
     return matched, outputs
 
 
@@ -362,7 +358,7 @@ def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Mess
     if value and isinstance(value[0], str) and value[0].startswith("ChatMessage("):  # of Haystack or LlamaIndex
         value = [python_object(each) if isinstance(each, str) else each for each in value]
     if value and isinstance(value[0], list):  # LangChain has pairs of role and text, or a list of lists
-        pairs = [each for each in value if isinstance(each, list) and len(each) == 2 and str(each[0]) in _ROLES]
+        pairs = [each for each in value if isinstance(each, list) and len(each) == 2 and str(each[0]) in ROLES]
         value = [{"role": who, "content": text} for who, text in pairs] if len(pairs) == len(value) else value[0]
     if any(isinstance(each, Flat) or (isinstance(each, dict) and _is_message(each)) for each in value):
         return _each_message(value, role, known)
@@ -376,7 +372,7 @@ _LINE: Final = re.compile(r"^(system|developer|user|assistant|tool): (?:text: )?
 
 def _in_lines(text: str) -> list[Message]:
     _, *pairs = _LINE.split(text)
-    messages = [(_ROLES[role], said.strip()) for role, said in zip(pairs[::2], pairs[1::2], strict=True)]
+    messages = [(ROLES[role], said.strip()) for role, said in zip(pairs[::2], pairs[1::2], strict=True)]
     return [
         Message(role, (ToolResult(said) if role == "tool" else Text(said),))
         for role, said in messages if said not in ("", "None")
@@ -431,7 +427,7 @@ def _in_order(message: Message) -> list[Message]:
     pieces: list[Message] = []
     for is_result, group in groupby(message.parts, key=lambda part: isinstance(part, ToolResult)):
         parts = tuple(group)
-        pieces += [Message("tool", (part,)) for part in parts] if is_result else [replace(message, parts=parts)]
+        pieces += [Message("tool", (part,)) for part in parts] if is_result else [Message("assistant", parts)]
     return pieces
 
 
@@ -447,43 +443,25 @@ def _own_role(value: dict[str, Any]) -> Role | None:
     """Return the role of a message of LangChain or pydantic-ai."""
     if value.get("kind") == "response" and "parts" in value:
         return "assistant"
-    return None if value.keys().isdisjoint(("content", "data", "kwargs")) else _ROLES.get(langchain_kind(value))
-
-
-_RARE: Final = frozenset(
-    ("type", "kwargs", "data", "parts", "blocks", "text", "reasoning_content", "reasoning", "thinking", "thought",
-     "function_call", "function_call_name", "additional_kwargs", "toolCalls", "invalid_tool_calls")
-)  # fmt: skip
-"""Fields that most messages lack. Without any of them, half of `_message` can be skipped."""
-
-_PARTS_ALONE: Final = frozenset({"role", "parts", "finish_reason", "name"})
-
-_TEXT_ALONE: Final = frozenset({"role", "content", "message", "name"})
-"""The fields of the two most common forms, which need not be searched for anything else."""
+    return None if value.keys().isdisjoint(("content", "data", "kwargs")) else ROLES.get(langchain_kind(value))
 
 
 def _message(value: dict[str, Any], role: Role) -> Message:
     """Return a message: its reasoning, texts, results and calls. Calls may be outside its content."""
     if isinstance(value.get("message"), dict):
         value = {**value, **value["message"]}
-    is_plain = value.keys().isdisjoint(_RARE)
-    own = None if is_plain or "role" in value else _own_role(value)
-    for name in () if is_plain else ("kwargs", "data"):
+    own = None if "role" in value else _own_role(value)
+    for name in ("kwargs", "data"):
         if isinstance(value.get(name), dict):
             value = {**value, **value[name]}
     named = value.get("role")
-    if isinstance(named, str) and named not in _ROLES:  # MessageRole.TOOL_RESPONSE
+    if isinstance(named, str) and named not in ROLES:  # MessageRole.TOOL_RESPONSE
         named = named.lower().rpartition(".")[2].replace("_", "-")
-    role = _ROLES.get(named, "user") if isinstance(named, str) else own or role
-    if isinstance(value.get("parts"), list) and value.keys() <= _PARTS_ALONE:  # the semantic conventions
-        return Message(role, tuple([part for each in value["parts"] for part in _part(each)]))
-    text = value.get("content")
-    if role == "user" and isinstance(text, str) and text[:1] not in ("[", "_") and value.keys() <= _TEXT_ALONE:
-        return Message(role, (Text(text),))
-    if not is_plain and named is None and (kind := str(value.get("type"))) != "message" and kind.endswith(_ITEMS):
+    role = ROLES.get(named, "user") if isinstance(named, str) else own or role
+    if named is None and (kind := str(value.get("type"))) != "message" and kind.endswith(_ITEMS):
         return Message("tool" if kind.endswith("_output") else "assistant", tuple(_part(value)))
     parts: list[Part] = []
-    for name in ("contents", "content") if is_plain else ("parts", "contents", "blocks", "content", "text"):
+    for name in ("parts", "contents", "blocks", "content", "text"):
         if value.get(name) is not None and not any(isinstance(part, Text | ToolResult) for part in parts):
             more = _parts_in(value[name], role)
             parts += more if not parts else [part for part in more if isinstance(part, Text)]
@@ -494,13 +472,15 @@ def _message(value: dict[str, Any], role: Role) -> Message:
         body = _CALL_ID.sub("", written)
         result = ToolResult(body.removeprefix("Observation:\n"), is_error=body.startswith("Error:\n"))
         return Message(role, (result,))
-    names = () if is_plain else ("reasoning_content", "reasoning", "thinking")
+    names = ("reasoning_content", "reasoning", "thinking")
     reasons = [Reasoning(said) for name in names if isinstance(said := value.get(name), str) and said]
     if named == "thinking":
         parts = [Reasoning(part.text) if isinstance(part, Text) else part for part in parts]
-    if not is_plain and isinstance(value.get("thought"), str):  # AutoGen: its text next to calls
+    if isinstance(value.get("thought"), str):  # AutoGen: its text next to calls
         parts.insert(0, Text(value["thought"]))
-    if (not is_plain or "tool_calls" in value) and (calls := _calls_beside(value)):
+    if isinstance(refusal := value.get("refusal"), str) and refusal:
+        parts.append(Text(refusal))
+    if calls := _calls_beside(value):
         parts = [*(part for part in parts if not isinstance(part, ToolCall)), *calls]
     if role == "tool":
         return _tool_message(parts, value)
@@ -536,24 +516,21 @@ def _tool_message(parts: list[Part], value: dict[str, Any]) -> Message:
         results = [part for each in value["function"] for part in _result(json_object(each))]
     texts = [part.text for part in parts if isinstance(part, Text)]
     if texts and not results:
-        call_id = _text(value, ("tool_call_id", "tool_use_id", "call_id", "id"))
-        name = _text(value, _NAMES)
+        call_id = text_in(value, ("tool_call_id", "tool_use_id", "call_id", "id"))
+        name = text_in(value, NAMES)
         results = [ToolResult("\n".join(texts), call_id, name, is_error=is_marked_error(value))]
     elif len(results) == 1 and not results[0].call_id:
-        results = [replace(results[0], call_id=_text(value, ("tool_call_id",)))]
-    return Message("tool", tuple(results))
+        results = [replace(results[0], call_id=text_in(value, ("tool_call_id",)))]
+    return Message("tool", tuple(results or parts))  # a tool's span may have its call in such a message
 
 
 # Parts
 
-_CALL_TYPES: Final = re.compile(r"(?:server_|mcp_)?tool[_-](?:call|use)|function")
+_CALL_TYPES: Final = (*CALLS, "tool-call", "tool-use", "function")
 """How types of parts that are calls begin."""
 
 _WRAPPED_RESULTS: Final = ("tool_call_result", "toolResult", "functionResponse", "function_response")
 _WRAPPED_CALLS: Final = ("tool_call", "toolUse", "toolCall", "functionCall", "function_call")
-
-_NAMES: Final = ("name", "tool_name", "toolName")
-_IDS: Final = ("call_id", "id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id")
 
 
 def _parts_in(content: Any, role: Role) -> list[Part]:
@@ -580,10 +557,6 @@ def _part(part: Any) -> Sequence[Part]:
     kind = part.get("type")
     if kind == "text" and isinstance(text := part.get("content", part.get("text")), str):
         return (Reasoning(text) if part.get("thought") is True else Text(text),)
-    if kind == "tool_call" and isinstance(part.get("name"), str):
-        return _call(part)
-    if kind == "tool_call_response":
-        return _result(part)
     if isinstance(wrapped := part.get("message_content"), dict):  # OpenInference
         part = {**part, **wrapped}
     kind = part.get("type", part.get("part_kind", part.get("block_type")))
@@ -597,10 +570,10 @@ def _part(part: Any) -> Sequence[Part]:
         return _call(inner)
     if kind.endswith(("result", "response", "output", "return", "retry-prompt")) or (not kind and "origin" in part):
         return _result(part)
-    if _CALL_TYPES.match(kind) or (not kind and isinstance(part.get("toolName"), str)):
+    if kind.startswith(_CALL_TYPES) or (not kind and isinstance(part.get("toolName"), str)):
         return _call(part)
-    if kind.endswith("_call") and (kind != "mcp_call" or isinstance(part.get("name"), str)):
-        item = {**part, "call_id": _text(part, _IDS)}
+    if kind.endswith(("_call", "program")) and (kind != "mcp_call" or isinstance(part.get("name"), str)):
+        item = {**part, "call_id": text_in(part, IDS)}
         return [each for message in built_in(item, kind, "", Counts()) for each in message.parts]
     if not kind and ("arguments" in part or isinstance(part.get("function"), dict)):
         return _call(part)
@@ -612,19 +585,13 @@ def _part(part: Any) -> Sequence[Part]:
     return ()
 
 
-def _call(call: dict[str, Any]) -> Sequence[ToolCall]:
-    function = call.get("function")
-    inner = function if isinstance(function, dict) else call
-    name = _text(inner, _NAMES)
-    if not name:
-        return ()
-    arguments = first_given(inner, ("arguments", "args", "input", "parameters"))
-    arguments = arguments if isinstance(arguments, str) else json_value(arguments)
-    return (ToolCall(name, arguments, _text(call, _IDS)),)
+def _call(value: dict[str, Any]) -> Sequence[ToolCall]:
+    call = call_in(value)
+    return (call,) if call is not None and call.name else ()
 
 
 def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
-    value = first_given(result, ("response", "result", "output", "content", "value"))
+    value = first_given(result, ("response", "result", "output", "content", "value", "tools"))
     origin = result.get("origin")
     named = {**origin, **result} if isinstance(origin, dict) else result
     failed = is_marked_error(result) or result.get("part_kind") == "retry-prompt" or says_error(value)
@@ -633,7 +600,7 @@ def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
         value = value["value"]
     if value is None:
         return ()
-    return (ToolResult(result_text(value), _text(named, _IDS), _text(named, _NAMES), is_error=failed),)
+    return (ToolResult(result_text(value), text_in(named, IDS), text_in(named, NAMES), is_error=failed),)
 
 
 def _texts(part: dict[str, Any]) -> list[str]:
@@ -642,22 +609,6 @@ def _texts(part: dict[str, Any]) -> list[str]:
     if isinstance(content, list):
         return [text for each in content if isinstance(each, dict) for text in _texts(each)]
     return [content] if isinstance(content, str) and content else []
-
-
-def result_text(value: Any) -> str:
-    """Return a tool's result as a text: the joined texts if it is a list of text parts, otherwise JSON."""
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        texts = [each.get("text", each.get("content")) for each in value if each.get("type", "text") == "text"]
-        if len(texts) == len(value) and all(isinstance(text, str) for text in texts):
-            return "\n".join(texts)
-    return as_text(value)
-
-
-def _text(value: Mapping[str, Any], names: Sequence[str]) -> str:
-    for name in names:
-        if isinstance(text := value.get(name), str) and text:
-            return text
-    return ""
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -739,7 +690,7 @@ def _unwrapped(result: Any) -> tuple[str, str, bool]:
         inner = message.get("data", message.get("kwargs", message))
         is_message = message.get("type") in ("tool", "ToolMessage", "constructor")
         if is_message and isinstance(inner, dict) and "content" in inner:
-            return result_text(inner["content"]), _text(inner, ("tool_call_id",)), is_marked_error(inner)
+            return result_text(inner["content"]), text_in(inner, ("tool_call_id",)), is_marked_error(inner)
         if parsed.keys() == {"output"}:  # LangSmith: a result must be an object
             return result_text(output), "", False
     if isinstance(parsed, str):
