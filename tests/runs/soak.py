@@ -15,15 +15,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from tests.support import chaos, hostile, oracle
-from tests.support.chaos import Chaos, Fleet, Load, Slot, settings, shuffled, traces, wait_settled
+from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled
 from tests.support.crash_worker import hash_vector
-from tests.support.figures import Figure, Source, Watch, at_marks, growth, open_transactions
+from tests.support.figures import Watch, at_marks, growth, open_transactions
 from tests.support.kafka_fixtures import consume_all, create_topics, unique, wait_until
 from tests.support.processes import interrupt_on_signals
 from worker.config import load
@@ -35,20 +35,6 @@ TRACES: Final = 10_000
 PATIENCE_S: Final = 600.0
 REBALANCES: Final = 50
 PLAN: Final = {"sigkill": 20, "sigterm": 4, "zombie": 2, "join": 5, "leave": 5, "restart_broker": 2}
-
-
-class Pace(NamedTuple):
-    """How fast a run goes: traces and hostile batches a second, seconds between two disturbances."""
-
-    traces: float
-    hostile: float = 2.0
-    pause: tuple[float, float] = (0.3, 3.0)
-
-
-def pace(given: argparse.Namespace) -> Pace:
-    of_model = Pace(4.0, hostile=0.2, pause=(5.0, 25.0))  # it takes 2 s of CPU to start, and 35 ms for a trace
-    chosen = of_model if given.model else Pace(150.0 if given.steady else 60.0)
-    return chosen if given.rate is None else chosen._replace(traces=given.rate)
 
 
 def environment(bootstrap: str, given: argparse.Namespace) -> dict[str, str]:
@@ -68,28 +54,18 @@ class Run:
     def __init__(self, kafka: EmbeddedKafka, env: dict[str, str], fleet: Fleet, given: argparse.Namespace) -> None:
         self.kafka, self.env, self.fleet, self.given = kafka, env, fleet, given
         self.bootstrap, self.source = kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"]
-        self.pace = pace(given)
-        self.watched: Slot | None = None
-        self.figures: list[Figure] = []
+        # The real model takes 2 s of CPU to start, and 35 ms for a trace.
+        self.traces_a_second = given.rate or (4.0 if given.model else 150.0 if given.steady else 60.0)
+        self.pause = (5.0, 25.0) if given.model else (0.3, 3.0)
+        """Seconds between two disturbances."""
         self.chaos = Chaos(kafka, fleet, given.seed)
         """What is done to the fleet; it counts the forced rebalances, too."""
         records = traces(given.seed, PARTITIONS)
-        self.load = Load(self.bootstrap, self.source, records, given.traces, self.pace.traces, open_end=True)
+        self.load = Load(self.bootstrap, self.source, records, given.traces, self.traces_a_second, open_end=True)
         batches = hostile.batches(given.seed, traces(given.seed + 1, PARTITIONS))
-        self.odd = hostile.HostileLoad(self.bootstrap, self.source, batches, self.pace.hostile)
-        source = Source(
-            lambda: None if self.watched is None else self.watched.process,
-            self.bootstrap,
-            env["KP_GROUP_ID"],
-            kafka.node_log(0).parent / "data",
-            lambda: kafka.pid(0),
-        )
-        self.watch = Watch(source, min(30.0, max(5.0, given.minutes)), self.keep)
+        self.odd = hostile.HostileLoad(self.bootstrap, self.source, batches, 0.2 if given.model else 2.0)
+        self.watch = Watch(kafka, env["KP_GROUP_ID"], min(30.0, max(5.0, given.minutes)))
         self.end: float = time.monotonic() + 60 * given.minutes
-
-    def keep(self, figure: Figure) -> None:
-        self.figures.append(figure)
-        print(figure, flush=True)
 
     def start(self) -> None:
         """Create the topics (the workers create the others), and start what produces, and the watch."""
@@ -139,17 +115,17 @@ def storm(run: Run) -> list[str]:
     run.fleet.add()
     plan = shuffled(run.given.seed, **PLAN)
     all_at_once = 10 if run.given.model else len(plan) // 2
-    run.chaos.run(plan[:all_at_once], run.pace.pause)
-    run.watched = run.fleet.add()  # from here on one worker is spared, to be watched
-    run.watched.protected = True
-    run.chaos.run(plan[all_at_once:], run.pace.pause)
+    run.chaos.run(plan[:all_at_once], run.pause)
+    spared = run.watch.slot = run.fleet.add()  # from here on one worker is watched
+    spared.protected = True
+    run.chaos.run(plan[all_at_once:], run.pause)
     while run.left() > 0:
         for action in shuffled(run.chaos.rng.randrange(10**6), **PLAN):
             if run.left() > 0:
-                run.chaos.run([action], run.pace.pause)
+                run.chaos.run([action], run.pause)
     wrong = run.finish()
-    number = run.watched.number
-    return wrong + [f"the spared worker ended: {event}" for event in run.fleet.unexpected() if event.slot == number]
+    ends = [event for event in run.fleet.unexpected() if event.slot == spared.number]
+    return wrong + [f"the spared worker ended: {event}" for event in ends]
 
 
 async def join_and_leave(bootstrap: str, env: dict[str, str]) -> None:
@@ -174,7 +150,7 @@ def steady(run: Run) -> list[str]:
     """Load one worker until the time is over, with 50 rebalances after the start; return what is wrong."""
     rng = random.Random(run.given.seed)
     run.start()
-    slot = run.watched = run.fleet.add()
+    slot = run.watch.slot = run.fleet.add()
     time.sleep(max(45.0, run.given.minutes * 30))  # all caches full
     wrong = []
     before = run.watch.take()
@@ -187,17 +163,11 @@ def steady(run: Run) -> list[str]:
     after = run.watch.take()
     if slot.process.metric("kp_rebalances_total") < 2 * REBALANCES:
         wrong.append(f"only {slot.process.metric('kp_rebalances_total'):.0f} assignments")
-    if run.fleet.exits or (before and after and before.pid != after.pid):
+    if run.fleet.exits or not before or not after or before.pid != after.pid:
         wrong.append("the worker did not live through it")
-    elif (
-        before
-        and after
-        and (
-            # The first restores take buffers that the allocator keeps. A leak of one partition's restore (2 MB) in each
-            # rebalance would add 100 MiB.
-            after.rss > before.rss + 40 or after.threads > before.threads + 2 or after.files > before.files + 4
-        )
-    ):
+    # The first restores take buffers that the allocator keeps. A leak of a partition's restore (2 MB) in each rebalance
+    # would add 100 MiB.
+    elif after.rss > before.rss + 40 or after.threads > before.threads + 2 or after.files > before.files + 4:
         wrong.append(f"the worker grew: {before} -> {after}")
     return run.finish() + wrong
 
@@ -212,13 +182,14 @@ def judge(run: Run) -> tuple[list[str], list[str]]:
     sent = run.load.acknowledged
     if report.source < max(sent, run.given.traces):
         wrong.append(f"{sent} traces were acknowledged, {report.source} are on the topic")
-    grown, grew = growth(run.figures, mib=25, threads=2, files=8)
+    figures = run.watch.figures
+    grown, grew = growth(figures)
     wrong += grew
-    wrong += [f"a transaction was open for too long: {figure}" for figure in run.figures if figure.overdue]
-    not_compacted = 900 * run.pace.traces  # of 15 minutes
+    wrong += [f"a transaction was open for too long: {figure}" for figure in figures if figure.overdue]
+    not_compacted = 900 * run.traces_a_second  # of 15 minutes
     kept = (int(run.env["KP_CACHE_MAX_ELEMENTS"]) + 1024) * PARTITIONS + not_compacted
-    if run.figures and run.figures[-1].changelog > kept * 2000:  # an entry of the tests takes less
-        wrong.append(f"the changelog takes {run.figures[-1].changelog} bytes, {kept:.0f} entries are to be kept")
+    if figures and figures[-1].changelog > kept * 2000:  # an entry of the tests takes less
+        wrong.append(f"the changelog takes {figures[-1].changelog} bytes, {kept:.0f} entries are to be kept")
     done = run.chaos.done
     rows = {
         "traces": report.source,
@@ -242,7 +213,7 @@ def judge(run: Run) -> tuple[list[str], list[str]]:
     lines = [
         *(f"{name:28s} {value}" for name, value in rows.items()),
         "the watched worker at 5, 30 and 60 minutes and at the end:",
-        *map(str, at_marks(run.figures, (5, 30, 60))),
+        *map(str, at_marks(figures)),
         *grown,
         "the workers' logs:",
         chaos.log_report(run.fleet.logs),

@@ -30,12 +30,10 @@ from tests.support.surroundings import topic_settings
 from worker import make_verdict, sign_verdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-CAPACITY: Final = 50
-
 
 def settings(bootstrap: str, name: str | None = None, **extra: str) -> dict[str, str]:
     """Return the settings of a group of workers with topics of their own and a small, short-lived cache."""
-    small = {"KP_SESSION_TIMEOUT_SECONDS": "6", "KP_CACHE_MAX_ELEMENTS": str(CAPACITY), "KP_CACHE_TTL_SECONDS": "60"}
+    small = {"KP_SESSION_TIMEOUT_SECONDS": "6", "KP_CACHE_MAX_ELEMENTS": "50", "KP_CACHE_TTL_SECONDS": "60"}
     return topic_settings(bootstrap, name or unique("chaos"), **small | extra)
 
 

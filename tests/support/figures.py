@@ -6,17 +6,18 @@ import http.client
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from aiokafka.errors import KafkaError
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
+from aiokafka.protocol.types import CompactArray, Int16, Int32, Int64
 
-from tests.support.kafka_fixtures import WorkerProcess
-from worker.kafka.aiokafka_private import ask_once, split_servers
+from tests.support.chaos import Slot
+from worker.kafka.aiokafka_private import InOneVersion, ask_once, split_servers
+from worker.kafka.protocol import TEXT, Fields, fields_array, flexible
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 OVERDUE_MS: Final = 75_000
 """KP_TRANSACTION_TIMEOUT_SECONDS, and what the broker takes to notice: no transaction of the worker is open longer."""
@@ -24,53 +25,19 @@ OVERDUE_MS: Final = 75_000
 WARM_S: Final = 300.0
 """Until then a worker loads, restores and fills its buffers."""
 
-_TAGS: Final = ("tags", TaggedFields)
 
-
-class ListTransactionsResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
-    """The transactions of one broker's coordinators."""
-
-    API_KEY = 66
-    API_VERSION = 1
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        ("error_code", Int16),
-        ("unknown_state_filters", CompactArray(CompactString())),
-        (
-            "transactions",
-            CompactArray(
-                ("transactional_id", CompactString()), ("producer_id", Int64), ("state", CompactString()), _TAGS
-            ),
+class ListTransactions(
+    InOneVersion,
+    version=flexible(
+        "ListTransactions", 66, 1,
+        Fields(("states", CompactArray(TEXT)), ("producer_ids", CompactArray(Int64)), ("longer_than_ms", Int64)),
+        Fields(
+            ("throttle_time_ms", Int32), ("error_code", Int16), ("unknown_states", CompactArray(TEXT)),
+            ("transactions", fields_array(("transactional_id", TEXT), ("producer_id", Int64), ("state", TEXT))),
         ),
-        _TAGS,
-    )
-
-
-class ListTransactionsStruct(RequestStruct):  # type: ignore[misc]
-    """Version 1 (Kafka 3.8) can ask for those that are open for longer than some milliseconds."""
-
-    FLEXIBLE_VERSION = True
-    API_KEY = 66
-    API_VERSION = 1
-    RESPONSE_TYPE = ListTransactionsResponse
-    SCHEMA = Schema(
-        ("state_filters", CompactArray(CompactString())),
-        ("producer_id_filters", CompactArray(Int64)),
-        ("duration_filter", Int64),
-        _TAGS,
-    )
-
-
-class ListTransactionsRequest(Request[ListTransactionsStruct]):  # type: ignore[misc]
-    """Ask one broker for the transactions that its coordinators hold open."""
-
-    API_KEY = 66
-
-    def __init__(self, longer_than_ms: int) -> None:
-        self._longer_than_ms = longer_than_ms
-
-    def build(self, request_struct_class: type[Any]) -> Any:
-        return request_struct_class(["Ongoing", "PrepareCommit", "PrepareAbort"], [], self._longer_than_ms, {})
+    ),
+):  # fmt: skip
+    """The transactions of one broker's coordinators, in the version (Kafka 3.8) that asks how long they are open."""
 
 
 async def open_transactions(bootstrap: str, group: str, longer_than_ms: int = -1) -> list[str]:
@@ -78,26 +45,18 @@ async def open_transactions(bootstrap: str, group: str, longer_than_ms: int = -1
 
     Raises KafkaError, OSError or TimeoutError where none answers.
     """
-    found: list[str] = []
+    names: list[str] = []
     servers = split_servers(bootstrap)
+    request = ListTransactions(["Ongoing", "PrepareCommit", "PrepareAbort"], [], longer_than_ms)
     for number, (host, port) in enumerate(servers):
         try:
-            answer = await ask_once(host, port, ListTransactionsRequest(longer_than_ms), request_timeout_ms=5000)
+            answer = await ask_once(host, port, request, request_timeout_ms=5000)
         except (KafkaError, OSError, TimeoutError):
-            if number == len(servers) - 1 and not found:
+            if number == len(servers) - 1 and not names:
                 raise
             continue
-        found += [name for name, *_ in answer.transactions if name.startswith(f"{group}-")]
-    return found
-
-
-def changelog_bytes(data: Path, topic: str) -> int:
-    """Return the bytes of a topic's segments in a broker's data directory, without those about to be deleted."""
-    total = 0
-    for segment in data.glob(f"{topic}-*/*.log"):
-        with contextlib.suppress(FileNotFoundError):
-            total += segment.stat().st_size
-    return total
+        names += [name for name, *_ in answer.transactions if name.startswith(f"{group}-")]
+    return names
 
 
 def memory_mib(pid: int) -> float:
@@ -123,38 +82,43 @@ class Figure:
     rss: float
     threads: int
     files: int
+    changelog: int
     open: int | None = None
     overdue: int | None = None
-    changelog: int = 0
     lag: float | None = None
     broker_rss: float | None = None
 
     def __str__(self) -> str:
-        lag = "?" if self.lag is None else f"{self.lag:.0f}"
-        broker = "?" if self.broker_rss is None else f"{self.broker_rss:.0f}"
+        def shown(value: float | None) -> str:
+            return "?" if value is None else f"{value:.0f}"
+
         return (
             f"{self.at / 60:6.1f} min  pid {self.pid}  RSS {self.rss:6.1f} MiB  {self.threads} threads  "
-            f"{self.files} files  open transactions {'?' if self.open is None else self.open} "
-            f"(overdue {'?' if self.overdue is None else self.overdue})  "
-            f"changelog {self.changelog / 1e6:.2f} MB  lag {lag}  broker {broker} MiB"
+            f"{self.files} files  open transactions {shown(self.open)} (overdue {shown(self.overdue)})  "
+            f"changelog {self.changelog / 1e6:.2f} MB  lag {shown(self.lag)}  broker {shown(self.broker_rss)} MiB"
         )
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where figures come from: the watched worker (None: it is away), the broker, its data, the group."""
+class Watch(threading.Thread):
+    """Takes figures of a worker and its Kafka at intervals (s), prints and keeps them. `slot`: where the worker is."""
 
-    worker: Callable[[], WorkerProcess | None]
-    bootstrap: str
-    group: str
-    data: Path
-    broker_pid: Callable[[], int]
+    def __init__(self, kafka: EmbeddedKafka, group: str, interval: float) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.slot: Slot | None = None
+        self.figures: list[Figure] = []
+        self._kafka, self._group, self._interval = kafka, group, interval
+        self._began = time.monotonic()
+        self._stop_asked = threading.Event()
 
-    def take(self, at: float) -> Figure | None:
+    def run(self) -> None:
+        while not self._stop_asked.wait(self._interval):
+            self.take()
+
+    def take(self) -> Figure | None:
         """Take a figure now; None where there is no worker."""
-        worker = self.worker()
-        if worker is None:
+        if self.slot is None:
             return None
+        at, worker, kafka = time.monotonic() - self._began, self.slot.process, self._kafka
         try:
             status, files = _status(worker.pid), len(list(Path(f"/proc/{worker.pid}/fd").iterdir()))
             rss, threads = int(status["VmRSS"].split()[0]) / 1024, int(status["Threads"])
@@ -164,33 +128,18 @@ class Source:
         with contextlib.suppress(OSError, http.client.HTTPException):
             lag = worker.metric("kp_consumer_lag")
         with contextlib.suppress(Exception):  # the broker is away: chaos does that
-            broker_rss = memory_mib(self.broker_pid())
-            still_open = len(asyncio.run(open_transactions(self.bootstrap, self.group)))
-            overdue = len(asyncio.run(open_transactions(self.bootstrap, self.group, OVERDUE_MS)))
-        size = changelog_bytes(self.data, f"{self.group}-novelty-changelog")
-        return Figure(at, worker.pid, rss, threads, files, still_open, overdue, size, lag, broker_rss)
-
-
-class Watch(threading.Thread):
-    """Takes figures at intervals, and passes each to `keep`."""
-
-    def __init__(self, source: Source, interval: float, keep: Callable[[Figure], None]) -> None:
-        super().__init__(name="watch", daemon=True)
-        self._source = source
-        self._interval = interval
-        self._keep = keep
-        self._began = time.monotonic()
-        self._stop_asked = threading.Event()
-
-    def run(self) -> None:
-        while not self._stop_asked.wait(self._interval):
-            self.take()
-
-    def take(self) -> Figure | None:
-        figure = self._source.take(time.monotonic() - self._began)
-        if figure is not None:
-            self._keep(figure)
-        return figure
+            broker_rss = memory_mib(kafka.pid(0))
+            still_open = len(asyncio.run(open_transactions(kafka.bootstrap_servers, self._group)))
+            overdue = len(asyncio.run(open_transactions(kafka.bootstrap_servers, self._group, OVERDUE_MS)))
+        changelog = 0
+        for segment in (kafka.node_log(0).parent / "data").glob(f"{self._group}-novelty-changelog-*/*.log"):
+            with contextlib.suppress(FileNotFoundError):  # it is deleted just now
+                changelog += segment.stat().st_size
+        self.figures.append(
+            Figure(at, worker.pid, rss, threads, files, changelog, still_open, overdue, lag, broker_rss)
+        )
+        print(self.figures[-1], flush=True)
+        return self.figures[-1]
 
     def finish(self) -> None:
         self._stop_asked.set()
@@ -198,14 +147,14 @@ class Watch(threading.Thread):
             self.join()
 
 
-def at_marks(figures: Sequence[Figure], marks: Sequence[float]) -> list[Figure]:
-    """Return the first complete figure at or after each mark (minutes), and the last one."""
+def at_marks(figures: Sequence[Figure]) -> list[Figure]:
+    """Return the first complete figure at or after 5, 30 and 60 minutes, and the last one."""
     complete = [figure for figure in figures if figure.open is not None] or list(figures)
-    found = [next((figure for figure in complete if figure.at >= mark * 60), None) for mark in marks]
-    return list(dict.fromkeys([figure for figure in found if figure is not None] + complete[-1:]))
+    at = [next((figure for figure in complete if figure.at >= mark * 60), None) for mark in (5, 30, 60)]
+    return list(dict.fromkeys([figure for figure in at if figure is not None] + complete[-1:]))
 
 
-def growth(figures: Sequence[Figure], *, mib: float, threads: int, files: int) -> tuple[list[str], list[str]]:
+def growth(figures: Sequence[Figure]) -> tuple[list[str], list[str]]:
     """Compare the two halves of each process's life after WARM_S; return lines for a report, and what is wrong.
 
     The greatest values are compared: they come back with each rebalance, restore and burst. The slope is a least
@@ -218,19 +167,17 @@ def growth(figures: Sequence[Figure], *, mib: float, threads: int, files: int) -
         if len(mine) < 4 or mine[-1].at - mine[0].at < WARM_S:
             continue
         middle = (mine[0].at + mine[-1].at) / 2
-        first = [figure for figure in mine if figure.at < middle]
         second = [figure for figure in mine if figure.at >= middle]
-        limits = {"rss": mib, "threads": float(threads), "files": float(files)}
-        most = {name: [max(getattr(figure, name) for figure in half) for half in (first, second)] for name in limits}
+        halves = [figure for figure in mine if figure.at < middle], second
         slope = statistics.linear_regression([f.at / 3600 for f in second], [f.rss for f in second]).slope
-        text = ", ".join(f"{name} {before:.1f} -> {after:.1f}" for name, (before, after) in most.items())
+        most = []
+        for name, limit in (("rss", 25), ("threads", 2), ("files", 8)):
+            before, after = (max(getattr(figure, name) for figure in half) for half in halves)
+            most.append(f"{name} {before:.1f} -> {after:.1f}")
+            if after - before > limit:
+                wrong.append(f"{name} of pid {pid} grew from {before:.1f} to {after:.1f}")
         lines.append(
             f"pid {pid}, minutes {mine[0].at / 60:.0f} to {mine[-1].at / 60:.0f}, greatest values of both halves: "
-            f"{text}; second half {slope:+.1f} MiB an hour"
+            f"{', '.join(most)}; second half {slope:+.1f} MiB an hour"
         )
-        wrong += [
-            f"{name} of pid {pid} grew from {before:.1f} to {after:.1f}"
-            for name, (before, after) in most.items()
-            if after - before > limits[name]
-        ]
     return lines, wrong
