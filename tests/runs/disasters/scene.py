@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 from tests.support import chaos, oracle
-from tests.support.chaos import Fleet, Load, Slot, settings, traces, wait_settled
+from tests.support.chaos import Fleet, Load, settings, traces, wait_settled
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import create_topics, wait_until
 
@@ -164,19 +164,6 @@ class Scene:
         """Wait until all workers are ready."""
         self.wait(self.fleet.all_ready, f"{what}: all workers are ready")
         self.say(f"{what}: longest time without a commit {self.eye.longest_stall:.1f} s")
-
-    def metrics(self, slot: Slot) -> dict[str, float]:
-        """Return a worker's metrics, however busy the machine is. Raises AssertionError when it never answers."""
-        samples: dict[str, float] = {}
-
-        def answered() -> bool:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                samples.update(slot.process.metrics())
-            return bool(samples)
-
-        if not wait_until(answered, PATIENCE_S):
-            raise AssertionError(f"worker {slot.number} does not answer\n{self.fleet.tails()}")
-        return samples
 
     def logged(self, pattern: str) -> list[str]:
         """Return the log lines of all workers that match."""
