@@ -8,11 +8,11 @@ import random
 import time
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
-from tests.support.kafka_fixtures import create_topics, unique
+from tests.support.kafka_fixtures import committed_async, consume_all_async, create_topics, unique
 from worker.kafka.producer import TRANSACTION, Producer, PublishError
 from worker.kafka.protocol import InitProducerId
 from worker.kafka.rows import OutputTopic, PartitionRows
@@ -41,7 +41,8 @@ class Line:
     """Transactions of one id, one after the other, as a worker runs them: after a failure from the committed offset."""
 
     def __init__(self, cluster: EmbeddedKafka, name: str) -> None:
-        self.client = {"bootstrap_servers": cluster.bootstrap_servers}
+        self.bootstrap = cluster.bootstrap_servers
+        self.client = {"bootstrap_servers": self.bootstrap}
         self.name = name
         self.tp = TopicPartition(name, 0)
         self.topic = OutputTopic(name, 1, 1 << 20)
@@ -84,20 +85,7 @@ class Line:
                 number += 1
 
     async def committed(self) -> int:
-        async with AIOKafkaConsumer(**self.client, group_id=self.name, enable_auto_commit=False) as reader:
-            return await reader.committed(self.tp) or 0
-
-    async def read(self, count: int) -> list[int]:
-        """Return what a reader of committed records sees."""
-        found: list[int] = []
-        async with AIOKafkaConsumer(
-            self.name, **self.client, isolation_level="read_committed", auto_offset_reset="earliest"
-        ) as reader:
-            async with asyncio.timeout(120):
-                while len(found) < count:
-                    for records in (await reader.getmany(timeout_ms=500)).values():
-                        found += [int(record.value) for record in records]
-        return found
+        return (await committed_async(self.bootstrap, self.name, self.name)).get(0, 0)
 
 
 @pytest.mark.long
@@ -124,7 +112,8 @@ def test_the_turn_of_an_epoch_while_the_coordinator_moves(cluster: EmbeddedKafka
         await asyncio.to_thread(cluster.start_node, node)
         await line.run(at + 150, count)
         assert line.producer._producer.producer_id != before.producer_id
-        assert await line.read(count) == list(range(count)), line.failures
+        read = await consume_all_async(line.bootstrap, name)
+        assert [int(record.value) for record in read] == list(range(count)), line.failures
         assert await line.committed() == count
         assert len(line.failures) <= 2, line.failures
         await line.producer.stop()

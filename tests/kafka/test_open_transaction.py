@@ -16,24 +16,24 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 @contextmanager
 def open_transaction(bootstrap: str, topic: str) -> Iterator[None]:
     """Send a record to partition 0 in a transaction, and end it at the end."""
+
+    async def begin() -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=topic)
+        await producer.start()
+        await producer.begin_transaction()
+        await producer.send_and_wait(topic, LINES[0], partition=0)
+        return producer
+
+    async def end(producer: AIOKafkaProducer) -> None:
+        await producer.commit_transaction()
+        await producer.stop()
+
     with asyncio.Runner() as runner:
-        producer: list[AIOKafkaProducer] = []
-
-        async def begin() -> None:
-            producer.append(AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=topic))
-            await producer[0].start()
-            await producer[0].begin_transaction()
-            await producer[0].send_and_wait(topic, LINES[0], partition=0)
-
-        async def end() -> None:
-            await producer[0].commit_transaction()
-            await producer[0].stop()
-
-        runner.run(begin())
+        producer = runner.run(begin())
         try:
             yield
         finally:
-            runner.run(end())
+            runner.run(end(producer))
 
 
 async def commit_and_abort(bootstrap: str, topic: str) -> None:

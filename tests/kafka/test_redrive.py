@@ -271,26 +271,16 @@ def test_to_a_file(desk: Desk, tmp_path: Path) -> None:
     assert (device.returncode, "/dev/full is not a file; name a new one" in device.stderr) == (1, True)
 
 
-def put(desk: Desk, topic: str, sources: list[tuple[Reason, SourceRecord]]) -> None:
-    """Put dead letters of these source records on a topic."""
-    rows = []
-    for reason, source in sources:
-        letter = dead_letter(source, InvalidTrace(reason, "", "broken for a test"))
-        rows.append((letter.key, letter.value, letter.headers, 0, letter.timestamp_ms))
-    produce(desk.bootstrap, topic, rows)
-
-
 def test_records_with_spans_go_back_to_their_topics(desk: Desk) -> None:
     spans = [f"{desk.name}.spans-{number}" for number in range(2)]
     create_topics(desk.bootstrap, {name: (3, {"retention.ms": "-1"}) for name in spans})
     gone = f"{desk.name}.gone"
     of = {name: SourceRecord(name, 2, 5, T0, b"k", name.encode(), [("n", b"1")]) for name in (desk.name, *spans, gone)}
-    put(
-        desk,
-        desk.topics["dead-letter"],
-        [(Reason.NOT_JSON, of[desk.name]), *((Reason.NOT_OTLP, of[name]) for name in (*spans, gone)),
-         (Reason.LATE_SPAN, of[spans[0]]), (Reason.ASSEMBLY_FAILED, of[spans[0]])],
-    )  # fmt: skip
+    rows, closed = [], [(Reason.LATE_SPAN, spans[0]), (Reason.ASSEMBLY_FAILED, spans[0])]
+    for reason, name in [(Reason.NOT_JSON, desk.name), *((Reason.NOT_OTLP, name) for name in (*spans, gone)), *closed]:
+        letter = dead_letter(of[name], InvalidTrace(reason, "", "broken for a test"))
+        rows.append((letter.key, letter.value, letter.headers, 0, T0))
+    produce(desk.bootstrap, desk.topics["dead-letter"], rows)
     names = {"KP_SPANS_TOPIC": ",".join([*spans, gone])}
     done = desk.run("redrive", "--execute", **names)
     assert done.returncode == 1

@@ -53,16 +53,12 @@ def documented(name: str, *parts: str) -> list[Acl]:
             prefixed = ("--resource-pattern-type", "prefixed") in options
             for operation in [value for option, value in options if option == "--operation"]:
                 found += [
-                    Acl(operation, option[2:], _renamed(value, name), prefixed)
+                    Acl(operation, option[2:], re.sub(r"^(traces|kp-worker)", name, value), prefixed)
                     for option, value in options
                     if option in ("--topic", "--group", "--transactional-id")
                 ]
     assert {part for part in parts if f"# {part}" in block} == set(parts)
     return found
-
-
-def _renamed(resource: str, name: str) -> str:
-    return re.sub(r"^(traces|kp-worker)", name, resource)
 
 
 CREATE = "KP_CREATE_TOPICS=true"

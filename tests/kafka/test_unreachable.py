@@ -1,10 +1,8 @@
 """Kafka is gone while nothing is to be done: each process says so within the session timeout, and goes on later."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import pytest
 
 from tests.support.assemble import Workshop
 from tests.support.contribute import Booth
@@ -15,12 +13,6 @@ from tests.support.stage import LINES, Stage, Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 GONE, BACK = "no broker has answered for ", "a broker answers again, after "
-
-
-@pytest.fixture
-def own_broker() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka() as broker:
-        yield broker
 
 
 def _cut_off(metrics: Mapping[str, float]) -> bool:
@@ -51,14 +43,11 @@ def check_outage(
         process.wait_ready()
 
 
-def test_processes_without_work_say_that_no_broker_answers(
-    own_broker: EmbeddedKafka, workers: Workers, tmp_path: Path
-) -> None:
-    stage = Stage(own_broker)
-    workshop = Workshop(own_broker.bootstrap_servers)
+def test_processes_without_work_say_that_no_broker_answers(workers: Workers, tmp_path: Path) -> None:
     (tmp_path / "sessions").mkdir()
-    with RegistryThread() as registry:
-        booth = Booth(own_broker.bootstrap_servers, registry)
+    with EmbeddedKafka() as own_broker, RegistryThread() as registry:
+        stage = Stage(own_broker)
+        workshop, booth = Workshop(own_broker.bootstrap_servers), Booth(own_broker.bootstrap_servers, registry)
         worker = workers(stage.env)
         processes = [worker, workers(booth.env, ("contribute",)), workers(workshop.env, ("assemble",))]
         for process in processes:

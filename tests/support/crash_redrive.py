@@ -9,15 +9,12 @@ from tests.support.crash_worker import SteppedProducer
 from worker import cli
 from worker.commands.redrive import steps
 
-RECORDS = 7
-"""Letters in one transaction, so that there are many to be killed in."""
-
 
 def main() -> None:
     """Run the command line with the doubles at their seams."""
     module: Any = steps
     module.Producer = SteppedProducer
-    module.MAX_RECORDS = RECORDS
+    module.MAX_RECORDS = 7  # letters in one transaction: there are many to be killed in
     cli.main()
 
 

@@ -4,7 +4,6 @@ Everything between them is the product's own code. Settings are the worker's
 (KP_...), and:
 
 - TEST_EMBED_MS: sleep of each embedding, to imitate a model's load; TEST_REAL_MODEL=1: the configured model instead.
-- TEST_DECISIONS: directory for a file that has partition, offset and time of each decision.
 - TEST_RESTORE_MS: sleep after each restore, to imitate large caches.
 - TEST_START_MS: sleep before each start of a producer, to imitate a slow broker.
 - TEST_METADATA_MS: how often clients ask for partitions, to notice new ones sooner.
@@ -20,7 +19,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
@@ -35,20 +33,15 @@ from worker import config
 from worker.commands.run import run_service
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
-from worker.core.scorer import Decision
 from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding, Reading
 from worker.embed.load import load_embedder
 from worker.kafka.producer import Producer
 from worker.kafka.protocol import Offsets
 from worker.kafka.rows import PartitionRows, RefusedBatch
-from worker.stream.evaluator import Evaluator, Taken
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.worker import WorkerProcess
 
 DIMENSIONS: Final = 384
-FAMILIES: Final = 12
-"""Texts of one family are similar to each other, more or less, so that novelty takes all values from 0 to 1."""
-
 STEPS: Final = (
     "starting",  # the assignment is here, the producer is not connected (its predecessor not fenced) yet
     "started",  # the producer is connected (and has fenced its predecessor), nothing is read yet
@@ -114,10 +107,13 @@ PLAN = _Plan(os.environ.get("TEST_CRASH_AT", ""))
 
 
 def hash_vector(text: str) -> Vector:
-    """Return a unit vector that depends on every character: some family's direction plus noise, in varying shares."""
+    """Return a unit vector that depends on every character: the direction of one of 12 families plus noise.
+
+    Texts of one family are similar to each other, more or less, so that novelty takes all values from 0 to 1.
+    """
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()
     share = digest[1] / 255
-    mixed = share * _spread(b"family%d" % (digest[0] % FAMILIES)) + (1 - share) * _spread(digest)
+    mixed = share * _spread(b"family%d" % (digest[0] % 12)) + (1 - share) * _spread(digest)
     return np.asarray(mixed / np.linalg.norm(mixed), dtype=np.float32)
 
 
@@ -205,8 +201,6 @@ def install() -> None:
     if metadata_ms := os.environ.get("TEST_METADATA_MS"):
         client: Any = worker.kafka.connections
         client.METADATA_MS = int(metadata_ms)
-    if os.environ.get("TEST_DECISIONS"):
-        Evaluator.decide = _noted(Evaluator.decide)  # type: ignore[method-assign, assignment]
     commit_offset = KpConsumer.commit_offset
 
     async def stepped(self: KpConsumer, *args: Any) -> None:  # at least once: the offset is the commit
@@ -215,17 +209,6 @@ def install() -> None:
         PLAN.passing("after_commit")
 
     KpConsumer.commit_offset = stepped  # type: ignore[method-assign,assignment]
-
-
-def _noted(decide: Callable[[Evaluator, Taken], Decision]) -> Callable[[Evaluator, Taken], Decision]:
-    path = Path(os.environ["TEST_DECISIONS"]) / f"{os.getpid()}-{time.time_ns()}.decisions"
-    file = path.open("w", buffering=1)  # a line reaches the system before the next step, whatever becomes of us
-
-    def noting(self: Evaluator, taken: Taken) -> Decision:
-        file.write(f"{taken.record.partition} {taken.record.offset} {time.time():.6f}\n")
-        return decide(self, taken)
-
-    return noting
 
 
 _SEARCHES: list[bool] = []

@@ -34,9 +34,6 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 USER = "kp"
 PASSWORD = "marker-password-k3wq"
 KEY_PASSWORD = "marker-key-password-z8xv"
-CASE_USERS = 80
-"""Users case0, case1, ... of the SASL_PLAINTEXT listener, one for each test of the ACLs; the name is the password."""
-
 REAUTHENTICATE_MS = 2000
 """The broker drops OAUTHBEARER connections after this: aiokafka does not log in again on a living connection."""
 
@@ -186,10 +183,10 @@ class SecureKafka:
 
 @contextmanager
 def secure_kafka(directory: Path) -> Iterator[SecureKafka]:
-    """Run the broker; its users are USER and case0 to case79."""
+    """Run the broker. Its users are USER, and of the listener CLEAR case0 to case79, whose name is the password."""
     files = Files(directory)
     login = "org.apache.kafka.common.security"
-    cases = " ".join(f'user_case{i}="case{i}"' for i in range(CASE_USERS))
+    cases = " ".join(f'user_case{i}="case{i}"' for i in range(80))
     plain = f"{login}.plain.PlainLoginModule required"
     config = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

@@ -11,8 +11,6 @@ from worker.kafka.publisher import Commit
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity
-NO_TIME = 2**62
-"""In place of no timestamp, or a negative one: the event time is then the trace's own."""
 
 
 class Consumed(NamedTuple):
@@ -38,7 +36,7 @@ def published(output: OutputRecord) -> Consumed:
 
 
 def _time(ms: int | None) -> int:
-    return NO_TIME if ms is None or ms < 0 else ms
+    return 2**62 if ms is None or ms < 0 else ms  # the event time is then the trace's own
 
 
 Record = tuple[int, bytes, bytes | None]
