@@ -11,7 +11,7 @@ from tests.support.builders import read_lines
 from tests.support.schemas import ALL, NAMES, VALIDATORS, load
 from tests.support.surroundings import ROOT, SCHEMAS
 from worker.core import scoring
-from worker.core.documents import ReadScoring, Scoring, ScoringDecision, ScoringSource, ScoringVerdict
+from worker.core.documents import ReadScoring, Scoring, ScoringSource, ScoringVerdict
 from worker.core.trace import CREATED_AT_PATTERN, MAX_MESSAGE, InvalidTrace, Limits, Reason, parse_trace, splice
 
 
@@ -135,5 +135,5 @@ def test_the_schema_of_the_scoring_object_has_the_fields_of_the_struct() -> None
     fields = msgspec.structs.fields(Scoring)
     assert set(schema["properties"]) == {field.name for field in fields}
     assert set(schema["required"]) == {field.name for field in fields if field.required}
-    for part in (ReadScoring, ScoringSource, ScoringDecision, ScoringVerdict):
+    for part in (ReadScoring, ScoringSource, ScoringVerdict):
         assert {field.name for field in msgspec.structs.fields(part)} <= set(schema["properties"])

@@ -19,9 +19,7 @@ from worker.commands.shared.console import (
     BadLines,
     Command,
     CommandError,
-    discard_buffered,
-    file_problem,
-    json_output,
+    JsonOutput,
     naming,
     open_argument,
     require_extra,
@@ -40,6 +38,7 @@ from worker.commands.shared.run_traces import (
 )
 from worker.commands.shared.session_files import session_files_below
 from worker.core.terminal import number_of
+from worker.core.trace import InvalidTrace
 from worker.runs.fields import Counts, RunRefused, fault, parse_json
 from worker.runs.sessions.formats import Format
 from worker.runs.sessions.session import FORMATS as SESSIONS
@@ -120,7 +119,7 @@ def convert(
     a trace is counted on standard error. Exit code 1: a run was refused, a line of a session was not read, or there
     was no run.
     """  # noqa: D301 click's mark for text that it must not wrap
-    settings, seen = read_settings(), set[str]()
+    settings = read_settings()
     if group_by is not None and not group_by.startswith("@"):
         group_by = f"@{group_by}"
     fields = {"messages": messages, "append": append, "group_by": group_by}
@@ -138,39 +137,32 @@ def convert(
         options = parse_options(values, keep, form, max_content, settings.limits, error_prefixes, fields)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    output, reports = sys.stdout.buffer, []
-    try:
-        paths = [path for file in files for path in (_session_paths(file) if Path(file).is_dir() else [file])]
-        for file in paths:
-            of_file = FileReport("standard input" if file == "-" else file)
-            reports.append(of_file)
-            with _open(file) as runs, naming(file):
-                try:
-                    _Conversion(json_output(output), options, of_file, seen).convert(runs)
-                except click.UsageError as error:
-                    if len(paths) == 1:
-                        raise
-                    of_file.lose(of_file.refused, 0, RunRefused("missing_option", error.message))
-            of_file.bad.say_rest(f"--report FILE.json lists the first {MAX_EXAMPLES}")
-            say("\n".join(of_file.lines()))
-        output.flush()
-        if report is not None:
-            with naming(report):
-                documents = {"files": [each.as_dict() for each in reports]}
-                report.write_bytes(json.dumps(documents, indent=2, ensure_ascii=False).encode() + b"\n")
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        discard_buffered(output)
-        raise CommandError(file_problem(error)) from None
-    if any(each.refused or each.unread for each in reports) or not any(each.written for each in reports):
+    output, seen, done = JsonOutput(sys.stdout.buffer), set[str](), list[Conversion]()
+    paths = [path for file in files for path in (_session_paths(file) if Path(file).is_dir() else [file])]
+    for file in paths:
+        of_file = Conversion("standard input" if file == "-" else file, output, options, seen)
+        done.append(of_file)
+        with _open(file) as runs, naming(file):
+            try:
+                of_file.convert(runs)
+            except click.UsageError as error:
+                if len(paths) == 1:
+                    raise
+                of_file.lose(of_file.refused, 0, RunRefused("missing_option", error.message))
+        of_file.bad.say_rest(f"--report FILE.json lists the first {MAX_EXAMPLES}")
+        say("\n".join(of_file.lines()))
+    if report is not None:
+        with naming(report):
+            documents = {"files": [each.as_dict() for each in done]}
+            report.write_bytes(json.dumps(documents, indent=2, ensure_ascii=False).encode() + b"\n")
+    if any(each.refused or each.unread for each in done) or not any(each.written for each in done):
         sys.exit(1)
 
 
 def _session_paths(folder: str) -> list[str]:
     files, unreadable = session_files_below(folder)
     for error in unreadable.values():
-        raise CommandError(file_problem(error))
+        raise error
     if not files:
         raise CommandError(f"{folder}: no session file (*.jsonl) is below this folder; give other files by their names")
     return [*files]
@@ -181,22 +173,34 @@ def _open(file: str) -> BufferedReader:
     return cast("BufferedReader", source if hasattr(source, "peek") else BufferedReader(cast("RawIOBase", source)))
 
 
-@dataclass(slots=True)
-class _Conversion:
-    """The conversion of one file."""
+MAX_EXAMPLES: Final = 100
+"""Refused runs that a report lists; all are counted."""
 
-    output: BinaryIO
+
+@dataclass
+class Conversion:
+    """The conversion of one file, and its losses; the first of these are named on standard error."""
+
+    file: str
+    output: JsonOutput
     options: Options
-    report: FileReport
     seen: set[str]  # keys of session requests already read; a copy of a session has them too
+    written: int = 0
+    refused: Counter[str] = field(default_factory=Counter)  # runs
+    unread: Counter[str] = field(default_factory=Counter)  # lines of a session; their runs are converted without them
+    counts: Counts = field(default_factory=Counts)
+    examples: list[dict[str, object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bad = BadLines(self.file)
 
     def convert(self, source: BufferedReader) -> None:
         """Write the traces of all runs, and report the others."""
-        options, report = self.options, self.report
+        options = self.options
         if options.form == "otlp" or (options.form == "auto" and _begins_as_otlp(source)):
             self._convert_spans(source)
             return
-        lines, first = _lines(source, report.file, options.limits.max_bytes), None
+        lines, first = _lines(source, self.file, options.limits.max_bytes), None
         form = SESSIONS.get(options.form)
         if options.form == "auto" and not (options.messages or options.append or options.group_by):
             begin, first = _begin(lines)
@@ -204,7 +208,7 @@ class _Conversion:
         if form is not None:
             for request in self._requests(lines, form):
                 if request.key in self.seen:
-                    report.drop(Counter(["requests that were read before"]))
+                    self._drop(Counter(["requests that were read before"]))
                     continue
                 self.seen.add(request.key)
                 with self._reporting(request.first):
@@ -212,7 +216,7 @@ class _Conversion:
             return
         if "success" not in options.fields and not _is_trace(first):
             lacking = ", ".join(_lacking("auto", options.fields))
-            raise click.UsageError(f"Missing: {lacking}. {report.file} is neither OTLP nor a session.")
+            raise click.UsageError(f"Missing: {lacking}. {self.file} is neither OTLP nor a session.")
         groups: dict[str, Group] = {}
         for line in lines:
             with self._reporting(line.number):
@@ -225,7 +229,7 @@ class _Conversion:
                     group = groups.get(name) or Group(options)
                     group.add(run, line.number)
                     groups[name] = group
-            if line.number == 1 and report.refused and begins_list(line.data):
+            if line.number == 1 and self.refused and begins_list(line.data):
                 say("each line must hold one run: jq -c '.[]' writes an array of runs as one run on each line")
                 return
         for group in groups.values():
@@ -239,13 +243,13 @@ class _Conversion:
         from worker.runs.otlp.rules import Rule, Rules
         from worker.runs.otlp.spans import InvalidSpans, decoded
 
-        report, limits = self.report, self.options.limits
+        limits = self.options.limits
         spans: dict[str, list[Span]] = defaultdict(list)
         logs: dict[str, list[LogEvent]] = defaultdict(list)
         for line in _otlp_records(source, limits.max_bytes):
             with self._reporting(line.number):
                 try:
-                    record = decoded(_readable(line))
+                    record = decoded(line.content())
                 except InvalidSpans as error:
                     raise RunRefused(error.reason, str(error)) from None
                 for span in record.spans:
@@ -267,9 +271,9 @@ class _Conversion:
             with self._reporting(0, place):
                 for run in assembled(of_trace, logs.get(trace_id, []), rules):
                     if run.missing == "not_a_run":
-                        report.drop(Counter(["traces without a span of a model, a tool or an agent"]))
+                        self._drop(Counter(["traces without a span of a model, a tool or an agent"]))
                     elif run.value is None or run.document is None:
-                        report.lose(report.refused, 0, RunRefused(run.missing or "", _why(run)), place)
+                        self.lose(self.refused, 0, RunRefused(run.missing or "", _why(run)), place)
                     else:
                         counts = Counts(Counter(step["type"] for step in run.document["steps"]))
                         cut_off = "messages cut off by OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT"
@@ -279,21 +283,23 @@ class _Conversion:
 
     def _requests(self, lines: Iterable[Line], form: Format) -> Iterator[Request]:
         """Yield the requests of a session as they close, and report what cannot be read."""
-        session, report = AgentSession(form), self.report
+        session = AgentSession(form)
         for line in lines:
-            values, error = ([], _too_large(line)) if line.problem else line_values(line.data)
+            values, error = (
+                line_values(line.data) if line.problem is None else ([], RunRefused("too_large", line.problem))
+            )
             for value in values:
                 inner = form.lines(value) if isinstance(value, dict) else None
                 for at, entry in enumerate([value] if inner is None else inner):
                     try:
                         yield from session.add(entry, line.number if inner is None else at)
                     except RunRefused as refused:
-                        report.lose(report.unread, line.number, refused, "" if inner is None else f"entry {at}")
+                        self.lose(self.unread, line.number, refused, "" if inner is None else f"entry {at}")
             if error is not None:
                 session.skip(line.number)
-                report.lose(report.unread, line.number, error)
+                self.lose(self.unread, line.number, error)
         yield from session.close()
-        report.drop(session.counts.dropped)
+        self._drop(session.counts.dropped)
 
     @contextmanager
     def _reporting(self, line: int, place: str = "") -> Iterator[None]:
@@ -302,14 +308,56 @@ class _Conversion:
             yield
         except OSError:
             raise
+        except InvalidTrace as error:  # of a line that is too long
+            self.lose(self.refused, line, RunRefused(str(error.reason), str(error)), place)
         except Exception as error:
-            refused = error if isinstance(error, RunRefused) else fault(error)
-            self.report.lose(self.report.refused, line, refused, place)
+            self.lose(self.refused, line, error if isinstance(error, RunRefused) else fault(error), place)
 
     def _write(self, trace: bytes, counts: Counts) -> None:
-        self.report.add_written(counts)
         self.output.write(trace + b"\n")
-        sys.stdout.buffer.flush()  # the next command in a pipe gets each trace at once
+        self.output.flush()  # the next command in a pipe gets each trace at once
+        self.written += 1
+        self.counts.steps.update(counts.steps)
+        self._drop(counts.dropped)
+        _add_bounded(self.counts.changed, counts.changed)
+
+    def _drop(self, parts: Counter[str]) -> None:
+        """Count parts that have no place in a trace."""
+        _add_bounded(self.counts.dropped, parts)
+
+    def lose(self, losses: Counter[str], line: int, error: RunRefused, place: str = "") -> None:
+        """Count and name a loss, in `refused` or `unread`. `line`: 0 if unknown; `place`: in the line, or the trace."""
+        losses[error.reason] += 1
+        where = (f"{line}:" if line else "") + (f" {place}:" if place else "")
+        self.bad.name(f"{where} {error.reason}: {error}")
+        if len(self.examples) < MAX_EXAMPLES:
+            message = f"{place}: {error}" if place else str(error)
+            self.examples.append({"line": line or None, "reason": error.reason, "message": message})
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the report as JSON data; counts in descending order."""
+        runs = {"written": self.written, "refused": self.refused.total()}
+        return {
+            "file": self.file, "runs": {"read": sum(runs.values()), **runs},
+            "steps": dict(self.counts.steps.most_common()), "dropped": _sorted(self.counts.dropped),
+            "changed": _sorted(self.counts.changed), "unread_lines": _sorted(self.unread),
+            "refused": {"by_reason": _sorted(self.refused), "first": self.examples},
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        refused = self.refused.total()
+        runs = f"{number_of(self.written + refused, 'run')} read, {self.written} written, {refused} refused"
+        if unread := self.unread.total():
+            runs += f", {number_of(unread, 'line')} not read"
+        steps = [f"{count} {kind}" for kind, count in self.counts.steps.most_common()]
+        lines = [f"{self.file}: {runs}" + (f" ({', '.join(steps)})" if steps else "")]
+        for title, counts in (("not in the traces", self.counts.dropped), ("changed", self.counts.changed)):
+            if counts:
+                lines.append(f"  {title}:")
+                width = len(str(max(counts.values())))
+                lines += [f"    {count:>{width}}  {kind}" for kind, count in _sorted(counts).items()]
+        return lines
 
 
 def _begin(lines: Iterator[Line]) -> tuple[list[Line], Any]:
@@ -326,18 +374,8 @@ def _is_trace(value: Any) -> bool:
     return isinstance(value, dict) and value.get("@type") == "ReasoningTrace"
 
 
-def _too_large(line: Line) -> RunRefused:
-    return RunRefused("too_large", line.problem or "")
-
-
-def _readable(line: Line) -> bytes:
-    if line.problem is not None:
-        raise _too_large(line)
-    return line.data
-
-
 def _parsed(line: Line) -> Any:
-    raw = _readable(line)
+    raw = line.content()
     try:
         value = parse_json(raw)
     except ValueError as error:
@@ -363,7 +401,7 @@ def _lines(source: BinaryIO, file: str, largest_trace: int) -> Iterator[Line]:
         raw = source.read(most + 1)
         yield Line(0, raw, len(raw), too_long(most) if len(raw) > most else None)
         return
-    yield from (line for line in read_lines(source, largest_trace) if line.problem is not None or line.data.strip())
+    yield from (line for line in read_lines(source, largest_trace) if not line.blank)
 
 
 def _otlp_records(source: BufferedReader, largest_trace: int) -> Iterator[Line]:
@@ -395,75 +433,6 @@ def _why(run: Assembled) -> str:
         named = ", ".join(f"{scope} {name}" for scope, name in run.unread)
         why = f"its content seems to be in attributes that nothing reads: {named}"
     return "; ".join([why, *run.hints])
-
-
-# -- the losses of a conversion, as text and as JSON
-
-MAX_EXAMPLES: Final = 100
-"""Refused runs that a report lists; all are counted."""
-
-
-@dataclass
-class FileReport:
-    """The counts of one file; the first runs and lines that it loses are named on standard error."""
-
-    file: str
-    written: int = 0
-    refused: Counter[str] = field(default_factory=Counter)  # runs
-    unread: Counter[str] = field(default_factory=Counter)  # lines of a session; their runs are converted without them
-    counts: Counts = field(default_factory=Counts)
-    examples: list[dict[str, object]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.bad = BadLines(self.file)
-
-    @property
-    def read(self) -> int:
-        """Return the number of runs."""
-        return self.written + self.refused.total()
-
-    def add_written(self, run: Counts) -> None:
-        """Count a run that was written, and what became of its parts."""
-        self.written += 1
-        self.counts.steps.update(run.steps)
-        self.drop(run.dropped)
-        _add_bounded(self.counts.changed, run.changed)
-
-    def drop(self, parts: Counter[str]) -> None:
-        """Count parts that have no place in a trace."""
-        _add_bounded(self.counts.dropped, parts)
-
-    def lose(self, losses: Counter[str], line: int, error: RunRefused, place: str = "") -> None:
-        """Count and name a loss, in `refused` or `unread`. `line`: 0 if unknown; `place`: in the line, or the trace."""
-        losses[error.reason] += 1
-        where = (f"{line}:" if line else "") + (f" {place}:" if place else "")
-        self.bad.name(f"{where} {error.reason}: {error}")
-        if len(self.examples) < MAX_EXAMPLES:
-            message = f"{place}: {error}" if place else str(error)
-            self.examples.append({"line": line or None, "reason": error.reason, "message": message})
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the report as JSON data; counts in descending order."""
-        return {
-            "file": self.file, "runs": {"read": self.read, "written": self.written, "refused": self.refused.total()},
-            "steps": dict(self.counts.steps.most_common()), "dropped": _sorted(self.counts.dropped),
-            "changed": _sorted(self.counts.changed), "unread_lines": _sorted(self.unread),
-            "refused": {"by_reason": _sorted(self.refused), "first": self.examples},
-        }  # fmt: skip
-
-    def lines(self) -> list[str]:
-        """Return the report as lines of text."""
-        runs = f"{number_of(self.read, 'run')} read, {self.written} written, {self.refused.total()} refused"
-        if unread := self.unread.total():
-            runs += f", {number_of(unread, 'line')} not read"
-        steps = [f"{count} {kind}" for kind, count in self.counts.steps.most_common()]
-        lines = [f"{self.file}: {runs}" + (f" ({', '.join(steps)})" if steps else "")]
-        for title, counts in (("not in the traces", self.counts.dropped), ("changed", self.counts.changed)):
-            if counts:
-                lines.append(f"  {title}:")
-                width = len(str(max(counts.values())))
-                lines += [f"    {count:>{width}}  {kind}" for kind, count in _sorted(counts).items()]
-        return lines
 
 
 def _add_bounded(total: Counter[str], more: Counter[str]) -> None:

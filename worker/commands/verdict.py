@@ -114,16 +114,16 @@ async def _judgements(
     """Yield the lines as they arrive, with their numbers; at the end those that only name a trace, with its fields."""
     by_id: list[tuple[int, dict[str, Any]]] = []
     async for line in lines_as_they_come(source, settings.max_message_bytes):
+        if line.blank:
+            continue
         try:
-            if line.problem is not None:
-                raise ValueError(line.problem)
-            judged = msgspec.json.decode(line.data, type=dict[str, Any]) if line.data.strip() else None
+            judged = msgspec.json.decode(line.content(), type=dict[str, Any])
         except (ValueError, RecursionError) as error:
             wrong.name(f"{line.number}: {error}")
             continue
-        if judged is not None and judged.keys() == {"trace_id", "success", "judge"}:
+        if judged.keys() == {"trace_id", "success", "judge"}:
             by_id.append((line.number, judged))
-        elif judged is not None:
+        else:
             yield line.number, judged
     documents = await _scored(settings, {str(judged["trace_id"]) for _, judged in by_id})
     for number, judged in by_id:

@@ -137,14 +137,6 @@ class PartitionPlace(Struct, frozen=True):
     offset: RecordOffset
 
 
-class ScoringDecision(Struct, frozen=True):
-    """The place of the source record on its topic, and the decision."""
-
-    source: PartitionPlace
-    decision: str | None = None
-    score: float | None = None
-
-
 class UsedConfidence(Struct, frozen=True):
     """The outcome confidence behind a score."""
 

@@ -11,7 +11,7 @@ from tests.support.builders import T0, TextEmbedder, make_trace, trace_document
 from tests.support.damaged import bad_entries, entry_fields, mutated, packed, some_key
 from tests.support.embedding_service import MODEL as SERVED
 from tests.support.embedding_service import EmbeddingService
-from worker.commands.doctor.finding import Examination, Finding
+from worker.commands.doctor.finding import Exam, Finding
 from worker.commands.doctor.model import check_model, long_texts, other_entries
 from worker.commands.doctor.traces import Memory, capacity, restored, sizes, standings
 from worker.config import Settings, load, read
@@ -20,6 +20,7 @@ from worker.core.novelty import unit
 from worker.core.records import EmbedderIdentity
 from worker.core.restore import Log
 from worker.core.scorer import PartitionScorer
+from worker.core.trace import ReasoningTrace
 from worker.core.track_record import Standing
 from worker.embed.embedder import Reading
 from worker.kafka.assignment import Position
@@ -135,27 +136,30 @@ class ReadsWords(TextEmbedder):
 def test_long_texts_are_said_if_most_are_cut_and_another_view_would_help(view: str, cut: int, said: bool) -> None:
     objectives = ["word " * 9] * cut + ["two words"] * (3 - cut)
     documents = [
-        msgspec.json.encode(trace_document(f"kp:trace:{number}", objective=objective, steps=["thought"]))
+        msgspec.convert(trace_document(f"kp:trace:{number}", objective=objective, steps=["thought"]), ReasoningTrace)
         for number, objective in enumerate(objectives)
     ]
-    found = list(long_texts(load(embed_text=view), ReadsWords(), [*documents, b"no trace"]))
+    found = list(long_texts(load(embed_text=view), ReadsWords(), documents))
     assert [finding.check for finding in found] == ["long texts"] * said
     if said:
         assert "2 of the last 3 texts are longer than KP_MAX_TOKENS=256" in found[0].message
 
 
 async def test_a_model_that_cannot_be_looked_for_is_a_failure() -> None:
-    examination = Examination(read(options={"model": "/" + "x" * 300}))
-    (finding,) = [finding async for finding in check_model(examination)]
+    findings: list[Finding] = []
+    await check_model(Exam(read(options={"model": "/" + "x" * 300}), findings.append))
+    (finding,) = findings
     assert finding.level == "fail"
 
 
 async def test_an_embedding_service_is_asked_and_timed() -> None:
     async def findings(models: dict[str, int]) -> list[Finding]:
         loaded = read(options={"embedder": "http", "embedder_url": service.url, "model": SERVED})
-        examination = Examination(loaded)
-        examination.models.update(models)
-        return [finding async for finding in check_model(examination)]
+        reported: list[Finding] = []
+        exam = Exam(loaded, reported.append)
+        exam.models.update(models)
+        await check_model(exam)
+        return reported
 
     with EmbeddingService() as service:
         model, embedding, other = await findings({NOW.key(): 1})

@@ -6,6 +6,7 @@ import random
 import statistics
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,8 +17,7 @@ from tests.support.builders import T0, random_trace_bytes
 from tests.support.reports import changed
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
-from worker.commands.doctor.finding import Head
-from worker.commands.doctor.traces import judged_shares, late_judges
+from worker.commands.doctor.traces import judged_shares, late_judges, switch_to_record
 from worker.commands.report.numbers import Asked, Traces
 from worker.commands.score.lines import score_lines
 from worker.commands.shared.explanation import agrees, explain_trace
@@ -27,9 +27,9 @@ from worker.commands.shared.placed_verdicts import (
     in_order,
     judged_verdict,
     read_verdicts,
-    switch_to_record,
 )
 from worker.config import load
+from worker.core.documents import ScoredDocument
 from worker.core.records import SourceRecord
 from worker.core.track_record import TrackRecord
 from worker.core.verdicts import Ruling, issued_ms, judged_record, make_verdict
@@ -239,10 +239,8 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
         assert kept is not None
         assert sum(score >= kept for score in scores) >= accepted
         assert sum(score > kept + 0.01 for score in scores) <= accepted
-    switched = switch_to_record(stated, standings, load(threshold=0.6))
-    assert switched is not None
-    assert switched[:3] == (60, accepted, expected)
-    assert (switched.same_share and switched.same_share.threshold) == kept
+    documents = [msgspec.json.decode(document, type=ScoredDocument) for document in stated]
+    assert switch_to_record(documents, standings, load(threshold=0.6)) == (accepted, expected, kept)
 
     # Every run claims success; its confidence by the record is that of the documents that were scored so.
     assert report.outcome is not None
@@ -315,12 +313,8 @@ def test_doctor_warns_where_one_decision_is_judged_more_often(
     for decision, (with_verdict, number) in (("accepted", accepted), ("rejected", rejected)):
         for n in range(number):
             trace_id = f"{decision}-{n}".ljust(300, "x")  # verdicts have ids that are cut
-            scoring = {
-                "source": {"partition": n % 3, "offset": n + 1000 * (decision == "rejected")},
-                "decision": decision,
-            }
-            document = {"id": trace_id, "metadata": {"task_domain": "code"}, "scoring": scoring}
-            documents.append(msgspec.convert(document, Head))
+            source = SimpleNamespace(partition=n % 3, offset=n + 1000 * (decision == "rejected"))
+            documents.append(SimpleNamespace(id=trace_id, scoring=SimpleNamespace(source=source, decision=decision)))
             if n < with_verdict:
                 judged.add((n % 3, n if decision == "accepted" else trace_id[:256]))
     findings = list(judged_shares(documents, judged))

@@ -28,15 +28,14 @@ def doctor(as_json: bool) -> None:
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
     findings: list[Finding] = []
 
-    async def write_all() -> None:
-        async for finding in examine():
-            findings.append(finding)
-            try:
-                write_finding(finding, as_json=as_json)
-            except BrokenPipeError:  # a normal exit would wait for checks, which would then report their own errors
-                os._exit(PIPE_CLOSED)
+    def report(finding: Finding) -> None:
+        findings.append(finding)
+        try:
+            write_finding(finding, as_json=as_json)
+        except BrokenPipeError:  # a normal exit would wait for checks, which would then report their own errors
+            os._exit(PIPE_CLOSED)
 
-    asyncio.run(write_all())
+    asyncio.run(examine(report))
     if not as_json:
         write_line(clean(summary(findings)))
     sys.stdout.flush()

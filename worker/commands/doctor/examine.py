@@ -7,14 +7,14 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from aiokafka.errors import KafkaError
 from prometheus_client import CollectorRegistry
 
-from worker.commands.doctor.finding import Check, Examination, Finding, fail, ok, reading, warn
+from worker.commands.doctor.finding import Check, Exam, Finding, fail, ok, reading, warn
 from worker.commands.doctor.kafka import check_kafka
 from worker.commands.doctor.model import check_model
 from worker.commands.doctor.traces import check_memory, check_outputs, check_verdicts
@@ -43,41 +43,39 @@ from worker.observe.tracing import start_tracing
 from worker.stream.worker import START_CHECKS
 
 
-async def examine() -> AsyncIterator[Finding]:
-    """Yield the findings as they become known. Takes at most some 3 minutes, if nothing answers at all."""
+async def examine(report: Callable[[Finding], None]) -> None:
+    """Report the findings as they become known. Takes at most some 3 minutes, if nothing answers at all."""
     try:
-        examination = Examination(load_settings())
+        exam = Exam(load_settings(), report)
     except ConfigError as error:
+        remedy = "correct it (kp-worker run --help lists all settings); nothing else was checked"
         for line in str(error).splitlines():
-            yield fail(
-                "settings", line, "correct it (kp-worker run --help lists all settings); nothing else was checked"
-            )
+            report(fail("settings", line, remedy))
         return
     for check in CHECKS:
-        async for finding in check(examination):
-            yield finding
+        await check(exam)
 
 
-async def check_settings(examination: Examination) -> AsyncIterator[Finding]:
+async def check_settings(exam: Exam) -> None:
     """Check the settings, and what else would make a worker exit with code 2 at startup."""
-    loaded = examination.loaded
+    loaded = exam.loaded
     for text in loaded.warnings:
-        yield warn("settings", text, "correct or remove it: it has no effect")
+        exam.warn("settings", text, "correct or remove it: it has no effect")
     given = [name if origin in loaded.files else origin for name, origin in loaded.given().items()]
     read = f" ({', '.join(loaded.files)} was read)" if loaded.files else ""
-    yield ok("settings", f"{len(given)} set: {', '.join(given)}{read}" if given else f"none set, all defaults{read}")
+    exam.ok("settings", f"{len(given)} set: {', '.join(given)}{read}" if given else f"none set, all defaults{read}")
     if (problem := next(codec_problems(), None)) is not None:
-        yield warn("codecs", problem.message, problem.remedy)
+        exam.warn("codecs", problem.message, problem.remedy)
     else:
-        yield ok("codecs", f"records compressed with {', '.join(CODECS)} can be read")
+        exam.ok("codecs", f"records compressed with {', '.join(CODECS)} can be read")
     for name, check in {**START_CHECKS, "tracing": start_tracing}.items():
         try:
             check(loaded.settings)
         except ConfigError as error:
-            yield fail(name, str(error), "kp-worker run exits with code 2 until this is corrected")
+            exam.fail(name, str(error), "kp-worker run exits with code 2 until this is corrected")
 
 
-async def check_disks(_: Examination) -> AsyncIterator[Finding]:
+async def check_disks(exam: Exam) -> None:
     """Check the free space: an exported model takes 90 to 180 MB, logs and temporary files some more."""
     cache = default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
     for name, path in (("model cache", cache), ("temporary files", Path(tempfile.gettempdir()))):
@@ -85,15 +83,15 @@ async def check_disks(_: Examination) -> AsyncIterator[Finding]:
         try:
             free = shutil.disk_usage(there).free
         except OSError as error:
-            yield warn(name, f"{there}: {error.strerror}", "check the mount")
+            exam.warn(name, f"{there}: {error.strerror}", "check the mount")
             continue
         message = f"{free / 2**30:.1f} GiB free at {path}"
-        yield warn(name, message, "free at least 500 MiB") if free < 500 << 20 else ok(name, message)
+        exam.add(warn(name, message, "free at least 500 MiB") if free < 500 << 20 else ok(name, message))
 
 
-async def check_port(examination: Examination) -> AsyncIterator[Finding]:
+async def check_port(exam: Exam) -> None:
     """Check that a worker can listen."""
-    host, port = examination.settings.http_host, examination.settings.http_port
+    host, port = exam.settings.http_host, exam.settings.http_port
     where = f"{host}:{port}"
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like the worker's HTTP server
@@ -101,12 +99,12 @@ async def check_port(examination: Examination) -> AsyncIterator[Finding]:
             probe.bind((host, port))
         except OSError as error:
             if _is_worker(host, port):
-                yield ok("port", f"a kp-worker already listens on {where}; a second one needs another KP_HTTP_PORT")
+                exam.ok("port", f"a kp-worker already listens on {where}; a second one needs another KP_HTTP_PORT")
                 return
             remedy = "set KP_HTTP_PORT to a free port (0: any), or KP_HTTP_HOST to another address of this machine"
-            yield fail("port", f"cannot listen on {where}: {error.strerror}", remedy)
+            exam.fail("port", f"cannot listen on {where}: {error.strerror}", remedy)
             return
-    yield ok("port", f"{where} is free" if port else "KP_HTTP_PORT=0: the system chooses a free one")
+    exam.ok("port", f"{where} is free" if port else "KP_HTTP_PORT=0: the system chooses a free one")
 
 
 def _is_worker(host: str, port: int) -> bool:
@@ -120,27 +118,27 @@ def _is_worker(host: str, port: int) -> bool:
 # -- `kp-worker contribute` (its registry) and `assemble` (rules, extra, topics)
 
 
-async def check_registry(examination: Examination) -> AsyncIterator[Finding]:
+async def check_registry(exam: Exam) -> None:
     """Check the registry and its key; nothing if KP_REGISTRY_URL is not set.
 
     The registry is only asked for an id. Look-ups are allowed without a key, so the answer alone does not show whether
     the key is valid. The rate limit does: the registry states a different one for a known key.
     """
-    settings = examination.settings
+    settings = exam.settings
     if settings.registry_url is None:
         return
     try:
         key = registry_key(settings)
     except ConfigError as error:
-        yield fail("registry key", str(error), "contribute exits with code 2 without it")
+        exam.fail("registry key", str(error), "contribute exits with code 2 without it")
         return
     known = await _ask(settings, settings.registry_url, key)
     if isinstance(known, Finding):
-        yield known
+        exam.add(known)
         return
-    yield ok("registry", "it answers")
+    exam.ok("registry", "it answers")
     nobody = await _ask(settings, settings.registry_url, None)
-    yield nobody if isinstance(nobody, Finding) else _about_key(known, nobody, key.source)
+    exam.add(nobody if isinstance(nobody, Finding) else _about_key(known, nobody, key.source))
 
 
 async def _ask(settings: Settings, url: str, key: Token | None) -> HttpAnswer | Finding:
@@ -175,10 +173,10 @@ def _about_key(known: HttpAnswer, nobody: HttpAnswer, source: str) -> Finding:
     return ok(check, f"the registry knows it, and allows {ours.limit} look-ups a minute")
 
 
-async def check_assemble(examination: Examination) -> AsyncIterator[Finding]:
+async def check_assemble(exam: Exam) -> None:
     """Check rules, extra and topics; nothing if no setting of `assemble` is set."""
-    settings, check, remedy = examination.settings, "assemble", "assemble exits with code 2 (docs/opentelemetry.md)"
-    if not (settings.assembles and examination.reachable):
+    settings, check, remedy = exam.settings, "assemble", "assemble exits with code 2 (docs/opentelemetry.md)"
+    if not (settings.assembles and exam.reachable):
         return
     try:
         require_extra("otlp")
@@ -189,38 +187,35 @@ async def check_assemble(examination: Examination) -> AsyncIterator[Finding]:
         async with connected_admin(settings, prepare_clients(settings)) as admin:
             observed = await look_for_assemble(admin, settings)
     except (CommandError, ConfigError, KafkaError) as error:
-        yield fail(check, error_text(error) if isinstance(error, KafkaError) else str(error), remedy)
+        exam.fail(check, error_text(error) if isinstance(error, KafkaError) else str(error), remedy)
         return
     missing, problems = missing_topics(settings, observed), assemble_problems(settings, observed)
     for problem in problems:
-        yield fail(check, problem, remedy)
+        exam.fail(check, problem, remedy)
     for name in settings.span_topics:
         for early in deleted_early(observed, name, "assembled"):
-            yield warn(check, early.message, early.remedy)
+            exam.warn(check, early.message, early.remedy)
     for small, larger in small_topics(settings, observed):
-        yield warn(check, small, f"{larger} (docs/opentelemetry.md)")
+        exam.warn(check, small, f"{larger} (docs/opentelemetry.md)")
     if missing and not settings.create_topics:
-        yield fail(check, f"missing: {', '.join(missing)}", "create them: kp-worker topics --create")
+        exam.fail(check, f"missing: {', '.join(missing)}", "create them: kp-worker topics --create")
     elif not problems:
-        yield ok(check, f"reads {settings.spans_topic}, writes {settings.source_topic}")
+        exam.ok(check, f"reads {settings.spans_topic}, writes {settings.source_topic}")
         if not missing:
-            async for finding in reading(_unread_content, check, "the newest spans", 10.0, "run this again")(
-                examination
-            ):
-                yield finding
+            await reading(_unread_content, check, "the newest spans", 10.0, "run this again")(exam)
 
 
-async def _unread_content(examination: Examination) -> AsyncIterator[Finding]:
+async def _unread_content(exam: Exam) -> None:
     """Yield a finding for each scope whose newest spans have content in attributes that nothing reads."""
     from worker.assemble.steps import rules_from
     from worker.commands.shared.preview import Preview, read_newest
 
-    preview = Preview(rules_from(examination.settings))
-    for topic in examination.settings.span_topics:
-        await read_newest(examination.settings, topic, 50, preview)  # of each partition
+    preview = Preview(rules_from(exam.settings))
+    for topic in exam.settings.span_topics:
+        await read_newest(exam.settings, topic, 50, preview)  # of each partition
     await asyncio.to_thread(lambda: list(preview.lines()))
     for line in preview.unread.lines():
-        yield warn("assemble", line, "their runs lack it: report the library (docs/opentelemetry.md)")
+        exam.warn("assemble", line, "their runs lack it: report the library (docs/opentelemetry.md)")
 
 
 CHECKS: Final[tuple[Check, ...]] = (

@@ -4,11 +4,11 @@ import asyncio
 import re
 import textwrap
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from shutil import get_terminal_size
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import click
 from aiokafka.errors import KafkaError
@@ -17,7 +17,7 @@ from msgspec import Struct
 from worker.commands.shared.console import write_json, write_line
 from worker.commands.shared.session import SessionError
 from worker.config import ConfigError, Loaded, Settings
-from worker.core.documents import ScoringDecision
+from worker.core.documents import ScoredDocument
 from worker.core.terminal import clean, number_of
 from worker.kafka.errors import error_text
 from worker.kafka.topics import MissingTopicsError
@@ -38,43 +38,41 @@ ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Findi
 # -- what checks share
 
 
-class _Metadata(Struct):
-    task_domain: str
-    agent_id: str = ""
-
-
-class Head(Struct):
-    """The fields of a scored document that checks read."""
-
-    id: str
-    metadata: _Metadata
-    scoring: ScoringDecision
-
-
-class Outputs(NamedTuple):
-    """The newest scored documents."""
-
-    documents: list[bytes]
-    heads: list[Head]
-    of_both: list[Head]  # from the time on from which both topics were read
-
-
 @dataclass(slots=True)
-class Examination:
-    """The settings, and what earlier checks have read for later ones."""
+class Exam:
+    """The settings, where findings go as they become known, and what earlier checks have read for later ones."""
 
     loaded: Loaded
+    report: Callable[[Finding], None]
     reachable: bool = False  # the brokers
     models: Counter[str] = field(default_factory=Counter)  # partitions by the embedder of their last cache entry
-    outputs: Outputs | None = None  # None: not read
+    documents: list[ScoredDocument] | None = None  # the newest; None: not read
+    of_both: list[ScoredDocument] = field(default_factory=list)  # of these, from when on both topics were read
 
     @property
     def settings(self) -> Settings:
         """The settings in effect."""
         return self.loaded.settings
 
+    def add(self, *findings: Finding) -> None:
+        """Report findings."""
+        for finding in findings:
+            self.report(finding)
 
-Check = Callable[[Examination], AsyncIterator[Finding]]
+    def ok(self, check: str, message: str) -> None:
+        """Report that all is well."""
+        self.report(ok(check, message))
+
+    def warn(self, check: str, message: str, remedy: str) -> None:
+        """Report a risk."""
+        self.report(warn(check, message, remedy))
+
+    def fail(self, check: str, message: str, remedy: str) -> None:
+        """Report what would keep the worker from running."""
+        self.report(fail(check, message, remedy))
+
+
+Check = Callable[[Exam], Awaitable[None]]
 
 
 def reading(
@@ -83,20 +81,19 @@ def reading(
 ) -> Check:  # fmt: skip
     """Return a check that reads topics: it is skipped without brokers, and warns if `what` cannot be read in time."""
 
-    async def guarded(examination: Examination) -> AsyncIterator[Finding]:
-        if not examination.reachable:
+    async def guarded(exam: Exam) -> None:
+        if not exam.reachable:
             return
         try:
             async with asyncio.timeout(seconds):
-                async for finding in check(examination):
-                    yield finding
+                await check(exam)
         except MissingTopicsError:
             return  # reported by the check of the topics
         except TimeoutError:
-            yield warn(name, f"{what} could not be read within {seconds:.0f} s", remedy)
+            exam.warn(name, f"{what} could not be read within {seconds:.0f} s", remedy)
         except (KafkaError, ConfigError, SessionError) as error:
             why = error_text(error) if isinstance(error, KafkaError) else error
-            yield warn(name, f"{what} could not be read: {why}", remedy)
+            exam.warn(name, f"{what} could not be read: {why}", remedy)
 
     return guarded
 

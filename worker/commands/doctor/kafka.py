@@ -1,14 +1,14 @@
 """The doctor's checks of the broker: connection, APIs, topics, permissions, group and lag. Changes nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, TransactionalIdAuthorizationFailed, UnknownTopicOrPartitionError
 
-from worker.commands.doctor.finding import Examination, Finding, fail, ok, warn
+from worker.commands.doctor.finding import Exam, Finding, fail, ok, warn
 from worker.commands.shared.session import read_to
 from worker.config import ConfigError, Settings
 from worker.core.terminal import number_of
@@ -37,56 +37,53 @@ OPEN_SECONDS: Final = 3.0
 Answer = TypeVar("Answer")
 
 
-async def check_kafka(examination: Examination) -> AsyncIterator[Finding]:
+async def check_kafka(exam: Exam) -> None:
     """Check brokers, topics and group."""
-    settings, unchecked = examination.settings, "topics and group were not checked"
+    settings, unchecked = exam.settings, "topics and group were not checked"
     limit = asyncio.timeout(KAFKA_SECONDS)
     try:
         client = {**prepare_clients(settings), "request_timeout_ms": round(1000 * ANSWER_SECONDS)}
         async with limit:
             if (fault := await find_fault(client)) is not None:
                 remedy = "; ".join(filter(None, (fault.advice(), unchecked)))
-                yield fail("broker", f"{fault.where}: {fault.words()}", remedy)
+                exam.fail("broker", f"{fault.where}: {fault.words()}", remedy)
                 return
             async with connected_admin(settings, client) as admin:
-                async for finding in _checks(admin, settings, client):
-                    yield finding
-        examination.reachable = True
+                await _checks(exam, admin, client)
+        exam.reachable = True
     except ConfigError as error:
-        yield fail("broker", str(error), unchecked)
+        exam.fail("broker", str(error), unchecked)
     except (KafkaError, OSError) as error:
         late = f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network"
-        yield fail("broker", *late if limit.expired() else (error_text(error), "later checks were skipped"))
+        exam.fail("broker", *late if limit.expired() else (error_text(error), "later checks were skipped"))
 
 
-async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any]) -> AsyncIterator[Finding]:
+async def _checks(exam: Exam, admin: AIOKafkaAdminClient, client: Mapping[str, Any]) -> None:
+    settings = exam.settings
     brokers = (await admin.describe_cluster())["brokers"]
     login = f", logged in by {settings.sasl_mechanism}" if settings.uses_sasl else ""
-    yield ok("broker", f"{len(brokers)} reachable over {settings.security_protocol}{login}")
+    exam.ok("broker", f"{len(brokers)} reachable over {settings.security_protocol}{login}")
     if settings.uses_sasl and not settings.uses_tls:
-        yield warn("broker", "SASL_PLAINTEXT: login and records cross the network unencrypted", "use SASL_SSL")
-    yield await _apis(admin, settings)
+        exam.warn("broker", "SASL_PLAINTEXT: login and records cross the network unencrypted", "use SASL_SSL")
+    exam.add(await _apis(admin, settings))
     try:
         observed = await observe(admin, settings.topics.values())
     except MissingTopicsError as error:
-        yield warn("topics", str(error), "run this again: the topic is new")
+        exam.warn("topics", str(error), "run this again: the topic is new")
         return
     for problem in problems(settings, observed):
         if problem.missing and settings.create_topics:
-            yield warn("topics", f"{problem.message}: the worker will create them", "see kp-worker topics")
+            exam.warn("topics", f"{problem.message}: the worker will create them", "see kp-worker topics")
         else:
-            yield Finding(problem.level, "topics", problem.message, problem.remedy)
+            exam.add(Finding(problem.level, "topics", problem.message, problem.remedy))
     for name, topic in observed.topics.items():
-        for finding in list(_topic_problems(settings, name, topic, observed)) or [_topic(name, topic, observed)]:
-            yield finding
+        exam.add(*(list(_topic_problems(settings, name, topic, observed)) or [_topic(name, topic, observed)]))
     described = await describe_topics(admin, [*settings.topics.values(), GROUPS, TRANSACTION_LOG], operations=True)
-    for finding in _permissions(settings, observed, described):
-        yield finding
+    exam.add(*_permissions(settings, observed, described))
     missing = {name for name, topic in described.items() if topic.error is UnknownTopicOrPartitionError}
     if settings.delivery == "exactly_once":
-        yield await _transactions(admin, settings, TRANSACTION_LOG in missing)
-    async for finding in _group(admin, settings, client, observed, unused=GROUPS in missing):
-        yield finding
+        exam.add(await _transactions(admin, settings, TRANSACTION_LOG in missing))
+    await _group(exam, admin, client, observed, unused=GROUPS in missing)
 
 
 async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
@@ -191,47 +188,47 @@ async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
 
 
 async def _group(
-    admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any], observed: Observed, unused: bool
-) -> AsyncIterator[Finding]:
+    exam: Exam, admin: AIOKafkaAdminClient, client: Mapping[str, Any], observed: Observed, unused: bool
+) -> None:
+    settings = exam.settings
     check = f"group {settings.group_id}"
     if unused:
-        yield ok(check, "no group was ever used on this cluster: not checked, because the lookup would create a topic")
+        exam.ok(check, "no group was ever used on this cluster: not checked, because the lookup would create a topic")
         return
     try:
         group, allowed = await _patiently(lambda: describe_group(admin, settings.group_id))
     except KafkaError as error:
-        yield fail(check, error_text(error), "the worker cannot join the group without it")
+        exam.fail(check, error_text(error), "the worker cannot join the group without it")
         return
     if allowed is not None and "Read" not in allowed:
-        yield fail(check, "Read denied", "grant the ACL Read on the group")
+        exam.fail(check, "Read denied", "grant the ACL Read on the group")
         return
     if group["protocol_type"] not in ("", "consumer"):
-        yield fail(check, f"is used for {group['protocol_type']!r}", "set another KP_GROUP_ID")
+        exam.fail(check, f"is used for {group['protocol_type']!r}", "set another KP_GROUP_ID")
         return
     state = "does not exist yet" if group["state"] == "Dead" else f"{group['state']}, {len(group['members'])} members"
-    yield ok(check, state)
+    exam.ok(check, state)
     if (source := observed.topics.get(settings.source_topic)) is None:
         return
     try:
-        async for finding in _lag(settings, client, source.partitions):
-            yield finding
+        await _lag(exam, client, source.partitions)
     except OffsetsError as error:
-        yield fail("lag", str(error), "the worker does not choose an offset by itself")
+        exam.fail("lag", str(error), "the worker does not choose an offset by itself")
     except (KafkaError, TimeoutError) as error:
-        yield fail("lag", error_text(error), "offsets of the group or of the source cannot be read")
+        exam.fail("lag", error_text(error), "offsets of the group or of the source cannot be read")
 
 
-async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> AsyncIterator[Finding]:
+async def _lag(exam: Exam, client: Mapping[str, Any], partitions: int) -> None:
     """Count the waiting records. Raises OffsetsError, KafkaError, ConfigError, TimeoutError.
 
     A transaction marker has an offset but is not a record: after one, the last offset is never committed. So a short
     lag is counted record by record, and a long lag is reported as an upper bound.
     """
-    topic = settings.source_topic
+    settings, topic = exam.settings, exam.settings.source_topic
     positions = await read_positions(client, settings.group_id, topic, range(partitions), ANSWER_SECONDS)
     if lost := sum(position.lost for position in positions.values()):
         deleted = number_of(lost, "record was", "records were")
-        yield warn("lag", f"{deleted} deleted unscored", "raise retention.ms, or add workers")
+        exam.warn("lag", f"{deleted} deleted unscored", "raise retention.ms, or add workers")
         return
     starts = {TopicPartition(topic, number): position.offset for number, position in positions.items()}
     reading = Reading(settings.max_batch_bytes, tolerant=True)
@@ -239,9 +236,8 @@ async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -
         behind = await _open_transactions(settings, client, reader, list(starts))
         waiting, bound = await _backlog(reader, starts)
     backlog = number_of(waiting, "record waits", "records wait")
-    yield ok("lag", f"{bound}{backlog} in {number_of(partitions, 'partition')}")
-    for finding in behind:
-        yield finding
+    exam.ok("lag", f"{bound}{backlog} in {number_of(partitions, 'partition')}")
+    exam.add(*behind)
 
 
 async def _open_transactions(

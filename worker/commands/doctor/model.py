@@ -1,20 +1,19 @@
 """The doctor's checks of the model: whether it loads, and how fast it embeds. Changes nothing."""
 
 import asyncio
-import contextlib
 import statistics
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, cast
 
-from worker.commands.doctor.finding import Examination, Finding, fail, ok, warn
+from worker.commands.doctor.finding import Exam, Finding, fail, ok, warn
 from worker.config import Settings
 from worker.core.records import EmbedderIdentity
 from worker.core.terminal import number_of
-from worker.core.trace import InvalidTrace, embedded_texts, parse_trace
+from worker.core.trace import ReasoningTrace, embedded_texts
 from worker.embed.embedder import (
     MULTILINGUAL,
     Embedder,
@@ -31,14 +30,13 @@ MODEL_SECONDS: Final = 120.0
 """Time limit for loading the model and embedding with it."""
 
 
-async def check_model(examination: Examination) -> AsyncIterator[Finding]:
+async def check_model(exam: Exam) -> None:
     """Load the model in a daemon thread, and embed with it."""
-    settings = examination.settings
+    settings = exam.settings
     if (slow := slow_runtime(settings.embedder, settings.model)) is not None:  # explains the wait that follows
-        yield warn("runtime", *slow.split(". ", 1))
+        exam.warn("runtime", *slow.split(". ", 1))
     findings: list[Finding] = []
-    documents = [] if examination.outputs is None else examination.outputs.documents
-    checks = _check(settings, examination.models, documents)
+    checks = _check(settings, exam.models, exam.documents or [])
     thread = threading.Thread(target=findings.extend, args=(checks,), daemon=True)
     thread.start()
     for _ in range(round(50 * MODEL_SECONDS)):
@@ -47,11 +45,10 @@ async def check_model(examination: Examination) -> AsyncIterator[Finding]:
         await asyncio.sleep(0.02)
     else:
         findings = [fail("model", f"not ready after {MODEL_SECONDS:.0f} s", "check the CPU load and the model's files")]
-    for finding in findings:
-        yield finding
+    exam.add(*findings)
 
 
-def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[bytes]) -> Iterator[Finding]:
+def _check(settings: Settings, models: Mapping[str, int], documents: Sequence[ReasoningTrace]) -> Iterator[Finding]:
     if settings.embedder == "none":
         yield warn("model", "KP_EMBEDDER=none: novelty is 0.5 for every trace", "set KP_EMBEDDER=auto to compare texts")
         return
@@ -138,17 +135,14 @@ def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iter
             )
 
 
-def long_texts(settings: Settings, embedder: Embedder, documents: Sequence[bytes]) -> Iterator[Finding]:
+def long_texts(settings: Settings, embedder: Embedder, documents: Sequence[ReasoningTrace]) -> Iterator[Finding]:
     """Yield how many of the last texts are cut, if most are and the objective is not embedded separately.
 
     A service says nothing about it: only the service has the tokenizer.
     """
     if settings.embed_text != "whole":
         return
-    texts: list[str] = []
-    for document in documents[-100:]:  # a millisecond each
-        with contextlib.suppress(InvalidTrace):  # not the worker's
-            texts.extend(embedded_texts(parse_trace(document)))
+    texts = [text for document in documents[-100:] for text in embedded_texts(document)]  # a millisecond each
     cut = sum(embedder.read(text).truncated for text in texts)
     if 2 * cut > len(texts):
         yield ok(

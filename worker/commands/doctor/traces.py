@@ -3,24 +3,26 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
 from aiokafka.errors import UnknownTopicOrPartitionError
 
-from worker.commands.doctor.finding import Examination, Finding, Head, Outputs, fail, ok, warn
+from worker.commands.doctor.finding import Exam, Finding, ok, warn
 from worker.commands.doctor.kafka import ANSWER_SECONDS, GROUPS
-from worker.commands.shared.placed_verdicts import read_judged, switch_to_record
+from worker.commands.shared.placed_verdicts import Standings, read_judged
 from worker.commands.shared.session import Session, read_topics
 from worker.commands.shared.shown import shown_name, shown_score
+from worker.commands.shared.thresholds import same_share
 from worker.config import Settings
 from worker.core.changelog import CorruptRecord, Entry, Kind, decode
+from worker.core.documents import ScoredDocument
 from worker.core.novelty import CACHED_ID_LENGTH, VectorCache, advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.restore import Log, ModelCache, Report, restore
-from worker.core.scoring import accepts_too_few, unused_profiles, weights_by_verdicts, without_profile
+from worker.core.scoring import accepts_too_few, score_trace, unused_profiles, weights_by_verdicts, without_profile
 from worker.core.terminal import number_of
 from worker.core.track_record import Standing
 from worker.kafka.assignment import OffsetsError, Position, check_offsets, read_logs, read_positions
@@ -50,21 +52,21 @@ class Memory(NamedTuple):
     position: Position
 
 
-async def check_memory(examination: Examination) -> AsyncIterator[Finding]:
+async def check_memory(exam: Exam) -> None:
     """Check that the caches hold the TTL, count their entries, and name the track records; keep the caches' models."""
-    session = Session(examination.settings)
+    session = Session(exam.settings)
     memory = await _restored(session)
-    if examination.settings.embedder != "none":
-        examination.models.update(it.latest.model for it in memory.values() if it.latest is not None)
-        yield capacity(examination.settings, memory)
+    if exam.settings.embedder != "none":
+        exam.models.update(it.latest.model for it in memory.values() if it.latest is not None)
+        exam.add(capacity(exam.settings, memory))
         if memory:
-            yield ok("cache entries", sizes({number: it.live for number, it in memory.items()}))
+            exam.ok("cache entries", sizes({number: it.live for number, it in memory.items()}))
         try:
             await _check_offsets(session, memory)
         except OffsetsError as error:
-            yield fail("offsets", str(error), "until then, the worker exits with code 1")
+            exam.fail("offsets", str(error), "until then, the worker exits with code 1")
     if records := [record for it in memory.values() for record in it.records]:
-        yield ok("track records", standings(records))
+        exam.ok("track records", standings(records))
 
 
 async def _check_offsets(session: Session, memory: Mapping[int, Memory]) -> None:
@@ -164,28 +166,26 @@ def standings(records: Sequence[Record]) -> str:
 # -- the last scored traces: their domains, and how many are accepted
 
 
-async def check_outputs(examination: Examination) -> AsyncIterator[Finding]:
+async def check_outputs(exam: Exam) -> None:
     """Check domains and thresholds by the newest outputs; keep these."""
-    settings, decoder, complete_from = examination.settings, msgspec.json.Decoder(Head), 0
-    read: list[tuple[Head, int, bytes]] = []  # with the record's time, ms
+    settings, decoder, complete_from = exam.settings, msgspec.json.Decoder(ScoredDocument), 0
+    read: list[tuple[ScoredDocument, int]] = []  # with the record's time, ms
 
     def take(value: bytes | None, _where: str, record_ms: int) -> None:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not the worker's
-            read.append((decoder.decode(value or b""), record_ms, value or b""))
+        with suppress(ValueError, RecursionError):  # not the worker's
+            read.append((decoder.decode(value or b""), record_ms))
 
     with suppress(MissingTopicsError):  # reported by the check of the topics
         complete_from = await read_topics(settings, (settings.accepted_topic, settings.rejected_topic), take, last=200)
-    heads, of_both = [head for head, *_ in read], [head for head, record_ms, _ in read if record_ms >= complete_from]
-    examination.outputs = Outputs([value for *_, value in read], heads, of_both)
-    traces = Counter(head.metadata.task_domain for head in heads)
-    wrong = [*_near_domains(settings, traces), *_unused_profiles(settings, traces)]
-    for finding in wrong or [ok("domains", _summary(settings, traces))]:
-        yield finding
-    scores = [head.scoring.score or 0.0 for head in of_both]
-    accepted = sum(head.scoring.decision == ACCEPTED for head in of_both)
+    exam.documents = [document for document, _ in read]
+    exam.of_both = [document for document, record_ms in read if record_ms >= complete_from]
+    traces = Counter(document.metadata.task_domain for document in exam.documents)
+    exam.add(*(list(_near_misses(settings, traces)) or [ok("domains", _summary(settings, traces))]))
+    scores = [document.scoring.score for document in exam.of_both]
+    accepted = sum(document.scoring.decision == ACCEPTED for document in exam.of_both)
     if accepts_too_few(accepted, len(scores)):
         highest = shown_score(max(scores), settings.threshold)
-        yield warn(
+        exam.warn(
             "threshold",
             f"{accepted or 'none'} of the last {len(scores)} scored traces {'is' if accepted < 2 else 'are'} accepted:"
             f" the highest score is {highest}, KP_THRESHOLD={settings.threshold:g}",
@@ -193,27 +193,26 @@ async def check_outputs(examination: Examination) -> AsyncIterator[Finding]:
         )
 
 
-def _near_domains(settings: Settings, traces: Counter[str]) -> Iterator[Finding]:
-    near = [domain for domain in without_profile(traces, settings.scoring_profiles()) if domain.near is not None]
+def _near_misses(settings: Settings, traces: Counter[str]) -> Iterator[Finding]:
+    """Yield the domains and the profiles whose names nearly agree."""
+    last, profiles = f"of the last {traces.total()} scored traces", settings.scoring_profiles()
+    near = [domain for domain in without_profile(traces, profiles) if domain.near is not None]
     for domain in near[:NAMED]:
         yield warn(
             "domains",
-            f"the domain {shown_name(domain.name)} ({domain.traces} of the last {traces.total()} scored traces) takes "
-            f"the profile default; did you mean {shown_name(domain.near or '')}?",
+            f"the domain {shown_name(domain.name)} ({domain.traces} {last}) takes the profile default; did you mean "
+            f"{shown_name(domain.near or '')}?",
             "correct the agents' metadata.task_domain, or add a profile of this name",
         )
     if len(near) > NAMED:
         more = number_of(len(near) - NAMED, "more domain is", "more domains are")
         yield warn("domains", f"{more} close to a profile", "kp-worker report lists them")
-
-
-def _unused_profiles(settings: Settings, traces: Counter[str]) -> Iterator[Finding]:
-    for profile in unused_profiles(settings.scoring_profiles(), traces):
+    for profile in unused_profiles(profiles, traces):
         if profile.near is not None:
             yield warn(
                 "domains",
-                f"none of the last {traces.total()} scored traces takes the profile {shown_name(profile.name)} of the "
-                f"settings; did you mean {shown_name(profile.near)}?",
+                f"none {last} takes the profile {shown_name(profile.name)} of the settings; did you mean "
+                f"{shown_name(profile.near)}?",
                 "correct the profile's name: a trace takes the profile with exactly its metadata.task_domain",
             )
 
@@ -231,23 +230,23 @@ def _summary(settings: Settings, traces: Counter[str]) -> str:
 # -- verdicts: whether they can count, who is judged, and what KP_CONFIDENCE=record accepts
 
 
-async def check_verdicts(examination: Examination) -> AsyncIterator[Finding]:
+async def check_verdicts(exam: Exam) -> None:
     """Check the verdicts; nothing without KP_VERDICT_KEY_FILE."""
-    settings, outputs = examination.settings, examination.outputs
-    if settings.verdict_key_file is None or outputs is None:
+    settings, documents = exam.settings, exam.documents
+    if settings.verdict_key_file is None or documents is None:
         return
     verdicts = await read_judged(settings)
     # Scores that use no verdicts: a topic that gained partitions always has some agents in several
     least = 0.0 if settings.confidence == "record" else 0.1
-    warnings = *spread_agents(outputs.heads, least), *judged_shares(outputs.of_both, verdicts.judged)
-    for finding in (*warnings, *late_judges(verdicts.late_seconds)):
-        yield finding
-    switch = switch_to_record(outputs.documents, verdicts, settings)
+    exam.add(*spread_agents(documents, least), *judged_shares(exam.of_both, verdicts.judged))
+    exam.add(*late_judges(verdicts.late_seconds))
     message = number_of(verdicts.verdicts, "verdict counts", "verdicts count")
-    if switch is None:
-        message += "; no trace is scored yet"
-    elif settings.confidence == "record":
-        message += f"; {switch.accepted} of the last {switch.traces} traces are accepted"
+    if not documents:
+        exam.ok("verdicts", f"{message}; no trace is scored yet")
+        return
+    accepted, by_record, kept = switch_to_record(documents, verdicts, settings)
+    if settings.confidence == "record":
+        message += f"; {accepted} of the last {len(documents)} traces are accepted"
         if any(weights_by_verdicts(each.weights) != each.weights for each in settings.scoring_profiles().values()):
             message += (
                 "; kp-worker report --outcome FIELD --verdicts SHARE compares your weights with ones where the outcome "
@@ -255,12 +254,23 @@ async def check_verdicts(examination: Examination) -> AsyncIterator[Finding]:
             )
     else:
         message += (
-            f"; with KP_CONFIDENCE=record {switch.accepted_by_record} of the last {switch.traces} traces would be "
-            f"accepted, now {switch.accepted} are"
+            f"; with KP_CONFIDENCE=record {by_record} of the last {len(documents)} traces would be accepted, now "
+            f"{accepted} are"
         )
-        if switch.same_share is not None:
-            message += f" (the same share at KP_THRESHOLD={switch.same_share.threshold:.3g})"
-    yield ok("verdicts", message)
+        if kept is not None:
+            message += f" (the same share at KP_THRESHOLD={kept:.3g})"
+    exam.ok("verdicts", message)
+
+
+def switch_to_record(
+    documents: Sequence[ScoredDocument], standings: Standings, settings: Settings
+) -> tuple[int, int, float | None]:
+    """Return how many traces are accepted, and would be with KP_CONFIDENCE=record; and `same_share` of the latter."""
+    profiles = settings.scoring_profiles()
+    after = [score_trace(it, it.scoring.components.novelty, profiles, standings.used(it)) for it in documents]
+    accepted = sum(document.scoring.decision == ACCEPTED for document in documents)
+    by_record = sum(it.score >= profiles[it.profile].threshold_or(settings.threshold) for it in after)
+    return accepted, by_record, same_share([it.score for it in after], accepted)
 
 
 def late_judges(late_seconds: Mapping[str, Collection[float | None]]) -> Iterator[Finding]:
@@ -279,14 +289,14 @@ def late_judges(late_seconds: Mapping[str, Collection[float | None]]) -> Iterato
             )
 
 
-def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | str]]) -> Iterator[Finding]:
+def judged_shares(documents: Iterable[ScoredDocument], judged: Container[tuple[int, int | str]]) -> Iterator[Finding]:
     """Yield a warning if the judged shares of accepted and rejected traces differ much.
 
     `documents`: of both topics, from the same time range. `judged`: as in `Standings`.
     """
     counts = {ACCEPTED: [0, 0], REJECTED: [0, 0]}  # judged, all
     for document in documents:
-        of, at = counts.get(document.scoring.decision or ""), document.scoring.source
+        of, at = counts.get(document.scoring.decision), document.scoring.source
         if of is not None:
             names = (at.offset, document.id[:CACHED_ID_LENGTH])
             of[0] += any((at.partition, name) in judged for name in names)
@@ -307,7 +317,7 @@ def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, int | 
         )
 
 
-def spread_agents(documents: Iterable[Head], least: float) -> Iterator[Finding]:
+def spread_agents(documents: Iterable[ScoredDocument], least: float) -> Iterator[Finding]:
     """Yield a warning if at least this share of agents has traces of one domain in several partitions."""
     partitions: dict[tuple[str, str], list[int]] = defaultdict(list)
     for it in documents:

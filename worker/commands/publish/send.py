@@ -95,33 +95,32 @@ class Publishing:
         began, due = time.perf_counter(), 0
         settings = self.session.settings
         for source, bad in sources:
-            async for number, line, size, problem in lines_as_they_come(source, settings.max_message_bytes):
-                on_line(size)
-                if problem is None and not line.strip():
+            async for line in lines_as_they_come(source, settings.max_message_bytes):
+                on_line(line.size)
+                if line.blank:
                     continue
                 redactions: dict[str, int] = {}
                 try:
-                    if problem is not None:
-                        raise InvalidTrace(Reason.TOO_LARGE, "", problem)
+                    trace = line.content()
                     if self.clean is not None:
-                        line, redactions = self.clean(line)  # noqa: PLW2901 the original must not be sent
-                    key = key_of(line, self.key)
-                    check_trace(line, key, settings.limits if self.validate else None, largest)
+                        trace, redactions = self.clean(trace)
+                    key = key_of(trace, self.key)
+                    check_trace(trace, key, settings.limits if self.validate else None, largest)
                 except InvalidTrace as error:
-                    if number == 1 and self.validate and (other := not_traces(source.name, line)):
+                    if line.number == 1 and self.validate and (other := not_traces(source.name, line.data)):
                         self.not_traces = other
                         await self._await_answers(0)
                         return
                     self.refused += 1
-                    bad.name(f"{number}: {error.reason}: {error}")
+                    bad.name(f"{line.number}: {error.reason}: {error}")
                     continue
                 self.redactions.update(redactions)
                 if self.rate is not None:
                     await asyncio.sleep(began + due / self.rate - time.perf_counter())
                     due += 1
-                future = await producer.send(self.topic, line, key=key)
+                future = await producer.send(self.topic, trace, key=key)
                 future.add_done_callback(self._count_answer)
-                self._unanswered.append((number, future))
+                self._unanswered.append((line.number, future))
                 self.seconds = time.perf_counter() - began
                 await self._await_answers(999)  # limits memory, and still fills batches
         await self._await_answers(0)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
@@ -36,7 +36,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
-from worker.commands.shared.console import BadLines, json_output, naming, text_console
+from worker.commands.shared.console import BadLines, JsonOutput, naming, text_console
 from worker.commands.shared.marks import (
     MAX_BYTES,
     MAX_RECORDS,
@@ -301,10 +301,10 @@ def redriven_record(
 
 
 @contextmanager
-def _output(file: str) -> Iterator[BinaryIO]:
+def _output(file: str) -> Iterator[JsonOutput]:
     """Open standard output, or a new file that appears complete or not at all. Raises SessionError if it exists."""
     if file == "-":
-        yield json_output(sys.stdout.buffer)
+        yield JsonOutput(sys.stdout.buffer)
         return
     path = Path(file)
     if path.is_file():
@@ -314,7 +314,7 @@ def _output(file: str) -> Iterator[BinaryIO]:
     part = path.with_name(f"{path.name}.part")
     try:
         with naming(part), part.open("wb") as output:
-            yield json_output(output)
+            yield JsonOutput(output)
             output.flush()
             os.fsync(output.fileno())
         part.rename(path)

@@ -133,7 +133,7 @@ def _read_files(files: tuple[BinaryIO, ...], settings: Settings, traces: Traces)
             for line in read_lines(file, settings.max_message_bytes):
                 if line.problem is not None:
                     traces.unreadable.add(f"{prefix}line {line.number}", line.problem)
-                elif line.data.strip():
+                elif not line.blank:
                     traces.add(line.data, f"{prefix}line {line.number}", file=name)
         except OSError as error:
             raise CommandError(f"{name} cannot be read: {error.strerror or error}") from None

@@ -16,13 +16,14 @@ from msgspec import Struct
 
 from worker.commands.report.outcomes import Asked, Run, as_claimed, measure_outcomes, read_outcome
 from worker.commands.shared.console import CommandError
-from worker.commands.shared.placed_verdicts import Standings, same_share
+from worker.commands.shared.placed_verdicts import Standings
 from worker.commands.shared.shown import cut_text, shown_text
 from worker.commands.shared.thresholds import (
     FEW_TRACES,
     LEAST_TRACES,
     accepts,
     config_to_paste,
+    same_share,
     share_interval,
     share_threshold,
     too_few,
@@ -250,13 +251,11 @@ class Traces:
             proposal, profiles, comments = self._propose(by_domain, share)
         changes, outcome = None, None
         if self._rescore:
-            kept = same_share(
-                [trace.after.score for trace in traces], sum(trace.before.decision == ACCEPTED for trace in traces)
-            )
+            accepted = sum(trace.before.decision == ACCEPTED for trace in traces)
             changed = [trace for trace in traces if trace.after.decision != trace.before.decision]
             changes = SimpleNamespace(
                 # the threshold for all profiles that accepts as many as now; None if none are accepted
-                same_share=None if kept is None else kept.threshold,
+                same_share=same_share([trace.after.score for trace in traces], accepted),
                 decisions=changed[:CHANGES],  # the first ones by stream time
             )
         if self._asked is not None:

@@ -21,14 +21,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from worker.commands.shared.console import (
     BadLines,
     CommandError,
-    discard_buffered,
-    file_problem,
-    json_output,
+    JsonOutput,
     output_file,
     say,
     size_of,
 )
-from worker.commands.shared.json_lines import not_traces, read_lines
+from worker.commands.shared.json_lines import Line, not_traces, read_lines
 from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
 from worker.commands.shared.shown import shown_score, shown_threshold
 from worker.config import Settings
@@ -38,7 +36,7 @@ from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation
 from worker.core.scoring import ScoredTrace, accepts_too_few
 from worker.core.terminal import number_of
-from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, document_decoder, embedded_texts
+from worker.core.trace import InvalidTrace, ReasoningTrace, document_decoder, embedded_texts
 from worker.core.verdicts import issued_ms
 from worker.embed.embedder import Embedder, Embedding, ModelError, embed_trace
 from worker.embed.load import load_embedder, new_scorer
@@ -59,7 +57,7 @@ def run_score(
         named[_name(file)].name(f"{number}: {error.reason}: {error}")
 
     console = Console(stderr=True)
-    scored, bad = json_output(output), dead_letters and json_output(dead_letters)
+    scored, bad = JsonOutput(output), None if dead_letters is None else JsonOutput(dead_letters)
     try:
         judged = [] if verdicts is None else read_verdicts(verdicts, verdicts.name, settings.max_message_bytes)
         with console.status("loading the model"):
@@ -79,12 +77,6 @@ def run_score(
         if partial:
             say(f"interrupted: {' and '.join(partial)} {'is' if len(partial) == 1 else 'are'} partial")
         raise
-    except BrokenPipeError:
-        discard_buffered(output, dead_letters)
-        raise
-    except OSError as error:
-        discard_buffered(output, dead_letters)
-        raise CommandError(file_problem(error)) from None
     valid, dead = len(counts.scores), counts.dead_letters.total()
     say(
         f"{number_of(valid + dead, 'trace')}: {counts.accepted} accepted, {valid - counts.accepted} rejected, "
@@ -141,8 +133,8 @@ class Summary:
 
 def score_lines(
     sources: Sequence[BinaryIO],
-    output: BinaryIO,
-    dead_letters: BinaryIO | None,
+    output: BinaryIO | JsonOutput,
+    dead_letters: BinaryIO | JsonOutput | None,
     settings: Settings,
     embedder: Embedder | None,
     on_line: Callable[[int], None] = lambda size: None,
@@ -159,17 +151,15 @@ def score_lines(
     scorer = new_scorer(settings, identity)
     evaluation, waiting, summary = Evaluation(scorer, identity, config), deque(enumerate(verdicts)), Summary()
     lines = ((file, line) for file in sources for line in read_lines(file, settings.max_message_bytes))
-    for number, (file, (in_file, line, size, problem)) in enumerate(lines, 1):
-        on_line(size)
-        if problem is None and not line.strip():
+    for number, (file, line) in enumerate(lines, 1):
+        on_line(line.size)
+        if line.blank:
             continue
         while waiting and waiting[0][1].after < number:
             place, (_, _, verdict) = waiting.popleft()
             scorer.record.add(verdict, issued_ms(verdict, None), place)
-        record = SourceRecord(settings.source_topic, 0, number - 1, None, None, line)
         try:
-            if problem is not None:
-                raise InvalidTrace(Reason.TOO_LARGE, "", problem)
+            record = SourceRecord(settings.source_topic, 0, number - 1, None, None, line.content())
             trace = evaluation.read(record)
             vector = None
             if embedder is not None and isinstance(trace, ReasoningTrace):
@@ -181,18 +171,18 @@ def score_lines(
             if not isinstance(scored, ScoredTrace):
                 raise TypeError(f"this is a bug: line {number} is no trace")
         except InvalidTrace as error:
-            on_bad(file, in_file, line, error)
+            on_bad(file, line.number, line.data, error)
             summary.dead_letters[str(error.reason)] += 1
             if dead_letters is not None:
                 of = {"file": _name(file)} if len(sources) > 1 else {}
-                dead_letters.write(_dead_line(of, in_file, None if problem else line, error) + b"\n")
+                dead_letters.write(_dead_line(of, line, error) + b"\n")
             continue
         summary.scores.append(scored.score)
         summary.thresholds.add(scored.threshold)
         summary.accepted += scored.accepted
         if document.redactions and config.clean is not None:
             if document.redactions.keys() - summary.redactions.keys():
-                for kind, example in redaction_examples(line, config.clean(line)[0]).items():
+                for kind, example in redaction_examples(line.data, config.clean(line.data)[0]).items():
                     summary.examples.setdefault(kind, f"line {number}: {example}")
             summary.redactions.update(document.redactions)
         summary.screened.update(document.screened)
@@ -213,15 +203,15 @@ def _embed(embedder: Embedder, texts: Sequence[str], view: str) -> Embedding:
         raise embedding_failed(error) from error
 
 
-def _dead_line(file: Mapping[str, str], number: int, line: bytes | None, error: InvalidTrace) -> bytes:
+def _dead_line(file: Mapping[str, str], line: Line, error: InvalidTrace) -> bytes:
     letter: dict[str, object] = {
-        **file, "line": number, "reason": str(error.reason), "path": error.path, "message": error.message,
+        **file, "line": line.number, "reason": str(error.reason), "path": error.path, "message": error.message,
     }  # fmt: skip
-    if line is not None:
+    if line.problem is None:
         try:
-            letter["value"] = line.decode()
+            letter["value"] = line.data.decode()
         except UnicodeDecodeError:
-            letter["value_base64"] = base64.b64encode(line).decode()
+            letter["value_base64"] = base64.b64encode(line.data).decode()
     return msgspec.json.encode(letter)
 
 

@@ -156,7 +156,7 @@ PIPE_CLOSED: Final = 0
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Give all commands the same end: a closed pipe is no error, a full disk is one; a ConfigError is exit code 2.
+    """Give all commands the same end: a closed pipe is no error, a file's is one; a ConfigError is exit code 2.
 
     Raises click's Exit and CommandError.
     """
@@ -172,7 +172,9 @@ def ending_in_order() -> Iterator[None]:
         discard_buffered(sys.stdout.buffer, sys.stderr.buffer)
         raise click.exceptions.Exit(PIPE_CLOSED) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) or error.filename is not None:
+        if error.filename is not None:
+            raise CommandError(file_problem(error)) from None
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
         discard_buffered(sys.stdout.buffer)
         raise CommandError(f"standard output cannot be written: {error.strerror}") from None
@@ -239,29 +241,30 @@ def text_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, width=None if shown else PIPE_WIDTH)
 
 
-class _JsonOutput:
-    """A binary file for JSON Lines, which cannot control a terminal. Errors name the file."""
+class JsonOutput:
+    """A binary file for JSON Lines: a terminal gets them cleaned, a file or pipe byte for byte.
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file = file
-        self._name = name
-        self._terminal = file.isatty()
+    Its OSErrors name the file: a full disk is found when the lines are written or flushed.
+    """
 
-    def write(self, data: bytes) -> int:
-        with naming(self._name):
-            return self._file.write(clean_json_bytes(data) if self._terminal else data)
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._terminal = file, file.isatty()
+
+    def write(self, data: bytes) -> None:
+        """Write lines."""
+        self._do(self._file.write, clean_json_bytes(data) if self._terminal else data)
 
     def flush(self) -> None:
-        with naming(self._name):
-            self._file.flush()
+        """Write what is buffered."""
+        self._do(self._file.flush)
 
-
-def json_output(file: BinaryIO) -> BinaryIO:
-    """Return a file for JSON Lines: a terminal gets them cleaned, a file or pipe byte for byte.
-
-    Its errors name the file: a full disk is found when the lines are written or flushed.
-    """
-    return cast("BinaryIO", _JsonOutput(file, output_file(file) or "standard output"))
+    def _do(self, method: Callable[..., object], *data: bytes) -> None:
+        try:
+            method(*data)
+        except OSError as error:
+            discard_buffered(self._file)
+            error.filename = output_file(self._file) or "standard output"
+            raise
 
 
 def output_file(output: BinaryIO) -> str | None:
@@ -344,10 +347,9 @@ def size_of(file: BinaryIO) -> int | None:
         return None
 
 
-def discard_buffered(*files: BinaryIO | None) -> None:
+def discard_buffered(*files: BinaryIO) -> None:
     """Discard buffered output: closing the files would fail with the same error again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for file in files:
-        if file is not None:
-            with suppress(ValueError):  # no file behind it
-                os.dup2(nowhere, file.fileno())
+        with suppress(ValueError):  # no file behind it
+            os.dup2(nowhere, file.fileno())

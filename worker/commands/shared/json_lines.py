@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import msgspec
 
 from worker.commands.shared.console import naming
-from worker.core.trace import document_decoder
+from worker.core.trace import InvalidTrace, Reason, document_decoder
 
 CHUNK_BYTES: Final = 1 << 16
 
@@ -28,6 +28,17 @@ class Line(NamedTuple):
     data: bytes
     size: int  # bytes, with its end
     problem: str | None = None  # the line is too long, and `data` empty
+
+    @property
+    def blank(self) -> bool:
+        """Whether the line holds nothing."""
+        return self.problem is None and not self.data.strip()
+
+    def content(self) -> bytes:
+        """Return the line. Raises InvalidTrace if it is too long."""
+        if self.problem is not None:
+            raise InvalidTrace(Reason.TOO_LARGE, "", self.problem)
+        return self.data
 
 
 class LineSplitter:

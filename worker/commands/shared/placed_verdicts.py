@@ -7,20 +7,16 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from fractions import Fraction
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
 from worker.commands.shared.console import BadLines, CommandError
 from worker.commands.shared.json_lines import read_lines
-from worker.commands.shared.thresholds import ShareThreshold, share_threshold
 from worker.config import Settings
 from worker.core.documents import PartitionPlace, ScoredDocument
 from worker.core.novelty import CACHED_ID_LENGTH
-from worker.core.scoring import score_trace
 from worker.core.track_record import NOTHING, Standing, Tally, TrackRecord, standing
 from worker.core.verdicts import Verdict, issued_ms, unsigned_verdict
 
@@ -47,10 +43,8 @@ def read_verdicts(file: BinaryIO, name: str, largest_trace: int) -> list[PlacedV
     bad = BadLines(name, wrong.append)
     for line in read_lines(file, largest_trace):
         try:
-            if line.problem is not None:
-                raise ValueError(line.problem)
-            if line.data.strip():
-                placed.append(_placed(msgspec.json.decode(line.data)))
+            if not line.blank:
+                placed.append(_placed(msgspec.json.decode(line.content())))
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             bad.name(f"{line.number}: {error}")
     bad.say_rest("correct them all")
@@ -169,34 +163,3 @@ class Standings:
         if not metadata.success or document.outcome.evaluated is True:
             return None
         return self.at(source.partition, source.offset, metadata.agent_id, metadata.task_domain).used
-
-
-class Switch(NamedTuple):
-    """The effect of KP_CONFIDENCE=record on scored traces."""
-
-    traces: int
-    accepted: int
-    accepted_by_record: int
-    same_share: ShareThreshold | None
-    """The threshold for all profiles that keeps the accepted share; None: nothing is accepted now."""
-
-
-def same_share(scores: Any, accepted: int) -> ShareThreshold | None:
-    """Return the threshold that accepts as many of these scores; None if none is accepted."""
-    return share_threshold(np.asarray(scores), Fraction(accepted, len(scores))) if accepted else None
-
-
-def switch_to_record(documents: Iterable[bytes], standings: Standings, settings: Settings) -> Switch | None:
-    """Return the effect of the switch on scored documents; None if there are none. Other documents are skipped."""
-    decoder = msgspec.json.Decoder(ScoredDocument)
-    profiles, scores, accepted, by_record = settings.scoring_profiles(), [], 0, 0
-    for raw in documents:
-        try:
-            document = decoder.decode(raw)
-            after = score_trace(document, document.scoring.components.novelty, profiles, standings.used(document))
-        except (ValueError, RecursionError):
-            continue  # not the worker's
-        scores.append(after.score)
-        accepted += document.scoring.decision == "accepted"
-        by_record += after.score >= profiles[after.profile].threshold_or(settings.threshold)
-    return Switch(len(scores), accepted, by_record, same_share(scores, accepted)) if scores else None

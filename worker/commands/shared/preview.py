@@ -130,7 +130,7 @@ def run_preview(settings: Settings, sample: str, records: int) -> int:
                 for line in read_lines(file, settings.max_message_bytes):
                     if line.problem is not None:
                         preview.add_unreadable(line.problem)
-                    elif line.data.strip():
+                    elif not line.blank:
                         preview.add(None, line.data)
     except OSError as error:
         raise ArgumentError("--try", f"{sample}: {error.strerror}; a topic's name has no slash") from None

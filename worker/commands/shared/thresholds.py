@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from decimal import ROUND_FLOOR, Decimal
 from fractions import Fraction
@@ -42,6 +42,11 @@ def share_threshold(scores: npt.NDArray[Any], share: Fraction) -> ShareThreshold
     return ShareThreshold(
         _short(cutoff, float(ordered[lower - 1]) if lower else None), wanted, count - lower, count - above
     )
+
+
+def same_share(scores: Sequence[float], accepted: int) -> float | None:
+    """Return the threshold that accepts as many of these scores; None if none is accepted."""
+    return share_threshold(np.asarray(scores), Fraction(accepted, len(scores))).threshold if accepted else None
 
 
 def share_interval(scores: npt.NDArray[Any], share: Fraction, seed: int = 1) -> tuple[float, float]:
