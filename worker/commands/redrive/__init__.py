@@ -5,9 +5,8 @@ from datetime import datetime
 
 import click
 
-from worker.commands.shared.console import ArgumentError, Command, say
+from worker.commands.shared.console import ArgumentError, Command
 from worker.commands.shared.options import Moment, read_settings, settings_options
-from worker.core.terminal import number_of
 
 
 def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -48,8 +47,8 @@ def redrive(
     if to_source and to_file is not None:
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
-    from worker.commands.redrive.steps import OF_CLOSED_RUNS, Redrive, Selection, parse_offsets, print_counts, watching
-    from worker.commands.shared.session import Session, run_session
+    from worker.commands.redrive.steps import OF_CLOSED_RUNS, Redrive, parse_offsets, run_redrive
+    from worker.commands.shared.session import Session
     from worker.core.trace import Reason
     from worker.observe.metrics import REFUSAL_REASONS
 
@@ -60,11 +59,10 @@ def redrive(
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets are per partition")
     try:
-        first, end = (0, None) if offset is None else parse_offsets(offset)
+        offsets = (0, None) if offset is None else parse_offsets(offset)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     since_ms, until_ms = (None if time is None else round(time.timestamp() * 1000) for time in (since, until))
-    selection = Selection(frozenset(reasons), since_ms, until_ms, partition, first, end)
     if refused:  # back to the accepted topic; the marks of refused traces are on their own topic
         settings = settings.model_copy(
             update={
@@ -73,12 +71,8 @@ def redrive(
                 "dead_letter_topic": settings.refused,
             }
         )
-    with watching(settings.dead_letter_topic) as counts:
-        try:
-            run = Redrive(Session(settings), selection, max_redrives, counts)
-            run_session(run.run(to_file, execute=execute))
-        except KeyboardInterrupt:
-            say(f"interrupted after {number_of(counts.done.total(), 'dead letter')}; run it again to continue")
-            sys.exit(130)
-    print_counts(counts, to_file, execute)
-    sys.exit(1 if execute and counts.refused else 0)
+    run = Redrive(
+        Session(settings), frozenset(reasons), since_ms, until_ms, partition, offsets, max_redrives, to_file, execute
+    )
+    run_redrive(run)
+    sys.exit(1 if execute and run.refused else 0)

@@ -36,7 +36,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
-from worker.commands.shared.console import BadLines, JsonOutput, naming, text_console
+from worker.commands.shared.console import BadLines, JsonOutput, naming, say, text_console
 from worker.commands.shared.marks import (
     MAX_BYTES,
     MAX_RECORDS,
@@ -48,7 +48,7 @@ from worker.commands.shared.marks import (
     send_marked,
     written,
 )
-from worker.commands.shared.session import Session, SessionError, Topic, read_to
+from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
 from worker.commands.shared.shown import PlainTable
 from worker.config import ConfigError
 from worker.core.dead_letters import NO_VALUE, REDRIVEN_FROM, DeadLetter, as_json, originals, read_dead_letter
@@ -59,27 +59,6 @@ from worker.kafka.producer import Producer
 
 OF_CLOSED_RUNS: Final = frozenset({Reason.LATE_SPAN, Reason.ASSEMBLY_FAILED})
 """Reasons of `assemble` for spans of a closed run: they would be late again, or become a second trace of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which dead letters to redrive. Times are those of the source records, ms since 1970."""
-
-    reasons: frozenset[str] = frozenset()  # empty: all
-    since_ms: int | None = None
-    until_ms: int | None = None  # exclusive
-    partition: int | None = None
-    first: int = 0
-    end: int | None = None  # exclusive
-
-    def matches(self, letter: DeadLetter) -> bool:
-        """Return whether the dead letter matches by reason and time."""
-        moment = letter.record.time_ms if letter.timestamp_ms is None else letter.timestamp_ms
-        return (
-            (not self.reasons or letter.reason in self.reasons)
-            and (self.since_ms is None or moment >= self.since_ms)
-            and (self.until_ms is None or moment < self.until_ms)
-        )
 
 
 def parse_offsets(text: str) -> tuple[int, int | None]:
@@ -94,16 +73,28 @@ def parse_offsets(text: str) -> tuple[int, int | None]:
     return first, end
 
 
+WholeRecord = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]  # a record's key, value and headers
+
+
 class RefusedError(Exception):
     """A dead letter cannot be redriven; the message says why and what to do."""
 
 
 @dataclass(slots=True)
-class Counts:
-    """Dead letters by reason, kept up to date during the run."""
+class Redrive:
+    """One run over the dead-letter topic: what it takes, where to, and what became of the dead letters, by reason."""
 
-    bad: BadLines  # names the refused ones
-    status: Status | None  # shows the progress; None: there is no terminal
+    session: Session
+    reasons: frozenset[str]  # those to redrive; empty: all
+    since_ms: int | None  # time of the source record, ms since 1970
+    until_ms: int | None  # exclusive
+    partition: int | None  # None: all
+    offsets: tuple[int, int | None]  # the first one, and the end (exclusive)
+    max_redrives: int
+    to_file: str | None  # - is standard output; None: to the topics of the source records
+    execute: bool  # otherwise only count
+    status: Status | None = None  # shows the progress; None: there is no terminal
+    bad: BadLines = field(init=False)  # names the refused ones
     matching: Counter[str] = field(default_factory=Counter)  # the selection
     already: Counter[str] = field(default_factory=Counter)  # redriven by an earlier run
     repeated: Counter[str] = field(default_factory=Counter)  # with the source record of an earlier letter of this run
@@ -116,69 +107,30 @@ class Counts:
     old: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Those done whose timestamp is older than their topic's retention: by topic and retention, ms."""
 
-    def count_done(self, letter: DeadLetter, source: Topic | None) -> None:
-        """Count a dead letter that was redriven, written, or would be, and keep the first ones."""
-        self.sent[letter.source_topic] += 1
-        retention_ms = None if source is None else source.retention_ms
-        if retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - retention_ms:
-            self.old[letter.source_topic, retention_ms] += 1
-        self.done[letter.reason] += 1
-        if self.done[letter.reason] <= 2:
-            self.examples.append(letter)
-
-    @contextmanager
-    def refusing(self, letter: DeadLetter) -> Iterator[None]:
-        """Count and name a dead letter whose RefusedError is raised inside, and continue."""
-        try:
-            yield
-        except RefusedError as error:
-            self.refused[letter.reason] += 1
-            self.bad.name(f"{letter.record.partition}:{letter.record.offset} {error}")
-
-
-@contextmanager
-def watching(topic: str) -> Iterator[Counts]:
-    """Show progress on a terminal, and the first refused dead letters of the topic."""
-    console = Console(stderr=True, highlight=False)
-    with console.status("reading dead letters") if console.is_terminal else nullcontext() as status:
-        bad = BadLines(topic, lambda text: console.print(Text(clean(text)), soft_wrap=True))
-        yield Counts(bad, status)
-        bad.say_rest("--partition and --offset select them")
-
-
-@dataclass(frozen=True, slots=True)
-class Redrive:
-    """One run over the dead-letter topic."""
-
-    session: Session
-    selection: Selection
-    max_redrives: int
-    counts: Counts
-
-    async def run(self, to_file: str | None, *, execute: bool) -> None:
-        """Redrive with the steps of the module docstring; or write to a file (- is standard output), or only count.
+    async def run(self) -> None:
+        """Redrive with the steps of the module docstring; or write to a file, or only count.
 
         A file also gets the dead letters that failed too often. Raises ConfigError, SessionError, PublishError.
         """
-        session, counts, settings = self.session, self.counts, self.session.settings
+        session, settings, to_file = self.session, self.session.settings, self.to_file
         # Records return to the source topic, which must exist, and to span topics, which only `assemble` needs.
         topic, _ = await session.existing(settings.dead_letter_topic, settings.source_topic)
         async with session.admin() as admin:
             sources = await session.topics(admin, settings.source_topic, *settings.span_topics)
-        sends = execute and to_file is None
+        sends = self.execute and to_file is None
         marks = await (needed_marks_topic if sends else find_marks_topic)(session, marks_topic(settings))
         transactional_id, timeout_seconds = f"{settings.group_id}-redrive", settings.transaction_timeout_seconds
         producer = Producer(session.client, transactional_id, timeout_seconds) if sends else None
         async with AsyncExitStack() as stack:
             if producer is not None:
                 await stack.enter_async_context(session.connected(producer))  # 1
-            output = stack.enter_context(_output(to_file)) if execute and to_file is not None else None
+            output = stack.enter_context(_output(to_file)) if self.execute and to_file is not None else None
             reader = await stack.enter_async_context(session.connected(session.reader()))
             lookup = await stack.enter_async_context(session.connected(session.reader(tolerant=True)))
             marked = {record.key or b"" async for record in read_marks(session, reader, marks)}  # 2
             batch, size = list[tuple[DeadLetter, MarkedRecord]](), 0
             async for letter in self._unmarked(reader, topic, marked):  # 3
-                with counts.refusing(letter):
+                with self._refusing(letter):
                     if to_file is None and letter.redriven >= self.max_redrives:
                         raise RefusedError(
                             f"was redriven {letter.redriven} times and failed each time: correct it (--to-file), or "
@@ -191,7 +143,7 @@ class Redrive:
                         batch.append((letter, redriven_record(letter, key, value, headers, sources)))
                         size += len(value or b"")
                     if producer is None:
-                        counts.count_done(letter, sources.get(letter.source_topic))
+                        self._count_done(letter, sources.get(letter.source_topic))
                 if len(batch) >= MAX_RECORDS or size >= MAX_BYTES:
                     await self._commit(producer, marks, batch, sources)
                     batch, size = [], 0
@@ -213,43 +165,71 @@ class Redrive:
             group = self.session.settings.group_id
             raise SessionError(f"another redrive of group {group} has taken over; this one stops") from error
         for position, (letter, record) in enumerate(batch):
-            with self.counts.refusing(letter):
+            with self._refusing(letter):
                 if (why := refused.get(position)) is not None:
                     raise RefusedError(f"topic {record.topic.name} refuses it: {why.name} ({why.words}); {why.advice}")
-                self.counts.count_done(letter, sources[letter.source_topic])
+                self._count_done(letter, sources[letter.source_topic])
+
+    def _count_done(self, letter: DeadLetter, source: Topic | None) -> None:
+        """Count a dead letter that was redriven, written, or would be, and keep the first ones."""
+        self.sent[letter.source_topic] += 1
+        retention_ms = None if source is None else source.retention_ms
+        if retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - retention_ms:
+            self.old[letter.source_topic, retention_ms] += 1
+        self.done[letter.reason] += 1
+        if self.done[letter.reason] <= 2:
+            self.examples.append(letter)
+
+    @contextmanager
+    def _refusing(self, letter: DeadLetter) -> Iterator[None]:
+        """Count and name a dead letter whose RefusedError is raised inside, and continue."""
+        try:
+            yield
+        except RefusedError as error:
+            self.refused[letter.reason] += 1
+            self.bad.name(f"{letter.record.partition}:{letter.record.offset} {error}")
 
     async def _unmarked(self, reader: AIOKafkaConsumer, topic: Topic, marked: Set[bytes]) -> AsyncIterator[DeadLetter]:
         """Yield the selected dead letters up to the topic's end that were not redriven, one for each source record."""
-        selection, counts, settings = self.selection, self.counts, self.session.settings
-        wanted = range(topic.partitions) if selection.partition is None else [selection.partition]
+        settings, (first, end) = self.session.settings, self.offsets
+        wanted = range(topic.partitions) if self.partition is None else [self.partition]
         if wanted[-1] >= topic.partitions:
             raise ConfigError(
                 f"topic {topic.name} has no partition {wanted[-1]}, only 0 to {topic.partitions - 1} (--partition)"
             )
         tps = [TopicPartition(topic.name, partition) for partition in wanted]
-        starts = {tp: max(first, selection.first) for tp, first in (await reader.beginning_offsets(tps)).items()}
+        starts = {tp: max(oldest, first) for tp, oldest in (await reader.beginning_offsets(tps)).items()}
         ends = await reader.end_offsets(tps)
-        if selection.end is not None:
-            ends = {tp: min(end, selection.end) for tp, end in ends.items()}
+        if end is not None:
+            ends = {tp: min(last, end) for tp, last in ends.items()}
         seen: set[bytes] = set()
         async for record in read_to(reader, starts, ends):
             letter = read_dead_letter(record)
             if letter is None or letter.source_topic not in (settings.source_topic, *settings.span_topics):
-                counts.foreign += 1
+                self.foreign += 1
             elif letter.reason in OF_CLOSED_RUNS:
-                counts.late += 1
-            elif selection.matches(letter):
-                counts.matching[letter.reason] += 1
+                self.late += 1
+            elif self._matches(letter):
+                self.matching[letter.reason] += 1
                 mark = _mark_of(letter)
                 if mark in marked:
-                    counts.already[letter.reason] += 1
+                    self.already[letter.reason] += 1
                 elif mark in seen:
-                    counts.repeated[letter.reason] += 1
+                    self.repeated[letter.reason] += 1
                 else:
                     seen.add(mark)
                     yield letter
-            if counts.status is not None:
-                counts.status.update(number_of(counts.matching.total(), "dead letter matches", "dead letters match"))
+            if self.status is not None:
+                self.status.update(number_of(self.matching.total(), "dead letter matches", "dead letters match"))
+
+    def _matches(self, letter: DeadLetter) -> bool:
+        """Return whether the dead letter is selected by its reason and time."""
+        moment = letter.record.time_ms if letter.timestamp_ms is None else letter.timestamp_ms
+        return (
+            (not self.reasons or letter.reason in self.reasons)
+            and (self.since_ms is None or moment >= self.since_ms)
+            and (self.until_ms is None or moment < self.until_ms)
+        )
 
     async def _whole(self, letter: DeadLetter, lookup: AIOKafkaConsumer) -> WholeRecord:
         """Return the source record from the dead letter or, if that is truncated, its topic. Raises RefusedError."""
@@ -270,10 +250,6 @@ class Redrive:
                     if letter.is_of(record):
                         return record.key, record.value, originals(record.headers)
         raise RefusedError(f"is truncated, and {letter.source} is no longer there: publish it again from its origin")
-
-
-WholeRecord = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
-"""The complete key, value and headers of a dead letter's source record."""
 
 
 def _mark_of(letter: DeadLetter) -> bytes:
@@ -325,47 +301,65 @@ def _output(file: str) -> Iterator[JsonOutput]:
 # -- what is shown
 
 
-def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
+def run_redrive(run: Redrive) -> None:
+    """Redrive, show progress on a terminal and the first refused dead letters, and print the counts.
+
+    Exits with 130 if interrupted. Raises CommandError.
+    """
+    topic, console = run.session.settings.dead_letter_topic, Console(stderr=True, highlight=False)
+    run.bad = BadLines(topic, lambda text: console.print(Text(clean(text)), soft_wrap=True))
+    with console.status("reading dead letters") if console.is_terminal else nullcontext() as run.status:
+        try:
+            run_session(run.run())
+        except KeyboardInterrupt:
+            say(f"interrupted after {number_of(run.done.total(), 'dead letter')}; run it again to continue")
+            sys.exit(130)
+        run.bad.say_rest("--partition and --offset select them")
+    print_counts(run)
+
+
+def print_counts(run: Redrive) -> None:
     """Print the counts, and after a dry run some examples and what to do next.
 
     The output goes to standard error if standard output is the file.
     """
+    to_file = run.to_file
     console = text_console(stderr=to_file == "-")
     tell = partial(console.print, soft_wrap=True)
-    names = sorted(counts.sent)
+    names = sorted(run.sent)
     topics = f"topic{'s' * (len(names) > 1)} {', '.join(names)}" if names else "their topic"
     target = escape(clean(topics if to_file is None else "standard output" if to_file == "-" else to_file))
-    if counts.foreign:
+    if run.foreign:
         tell(
-            f"skipped {number_of(counts.foreign, 'record')}: not a dead letter, or of a topic that these settings do "
+            f"skipped {number_of(run.foreign, 'record')}: not a dead letter, or of a topic that these settings do "
             "not name (KP_SOURCE_TOPIC, KP_SPANS_TOPIC)"
         )
-    if counts.late:
-        tell(f"skipped {number_of(counts.late, 'dead letter')} with spans of closed runs: they would be late again")
-    if not counts.matching:
+    if run.late:
+        tell(f"skipped {number_of(run.late, 'dead letter')} with spans of closed runs: they would be late again")
+    if not run.matching:
         tell("no dead letter matches")
         return
     verb, does = ("redriven", "sends") if to_file is None else ("written", "writes")
-    console.print(_counts_table(counts, verb if execute else "to do"))
-    if repeated := counts.repeated.total():
+    console.print(_counts_table(run, verb if run.execute else "to do"))
+    if repeated := run.repeated.total():
         tell(
             f"\n{repeated} repeated: another dead letter is of the same source record, as after a replay, or if two "
             "groups share the dead-letter topic. The record is sent once; every group reads it"
         )
-    if counts.done["conflict"] and to_file is None:
+    if run.done["conflict"] and to_file is None:
         tell(
             "\nconflict: the registry has other units with the ids of these traces, and refuses them again until those "
             "units are deleted there (docs/contribute.md)"
         )
-    done = counts.done.total()
-    if execute:
+    done = run.done.total()
+    if run.execute:
         tell(f"\n{number_of(done, 'dead letter')} {verb} to {target}")
     elif done:
-        console.print(Text("\nExamples", "bold"), examples_table(counts.examples), sep="\n")
+        console.print(Text("\nExamples", "bold"), examples_table(run.examples), sep="\n")
         tell(f"\nDry run: nothing was {verb}. --execute {does} {done} to {target}")
     else:
         tell("\nNothing to do")
-    for (topic, retention_ms), old in sorted(counts.old.items()):
+    for (topic, retention_ms), old in sorted(run.old.items()):
         tell(
             f"{number_of(old, 'of them is', 'of them are')} older than topic {escape(clean(topic))} keeps records "
             f"({retention_ms / 86_400_000:.1f} days). Redriven records keep their timestamps, so Kafka may delete them "
@@ -374,21 +368,21 @@ def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
         )
 
 
-def _counts_table(counts: Counts, done: str) -> PlainTable:
+def _counts_table(run: Redrive, done: str) -> PlainTable:
     """Tabulate the counts by reason; `done` names the last column."""
     columns = {
-        "dead letters": counts.matching, "repeated": counts.repeated, "already done": counts.already,
-        "refused": counts.refused, done: counts.done,
+        "dead letters": run.matching, "repeated": run.repeated, "already done": run.already,
+        "refused": run.refused, done: run.done,
     }  # fmt: skip
-    if not counts.repeated:  # it is rare
+    if not run.repeated:  # it is rare
         del columns["repeated"]
     table = _table()
     table.add_column("reason")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for reason in sorted(counts.matching):
+    for reason in sorted(run.matching):
         table.add_row(Text(clean(reason), "yellow"), *(str(column[reason] or "-") for column in columns.values()))
-    if len(counts.matching) != 1:
+    if len(run.matching) != 1:
         table.add_section()
         table.add_row("all", *(str(column.total() or "-") for column in columns.values()), style="bold")
     return table

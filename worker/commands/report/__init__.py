@@ -5,7 +5,6 @@ Heavy imports are inside functions, because `--help` loads this module.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from datetime import UTC, datetime
@@ -141,26 +140,30 @@ def _read_files(files: tuple[BinaryIO, ...], settings: Settings, traces: Traces)
 
 
 def _read_topics(settings: Settings, traces: Traces, since: datetime | None, last: int | None) -> tuple[str, int]:
-    """Read the topics; return their names, and the time (ms) from which on they are complete. Raises ConfigError."""
-    from worker.commands.shared.session import read_topics
+    """Read the topics; return their names, and the time (ms) from which on they are complete. Raises CommandError."""
+    from worker.commands.shared.session import read_topics, run_session
 
     topics = (settings.accepted_topic, settings.rejected_topic)
     bounds = [f"since {since:%Y-%m-%d %H:%M:%S} UTC"] if since else []
     bounds += [f"the last {last}"] if last else []
     since_ms = None if since is None else round(since.replace(tzinfo=UTC).timestamp() * 1000)
-    complete_from = asyncio.run(read_topics(settings, topics, traces.add, since_ms, last))
+    complete_from = run_session(read_topics(settings, topics, traces.add, since_ms, last))
     return ", ".join([" and ".join(topics), *bounds]), complete_from
 
 
 def _standings(settings: Settings) -> Standings:
-    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises ConfigError."""
+    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises CommandError."""
     from worker.commands.shared.placed_verdicts import Standings, read_judged
+    from worker.commands.shared.session import run_session
     from worker.kafka.topics import MissingTopicsError
 
-    try:
-        standings = asyncio.run(read_judged(settings))
-    except MissingTopicsError:  # no verdict was ever counted
-        standings = Standings()
+    async def read() -> Standings:
+        try:
+            return await read_judged(settings)
+        except MissingTopicsError:  # no verdict was ever counted
+            return Standings()
+
+    standings = run_session(read())
     missing = "" if standings.verdicts else "; without verdicts, a trace that claims success gets 0.5"
     say(f"{number_of(standings.verdicts, 'verdict')} read{missing}")
     return standings

@@ -72,7 +72,7 @@ def judged_verdict(value: bytes) -> PlacedVerdict | None:
 
 
 async def read_judged(settings: Settings) -> Standings:
-    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises ConfigError as `read_topics` does."""
+    """Return the track records from all verdicts on KP_JUDGED_TOPIC. Raises as `read_topics` does."""
     from worker.commands.shared.session import read_topics  # with Kafka's client
 
     placed: list[PlacedVerdict] = []

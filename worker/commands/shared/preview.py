@@ -7,7 +7,7 @@ from pathlib import Path
 from worker.assemble.steps import UnreadContent, rules_from
 from worker.commands.shared.console import ArgumentError, open_file, write_line
 from worker.commands.shared.json_lines import read_lines
-from worker.commands.shared.session import Session, SessionError, run_session
+from worker.commands.shared.session import Session, SessionError, read_to, run_session
 from worker.commands.shared.shown import shown_text
 from worker.config import ConfigError, Settings
 from worker.core.terminal import clean, number_of
@@ -152,6 +152,9 @@ async def read_newest(settings: Settings, name: str, records: int, preview: Prev
             f"{settings.bootstrap_servers} has no topic {name} yet, and there is no file {name}: let the Collector "
             "write to it, or create it with kp-worker topics --create; or correct the name"
         )
-    async for record in session.newest(topic, records):
-        if fault_of(record) is None:
-            preview.add(record.key, record.value or b"")
+    async with session.connected(session.reader(tolerant=True)) as reader:
+        oldest, ends = await reader.beginning_offsets(topic.tps), await reader.end_offsets(topic.tps)
+        starts = {tp: max(oldest[tp], end - records) for tp, end in ends.items()}
+        async for record in read_to(reader, starts, ends):
+            if fault_of(record) is None:
+                preview.add(record.key, record.value or b"")

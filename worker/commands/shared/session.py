@@ -23,8 +23,6 @@ from worker.kafka.connections import (
     connected,
     connected_admin,
     prepare_clients,
-    running,
-    unreachable,
 )
 from worker.kafka.describe import describe_topics, topic_configs
 from worker.kafka.errors import error_text
@@ -127,13 +125,6 @@ class Session:
             )
         return [topics[name] for name in names]
 
-    async def newest(self, topic: Topic, count: int) -> AsyncIterator[SourceRecord]:
-        """Yield the records at the last `count` offsets of each partition; unreadable ones come as faults."""
-        async with self.connected(self.reader(tolerant=True)) as reader:
-            oldest, ends = await reader.beginning_offsets(topic.tps), await reader.end_offsets(topic.tps)
-            async for record in read_to(reader, {tp: max(oldest[tp], end - count) for tp, end in ends.items()}, ends):
-                yield record
-
 
 async def read_to(
     consumer: AIOKafkaConsumer, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -177,28 +168,23 @@ async def read_topics(
     `take` gets a record's value, its place, and its timestamp, ms.
     `since_ms`: no records before it. `last`: at most this many offsets of each partition. One partition may then reach
     further back than another: the result is later than `since_ms`, and earlier records must be ignored. Raises
-    ConfigError, also if no broker is reachable.
+    ConfigError, also if no broker is reachable, SessionError, KafkaError.
     """
     session, complete_from, cut = Session(settings), since_ms or 0, set[TopicPartition]()
-    try:
-        partitions = sorted(tp for topic in await session.existing(*topics) for tp in topic.tps)
-        async with running(session.reader(max_partition_fetch_bytes=4 << 20)) as consumer:
-            consumer.assign(partitions)
-            starts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
-            if since_ms is not None:
-                for tp, first in (await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))).items():
-                    starts[tp] = ends[tp] if first is None else first.offset
-            for tp in partitions:
-                if last is not None and ends[tp] - last > starts[tp]:
-                    starts[tp] = ends[tp] - last
-                    cut.add(tp)
-            async for record in read_to(consumer, starts, ends):
-                if cut and (tp := TopicPartition(record.topic, record.partition)) in cut:
-                    cut.remove(tp)
-                    complete_from = max(complete_from, record.time_ms)
-                take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.time_ms)
-    except KafkaError as error:
-        raise await unreachable(settings, session.client, error) from error
-    except SessionError as error:
-        raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
+    partitions = sorted(tp for topic in await session.existing(*topics) for tp in topic.tps)
+    async with session.connected(session.reader(max_partition_fetch_bytes=4 << 20)) as consumer:
+        consumer.assign(partitions)
+        starts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
+        if since_ms is not None:
+            for tp, first in (await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))).items():
+                starts[tp] = ends[tp] if first is None else first.offset
+        for tp in partitions:
+            if last is not None and ends[tp] - last > starts[tp]:
+                starts[tp] = ends[tp] - last
+                cut.add(tp)
+        async for record in read_to(consumer, starts, ends):
+            if cut and (tp := TopicPartition(record.topic, record.partition)) in cut:
+                cut.remove(tp)
+                complete_from = max(complete_from, record.time_ms)
+            take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.time_ms)
     return complete_from
