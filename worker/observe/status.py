@@ -252,7 +252,7 @@ class Status:
         """Note the counters of this second (monotonic); call it once a second."""
         metrics = self._metrics
         self._moments.append(
-            _Moment(now, _value(metrics.consumed), _value(metrics.over_budget), metrics.evaluation.counts())
+            _Moment(now, _value(metrics.consumed), _value(metrics.over_budget), tuple(metrics.evaluation.counts))
         )
 
     def snapshot(self, domain: str | None = None) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class Status:
             "verdicts": verdicts,
             "scores": {
                 "bounds": SCORES,
-                "counts": metrics.score.counts(),
+                "counts": metrics.score.counts,
                 "threshold": settings.threshold,
                 "thresholds": {n: p.threshold for n, p in self._profiles.items() if p.threshold is not None},
             },

@@ -118,7 +118,8 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_figures(width: int) -> 
 
 
 def test_a_table_that_has_nothing_left_to_go_continues_below() -> None:
-    table = columns("trace", "score", "words", right=("score",), fit=("words",))
+    table = columns("trace", "score", "words", right=("score",))
+    table.fit = ("words",)
     table.add_row("kp:trace:0123456789", "0.123", "many")
     assert [line.split() for line in printed(table, 20)] == [["trace"], ["score"], ["kp:trace:0123456789"], ["0.123"]]
 

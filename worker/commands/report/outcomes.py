@@ -306,13 +306,13 @@ def best_threshold(scores: Floats, outcome: Floats) -> float | None:
     return float(np.unique(scores)[int(np.argmax(above[0] - above[1]))])
 
 
-def judged_orders(runs: Sequence[Run], judging: Judging, seed: int = 1) -> list[tuple[Ints, Floats]]:
+def judged_orders(runs: Sequence[Run], judging: Judging) -> list[tuple[Ints, Floats]]:
     """Return random orders of the runs: the measured ones, and each run's confidence according to its agent's record.
 
     A run's verdict is known `late` places after it. A run that admits failure has the claimed confidence (NaN), as in
     the worker. The first fifth of an order is not measured, because few verdicts are known there.
     """
-    rng, start = np.random.default_rng(seed), datetime(2000, 1, 1, tzinfo=UTC)
+    rng, start = np.random.default_rng(1), datetime(2000, 1, 1, tzinfo=UTC)
     orders: list[tuple[Ints, Floats]] = []
     for _ in range(10):  # random orders in which runs arrive and are judged; the figures are means over them
         order, record = rng.permutation(len(runs)), TrackRecord()

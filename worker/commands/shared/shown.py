@@ -116,16 +116,9 @@ class PlainTable(Table):
                     column.min_width = min(column.min_width or 0, column.max_width)
 
 
-def columns(
-    *names: str,
-    right: Container[str] = (),
-    fold: Container[str] = (),
-    fit: tuple[str, ...] = (),
-    gap: int = 2,
-) -> PlainTable:
+def columns(*names: str, right: Container[str] = (), fold: Container[str] = ()) -> PlainTable:
     """Return a table without lines; `right`: columns of numbers; `fold`: the only columns that are wrapped."""
-    table = PlainTable(box=None, pad_edge=False, padding=(0, gap, 0, 0))
-    table.fit = fit
+    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in names:
         if name in fold:
             table.add_column(name, overflow="fold")
