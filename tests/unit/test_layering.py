@@ -65,7 +65,7 @@ HOMES = (
             "embed.http_embedder",
         },
         "yarl": {"contribute.registry", "embed.http_embedder"},
-        "prometheus_client": {"observe", "commands.run", "lab.demo.process", "commands.doctor.examine"},
+        "prometheus_client": {"observe", "commands.run", "lab.demo.show", "commands.doctor.examine"},
         "pydantic": {"config"},
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
@@ -239,7 +239,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # The others start processes.
     assert readers <= {
         "config.loading", "cli", "embed.openvino_embedder", "observe.tracing",
-        "lab.demo.process", "commands.model", "lab.broker.kafka_node", "lab.broker.kafka_jars",
+        "lab.demo.show", "commands.model", "lab.broker.kafka_node", "lab.broker.kafka_jars",
     }  # fmt: skip
 
 

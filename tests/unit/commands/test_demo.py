@@ -18,7 +18,7 @@ from worker.core.documents import scored_record
 from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
 from worker.lab.demo import show as demo_view
-from worker.lab.demo.process import PARTITIONS, DemoOutcome, _environment, samples
+from worker.lab.demo.show import PARTITIONS, DemoOutcome, _environment, samples
 from worker.observe.metrics import quantile
 
 LINES = SAMPLES.read_bytes().splitlines()
@@ -88,9 +88,9 @@ def partition_of(agent: str) -> int:
 
 
 def test_broken_samples_are_broken_in_different_ways() -> None:
-    records = samples()
-    broken = [record.value for record in records if record.value not in LINES]
-    assert [record.value for record in records if record.value in LINES] == LINES
+    values = [value for _, value in samples()]
+    broken = [value for value in values if value not in LINES]
+    assert [value for value in values if value in LINES] == LINES
     reasons = []
     for value in broken:
         with pytest.raises(InvalidTrace) as refused:
