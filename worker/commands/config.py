@@ -74,11 +74,11 @@ def _check_files(settings: Settings) -> list[str]:
     from worker.config.redaction_rules import redaction_rules
     from worker.kafka.connections import client_arguments
 
-    files = {it: path for it in type(settings).model_fields if isinstance(path := getattr(settings, it), Path)}
-    missing = [it for it, path in files.items() if not path.exists()]
+    files = {name: path for name in type(settings).model_fields if isinstance(path := getattr(settings, name), Path)}
+    missing = [name for name, path in files.items() if not path.exists()]
     here = files.keys() - missing
     try:
-        if not any(it.startswith(("tls_", "sasl_")) for it in missing):
+        if not any(name.startswith(("tls_", "sasl_")) for name in missing):
             client_arguments(settings)
         if "verdict_key_file" in here:
             judge_keys(settings)
@@ -89,7 +89,8 @@ def _check_files(settings: Settings) -> list[str]:
                 Token(PREFIX + name.upper(), files[name])
     except TokenError as error:
         raise ConfigError(str(error)) from None
-    return [f"{PREFIX}{it.upper()}={files[it]} is not on this machine: its content is not checked" for it in missing]
+    unchecked = "is not on this machine: its content is not checked"
+    return [f"{PREFIX}{name.upper()}={files[name]} {unchecked}" for name in missing]
 
 
 @config.command()

@@ -153,9 +153,9 @@ def convert(
         say("\n".join(of_file.lines()))
     if report is not None:
         with naming(report):
-            documents = {"files": [each.as_dict() for each in done]}
+            documents = {"files": [of_file.as_dict() for of_file in done]}
             report.write_bytes(json.dumps(documents, indent=2, ensure_ascii=False).encode() + b"\n")
-    if any(each.refused or each.unread for each in done) or not any(each.written for each in done):
+    if any(of_file.refused or of_file.unread for of_file in done) or not any(of_file.written for of_file in done):
         sys.exit(1)
 
 

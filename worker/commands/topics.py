@@ -45,7 +45,9 @@ def topics(create: bool, as_json: bool) -> None:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # the error says the same
     rows, problems = asyncio.run(topics_report(settings, create))
     if as_json:
-        write_json(*rows, *({"level": each.level, "message": each.message, "remedy": each.remedy} for each in problems))
+        write_json(
+            *rows, *({name: getattr(problem, name) for name in ("level", "message", "remedy")} for problem in problems)
+        )
     else:
         print_report(text_console(), rows, problems)
     sys.exit(int(any(problem.level == "fail" for problem in problems)))

@@ -100,8 +100,8 @@ async def _write(session: Session, judges: Judges, source: BinaryIO, wrong: BadL
             waiting[-1].add_done_callback(count)
             while len(waiting) == 500 or (waiting and waiting[0].done()):  # in flight to the broker at once
                 await waiting.popleft()
-        for each in waiting:
-            await each
+        for answer in waiting:
+            await answer
 
     unconnected = idempotent_producer(session.client, settings.transaction_timeout_seconds)
     async with session.connected(unconnected) as producer:

@@ -128,7 +128,9 @@ def write_finding(finding: Finding, *, as_json: bool) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Return how many checks failed or warned, and which."""
-    checks = {noun: [each.check for each in findings if each.level == level]
+    checks = {noun: [finding.check for finding in findings if finding.level == level]
               for level, noun in (("fail", "problem"), ("warn", "warning"))}  # fmt: skip
-    parts = [f"{number_of(len(it), noun)} ({', '.join(dict.fromkeys(it))})" for noun, it in checks.items() if it]
+    parts = [
+        f"{number_of(len(names), noun)} ({', '.join(dict.fromkeys(names))})" for noun, names in checks.items() if names
+    ]
     return f"doctor: {', '.join(parts) or 'all is well'}"

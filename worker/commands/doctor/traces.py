@@ -57,15 +57,15 @@ async def check_memory(exam: Exam) -> None:
     session = Session(exam.settings)
     memory = await _restored(session)
     if exam.settings.embedder != "none":
-        exam.models.update(it.latest.model for it in memory.values() if it.latest is not None)
+        exam.models.update(kept.latest.model for kept in memory.values() if kept.latest is not None)
         exam.add(capacity(exam.settings, memory))
         if memory:
-            exam.ok("cache entries", sizes({number: it.live for number, it in memory.items()}))
+            exam.ok("cache entries", sizes({number: kept.live for number, kept in memory.items()}))
         try:
             await _check_offsets(session, memory)
         except OffsetsError as error:
             exam.fail("offsets", str(error), "until then, the worker exits with code 1")
-    if records := [record for it in memory.values() for record in it.records]:
+    if records := [record for kept in memory.values() for record in kept.records]:
         exam.ok("track records", standings(records))
 
 
@@ -75,7 +75,7 @@ async def _check_offsets(session: Session, memory: Mapping[int, Memory]) -> None
     A worker may have committed after the offsets were read: then its offset has moved.
     """
     settings = session.settings
-    ahead = [number for number, it in memory.items() if it.report.ahead is not None]
+    ahead = [number for number, kept in memory.items() if kept.report.ahead is not None]
     if ahead and settings.delivery == "exactly_once":
         now = await read_positions(session.client, settings.group_id, settings.source_topic, ahead, ANSWER_SECONDS)
         unmoved = {number: memory[number].report for number in ahead if now[number] == memory[number].position}
@@ -130,9 +130,11 @@ def _rate(log: Log, latest: Entry) -> float | None:
 def capacity(settings: Settings, memory: Mapping[int, Memory]) -> Finding:
     """Return whether the caches hold the TTL, by partition."""
     size, ttl_ms = settings.cache_max_elements, settings.cache_ttl_ms
-    dimensions = next((len(it.latest.vector) // 4 for it in memory.values() if it.latest is not None), 384)
+    dimensions = next((len(kept.latest.vector) // 4 for kept in memory.values() if kept.latest is not None), 384)
     message = f"{size} entries for each partition, at most {megabytes(size * entry_bytes(dimensions))}"
-    rate, partition = max(((it.rate, number) for number, it in memory.items() if it.rate is not None), default=(0, 0))
+    rate, partition = max(
+        ((kept.rate, number) for number, kept in memory.items() if kept.rate is not None), default=(0, 0)
+    )
     if not rate:
         return ok("cache", f"{message}; too few traces yet to tell their rate (capacity = rate x TTL)")
     reach_ms = 1000 * size / rate
@@ -147,7 +149,7 @@ def capacity(settings: Settings, memory: Mapping[int, Memory]) -> Finding:
 
 def sizes(entries: Mapping[int, int]) -> str:
     """Return the entries in all, and of the partitions with the most."""
-    fullest = sorted(entries.items(), key=lambda it: -it[1])
+    fullest = sorted(entries.items(), key=lambda size: -size[1])
     named = ", ".join(f"{count} in partition {number}" for number, count in fullest[:MOST_NAMED])
     more = f", at most {fullest[MOST_NAMED][1]} in each other" if len(fullest) > MOST_NAMED else ""
     return f"{sum(entries.values())} live: {named}{more}"
@@ -156,8 +158,8 @@ def sizes(entries: Mapping[int, int]) -> str:
 def standings(records: Sequence[Record]) -> str:
     """Return the track records with the most verdicts."""
     named = "; ".join(
-        f"{shown_name(agent)} in {shown_name(domain)}: {it.succeeded:g} of {it.judged} succeeded, used {it.used:.4f}"
-        for agent, domain, it in sorted(records, key=lambda it: -it[2].judged)[:MOST_NAMED]
+        f"{shown_name(agent)} in {shown_name(domain)}: {own.succeeded:g} of {own.judged} succeeded, used {own.used:.4f}"
+        for agent, domain, own in sorted(records, key=lambda record: -record[2].judged)[:MOST_NAMED]
     )
     more = f"; and {len(records) - MOST_NAMED} more" if len(records) > MOST_NAMED else ""
     return f"{len(records)}: {named}{more}"
@@ -247,7 +249,9 @@ async def check_verdicts(exam: Exam) -> None:
     accepted, by_record, kept = switch_to_record(documents, verdicts, settings)
     if settings.confidence == "record":
         message += f"; {accepted} of the last {len(documents)} traces are accepted"
-        if any(weights_by_verdicts(each.weights) != each.weights for each in settings.scoring_profiles().values()):
+        if any(
+            weights_by_verdicts(profile.weights) != profile.weights for profile in settings.scoring_profiles().values()
+        ):
             message += (
                 "; kp-worker report --outcome FIELD --verdicts SHARE compares your weights with ones where the outcome "
                 "has 0.6 (docs/verdicts.md)"
@@ -267,10 +271,13 @@ def switch_to_record(
 ) -> tuple[int, int, float | None]:
     """Return how many traces are accepted, and would be with KP_CONFIDENCE=record; and `same_share` of the latter."""
     profiles = settings.scoring_profiles()
-    after = [score_trace(it, it.scoring.components.novelty, profiles, standings.used(it)) for it in documents]
+    after = [
+        score_trace(document, document.scoring.components.novelty, profiles, standings.used(document))
+        for document in documents
+    ]
     accepted = sum(document.scoring.decision == ACCEPTED for document in documents)
-    by_record = sum(it.score >= profiles[it.profile].threshold_or(settings.threshold) for it in after)
-    return accepted, by_record, same_share([it.score for it in after], accepted)
+    by_record = sum(new.score >= profiles[new.profile].threshold_or(settings.threshold) for new in after)
+    return accepted, by_record, same_share([new.score for new in after], accepted)
 
 
 def late_judges(late_seconds: Mapping[str, Collection[float | None]]) -> Iterator[Finding]:
@@ -320,8 +327,9 @@ def judged_shares(documents: Iterable[ScoredDocument], judged: Container[tuple[i
 def spread_agents(documents: Iterable[ScoredDocument], least: float) -> Iterator[Finding]:
     """Yield a warning if at least this share of agents has traces of one domain in several partitions."""
     partitions: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for it in documents:
-        partitions[it.metadata.agent_id, it.metadata.task_domain].append(it.scoring.source.partition)
+    for document in documents:
+        about = document.metadata
+        partitions[about.agent_id, about.task_domain].append(document.scoring.source.partition)
     several = {agent for (agent, _), those in partitions.items() if len(those) > 1}
     spread = {agent for (agent, _), those in partitions.items() if len(set(those)) > 1}
     if spread and len(spread) >= least * len(several):

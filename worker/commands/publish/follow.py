@@ -160,8 +160,8 @@ class Follower:
                     raise SessionError(str(failure.error))
                 began = time.monotonic()
                 for closed in files.poll(time.time(), began):
-                    for each in closed:
-                        await self._add(each)
+                    for request in closed:
+                        await self._add(request)
                     await asyncio.sleep(0)
                     if self.stop.is_set():
                         break
@@ -233,10 +233,10 @@ class Follower:
 
     def _words(self) -> str:
         """Return the counts in words."""
-        it = self.requests
-        words = f"{number_of(it['published'], 'request')} published"
-        words += f", {it['refused']} refused" if it["refused"] else ""
-        words += f", {it['repeated']} found again and left out" if it["repeated"] else ""
+        counts = self.requests
+        words = f"{number_of(counts['published'], 'request')} published"
+        words += f", {counts['refused']} refused" if counts["refused"] else ""
+        words += f", {counts['repeated']} found again and left out" if counts["repeated"] else ""
         redacted = ", ".join(f"{count} {kind}" for kind, count in self.redactions.items())
         return words + (f"; redacted: {redacted}" if redacted else "")
 

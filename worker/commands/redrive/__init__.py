@@ -52,7 +52,7 @@ def redrive(
     from worker.core.trace import Reason
     from worker.observe.metrics import REFUSAL_REASONS
 
-    allowed = REFUSAL_REASONS if refused else tuple(each for each in Reason if each not in OF_CLOSED_RUNS)
+    allowed = REFUSAL_REASONS if refused else tuple(reason for reason in Reason if reason not in OF_CLOSED_RUNS)
     for reason in reasons:
         if reason not in allowed:
             raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")

@@ -240,7 +240,7 @@ def _markers(before: str, after: str) -> Iterator[tuple[str, str]]:
     """Yield the markers of a text. A replaced text lies between the parts around its marker, common to both texts."""
     markers = list(islice(MARKER.finditer(after), 1000))
     place = known = 0  # behind the last marker, in `before` and `after`
-    for marker, end in zip(markers, [*(it.start() for it in markers[1:]), len(after)], strict=False):
+    for marker, end in zip(markers, [*(marker.start() for marker in markers[1:]), len(after)], strict=False):
         start, following = place + marker.start() - known, after[marker.end() : end]
         behind = before.find(following, start + 1) if following else len(before)
         if end == len(after):

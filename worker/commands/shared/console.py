@@ -99,8 +99,9 @@ class Command(click.Command):
 
     def check_files(self, ctx: click.Context, given: Mapping[str, Any]) -> None:
         """Raise UsageError for a file that may be a forgotten --set, before an error about it shows a secret."""
-        several = [given.get(it.name or "") for it in self.params if isinstance(it, click.Argument) and it.nargs == -1]
-        files = [file for those in several if isinstance(those, list | tuple) for file in those]
+        several = [param.name or "" for param in self.params if isinstance(param, click.Argument) and param.nargs == -1]
+        values = [given.get(name) for name in several]  # click has its own value for a missing one
+        files = [file for value in values if isinstance(value, list | tuple) for file in value]
         if not ctx.resilient_parsing and any("=" in file and not os.path.exists(file) for file in files):
             ctx.fail(
                 "An argument with = is no file (not shown, since it may be a secret); a setting is given by "
@@ -109,7 +110,7 @@ class Command(click.Command):
 
     def about_setting(self, error: click.NoSuchOption) -> click.NoSuchOption:
         """Return the error, which says how to give a setting that this command takes and that has no option."""
-        if any(it.name == "set" for it in self.params):
+        if any(param.name == "set" for param in self.params):
             from worker.config import Settings
 
             name = error.option_name.lstrip("-").replace("-", "_")
@@ -124,8 +125,8 @@ class Command(click.Command):
         def is_given(value: object) -> bool:  # click has its own value for a missing one
             return isinstance(value, str) or (isinstance(value, list | tuple) and len(value) > 0)
 
-        lacking = [it for it in self.params if it.required and not is_given(given.get(it.name or ""))]
-        return [max(it.opts, key=len) if isinstance(it, click.Option) else it.human_readable_name for it in lacking]
+        lacking = [param for param in self.params if param.required and not is_given(given.get(param.name or ""))]
+        return [max(one.opts, key=len) if isinstance(one, click.Option) else one.human_readable_name for one in lacking]
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """Return the first sentence of the help in full; the list of commands wraps it."""

@@ -53,13 +53,15 @@ def read_verdicts(file: BinaryIO, name: str, largest_trace: int) -> list[PlacedV
     return in_order(placed)
 
 
-def in_order(placed: Iterable[PlacedVerdict]) -> list[PlacedVerdict]:
+def in_order(verdicts: Iterable[PlacedVerdict]) -> list[PlacedVerdict]:
     """Return verdicts by partition and place, each with its issue time."""
     ordered, latest = [], _START
-    for each in sorted(placed, key=lambda it: it[:2]):
-        issued = latest + timedelta(milliseconds=1) if each.verdict.issued_at == _START else each.verdict.issued_at
+    for placed in sorted(verdicts, key=lambda placed: placed[:2]):
+        issued = placed.verdict.issued_at
+        if issued == _START:
+            issued = latest + timedelta(milliseconds=1)
         latest = max(latest, issued)
-        ordered.append(each._replace(verdict=msgspec.structs.replace(each.verdict, issued_at=issued)))
+        ordered.append(placed._replace(verdict=msgspec.structs.replace(placed.verdict, issued_at=issued)))
     return ordered
 
 
@@ -148,7 +150,7 @@ class Standings:
         """Return an agent's standing in a domain at the time when the trace at an offset is scored."""
         name = partition, agent_id[:CACHED_ID_LENGTH], task_domain[:CACHED_ID_LENGTH]
         sizes, tallies = self._sizes.get(partition, []), self._tallies.get(name, [])
-        known, mine = (bisect_right(them, offset, key=lambda it: it[0]) for them in (sizes, tallies))
+        known, mine = (bisect_right(places, offset, key=lambda place: place[0]) for places in (sizes, tallies))
         _, records, firsts = sizes[known - 1] if known else (0, 0, 0)
         return standing(tallies[mine - 1][1] if mine else NOTHING, records, firsts)
 

@@ -234,7 +234,7 @@ def _transcript(options: Options, run: Any) -> Transcript:
 
 def _count_unused(run: Any, used: set[FieldPath], options: Options, counts: Counts) -> None:
     if isinstance(run, dict):
-        paths = [options.group_by, *(it.path for it in (*options.fields.values(), *options.keep.values()))]
+        paths = [options.group_by, *(field.path for field in (*options.fields.values(), *options.keep.values()))]
         named = {entry[0] for path in paths if path is not None and (entry := find_field(run, path)) is not None}
         for name in unused_fields(run, used | named):
             counts.drop(name)

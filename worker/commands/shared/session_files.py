@@ -192,7 +192,7 @@ class SessionFiles:
                 closed: list[Closed] = []
                 for line in splitter.feed(chunk):
                     closed += self._feed(file, session, line, descriptor)
-                names |= {each.request.name for each in closed}
+                names |= {request.request.name for request in closed}
                 yield closed
             if place - file.at > line_limit(self._largest_trace):
                 file.at = place  # the rest of a line that is too long is logged when it ends
@@ -266,7 +266,7 @@ class SessionFiles:
         position = Position(_name(file.path), begin, _check(descriptor, begin), since is None)
         self._positions[position.file] = position
         positions = [NO_POSITION] * (len(closed) - 1) + [msgspec.json.encode(position)]
-        return [Closed(request, file.path, each) for request, each in zip(closed, positions, strict=True)]
+        return [Closed(request, file.path, raw) for request, raw in zip(closed, positions, strict=True)]
 
     def _warn(self, file: _File, what: str, kind: str = "") -> None:
         """Log a warning about a file, once for each kind of problem."""

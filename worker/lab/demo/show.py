@@ -283,7 +283,9 @@ async def scored(
         if time.monotonic() - began > STALL_SECONDS:
             raise DemoError(f"{len(records)} of {count} runs were scored.\n{process.tail()}")
         read = _read(await consumer.getmany(timeout_ms=100))
-        records += [it for it in read if it.document and (wanted is None or it.document["id"] in wanted)]
+        records += [
+            record for record in read if record.document and (wanted is None or record.document["id"] in wanted)
+        ]
     return sorted(records, key=lambda record: record.source)
 
 
@@ -300,7 +302,7 @@ async def run_flow(
             worker.check()
             if read := _read(await consumer.getmany(timeout_ms=100)):
                 progress = time.monotonic()
-                outcome.records = sorted([*outcome.records, *read], key=lambda it: it.source)
+                outcome.records = sorted([*outcome.records, *read], key=lambda record: record.source)
                 outcome.seconds = progress - began
             show(outcome)
         outcome.records += _read(await consumer.getmany(timeout_ms=300))  # to catch duplicates
@@ -378,7 +380,7 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoProcess, 
         Text(f"  {worker.figures()}\n", "dim"),
         Text("Scored traces, by partition and offset", "bold"),
         Text("C complexity, N novelty, D tool diversity, O outcome confidence", "dim"),
-        rows([it for it in outcome.records if it.dead_letter is None]),
+        rows([record for record in outcome.records if record.dead_letter is None]),
         Text("\nDead letters, with the reason in their headers", "bold"),
         rows(outcome.dead, only_dead_letters=True),
         sep="\n",
@@ -405,7 +407,7 @@ def story(documents: Sequence[Document]) -> Text | None:
         scoring, nearest = document["scoring"], document["scoring"]["nearest"]
         if nearest is None:
             chapter = "no embedder: novelty is neutral" if scoring["embedder"] is None else "the cache is still empty"
-        elif nearest["id"] in [it["id"] for it in reports]:
+        elif nearest["id"] in [report["id"] for report in reports]:
             chapter = f"seen before: similarity {nearest['similarity']:.2f}"
         else:
             chapter = "the others have expired: new again" if lines else "nothing similar in the cache"
@@ -567,7 +569,10 @@ async def _judged_rounds(bootstrap: str, worker: DemoProcess, key: bytes) -> lis
                     value = json.dumps(_run_of((number * RUNS + run) * len(AGENTS) + place, agent, claimed)).encode()
                     await producer.send_and_wait(JUDGED, value, agent.encode())
             documents = [record.document or {} for record in await scored(consumer, worker, RUNS * len(AGENTS))]
-            runs = {agent: [it for it in documents if it["metadata"]["agent_id"] == agent] for agent in AGENTS}
+            runs = {
+                agent: [document for document in documents if document["metadata"]["agent_id"] == agent]
+                for agent in AGENTS
+            }
             rounds.append({agent: documents[-1] for agent, documents in runs.items()})
             for agent, (_, rate) in AGENTS.items():
                 for run, document in enumerate(runs[agent]):
