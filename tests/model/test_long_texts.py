@@ -34,7 +34,6 @@ def embedders() -> dict[str, Embedder]:
     found = {}
     for kind in ("openvino", "sentence-transformers"):
         embedder = load_embedder(load(embedder=kind, max_tokens=LIMIT, embed_threads=1))
-        assert embedder is not None
         found[kind] = embedder
     return found
 

@@ -85,7 +85,6 @@ def test_score_embeds_the_objective_apart(file: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["score", str(file), "-o", str(output), *settings])
     assert done.exit_code == 0, done.stderr
     embedder = load_embedder(load(embedder="auto", max_tokens=128))
-    assert embedder is not None
     assert not re.search("objective.* truncated", done.stderr)
     for line, scored in zip(file.read_bytes().splitlines(), output.read_bytes().splitlines(), strict=True):
         document = json.loads(scored)
@@ -116,7 +115,6 @@ def test_a_goal_at_the_end_of_a_long_objective_is_read_whatever_the_token_limit(
     file.write_text("".join(json.dumps(document) + "\n" for document in documents))
     # Cut at 64 tokens, all objectives are equal, and the AUC is about .5.
     whole, objective = figures(file, "whole"), figures(file, "objective")
-    assert objective.figures.auc_warm is not None
     assert objective.figures.auc_warm.value > 0.95
     assert (whole.equal, objective.equal) == (2 * len(TASKS) - 1, len(TASKS)), "objectives apart are read whole"
 

@@ -43,7 +43,6 @@ def resolved(name: str) -> click.Command:
     """Return the command that the command line runs."""
     found, command, rest = cli.resolve_command(click.Context(cli), [name, "--option"])
     assert (found, rest) == (name, ["--option"])
-    assert command is not None
     return command
 
 
@@ -60,9 +59,7 @@ def leaves(command: click.Command) -> Iterator[click.Command]:
 def test_the_table_says_what_the_command_says(name: str) -> None:
     command = resolved(name)
     assert command.name == name
-    assert command.help is not None
     sentence = re.match(r".*?\.(?=\s|$)", command.help, re.DOTALL)
-    assert sentence is not None
     assert " ".join(sentence[0].split()) == COMMANDS[name][1]
 
 
@@ -239,7 +236,6 @@ def test_the_version_says_which_commit_a_checkout_is_at() -> None:
     found = re.fullmatch(
         rf"kp-worker {re.escape(__version__)}(?: \(commit (\w+)(?:-dirty)? of a checkout\))?\n", done.stdout
     )
-    assert found is not None
     assert commit.startswith(found[1] or "")
     assert bool(commit) == bool(found[1])
 
@@ -291,8 +287,6 @@ def test_a_full_disk_is_told_in_one_line(args: str, problem: str) -> None:
 def test_a_reader_that_goes_away_is_no_error(args: list[str], line: bytes, tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes((line + b"\n") * 5000)
     with start(*args, str(tmp_path / "lines"), stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -332,7 +326,6 @@ def test_colour_is_for_terminals_that_want_it(
     monkeypatch.setenv(variable, value)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
-    assert cli.callback is not None
     with click.Context(cli):
         cli.callback()
         write_line(click.style("ok ", "green"))

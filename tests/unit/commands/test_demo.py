@@ -117,7 +117,6 @@ def test_imbalance_names_what_is_missing_and_what_came_twice() -> None:
     assert outcome.imbalance() is None
     outcome.records = [*documents[1:], documents[2]]
     problem = outcome.imbalance()
-    assert problem is not None
     assert problem.startswith(f"the counts do not add up: published {len(documents)}, but accepted ")
     assert problem.endswith("missing (partition, offset): [(0, 0)], too many: [(0, 2)]")
 

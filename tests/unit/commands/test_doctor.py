@@ -45,8 +45,6 @@ class Written:
 
     def score(self, vector: Any, time_ms: int) -> None:
         scored = self.scorer.score(make_trace(f"kp:trace:{self.offset}"), vector, time_ms)
-        assert scored.sequence is not None
-        assert scored.vector is not None
         value = encode(
             sequence=scored.sequence, source_offset=self.offset, stream_time_ms=scored.stream_time_ms,
             trace_id="x", model=self.model, vector=scored.vector, epoch=1,

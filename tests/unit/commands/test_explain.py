@@ -62,7 +62,6 @@ def test_what_the_worker_wrote_is_explained_with_its_own_figures(seed: int) -> N
         raw = random_trace_bytes(rng, offset, 1_776_153_600_000 + offset)
         scored = scorer.score(parse_trace(raw), [rng.gauss(0, 1) for _ in range(3)], offset)
         document = scored_record(make_record(raw, offset), scored, None).value
-        assert document is not None
         explanation = explain_trace(document, settings)
         assert (explanation.score, agrees(explanation)) == (scored.score, True)
         assert (explanation.decision == "accepted") == scored.accepted

@@ -54,7 +54,6 @@ def test_the_figures_are_those_of_an_oracle(seed: int, monkeypatch: pytest.Monke
         repeats = [novelty for novelty, first in in_order if not first]
         assert (found.traces, found.labels, found.repeats) == (len(labels), len(set(labels)), len(repeats))
         if firsts and repeats:
-            assert found.auc_in_order is not None
             assert found.auc_in_order.value == pytest.approx(brute_auc(firsts, repeats), abs=1e-4)
 
 
@@ -78,11 +77,8 @@ def test_two_settings_are_compared_by_the_interval_of_their_paired_difference() 
     """Their own intervals overlap, and one of them is better in nearly every draw all the same."""
     better, worse, same = rows_of(1.2, 1.6, 1.2, seed=4)
     one, two = better.figures.auc_warm, worse.figures.auc_warm
-    assert one is not None
-    assert two is not None
     assert two.high > one.low
     assert better.behind is None
-    assert worse.behind is not None
     assert worse.behind.value == pytest.approx(one.value - two.value, abs=2e-4)
     assert 0 < worse.behind.low < worse.behind.high < one.high - two.low
     first, second, third = verdict([better, worse, same])

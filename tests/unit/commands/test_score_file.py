@@ -246,7 +246,6 @@ def test_ctrl_c_says_that_the_output_is_partial(tmp_path: Path) -> None:
     output = tmp_path / "scored.jsonl"
     command = [sys.executable, "-m", "worker", "score", "-", "--embedder", "none", "-o", str(output)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin is not None
     process.stdin.write((GOOD + b"\n") * 5000)
     process.stdin.flush()
     until = time.monotonic() + 30

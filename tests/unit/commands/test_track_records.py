@@ -88,7 +88,6 @@ def test_a_file_with_verdicts_is_scored_as_a_call_scores_it(seed: int) -> None:
         trace = parse_trace(source)
         expected = scorer.score(trace, None, T0 + offset)
         assert document["scoring"]["score"] == expected.score
-        assert expected.confidence is not None
         assert document["scoring"]["confidence"] == {
             name: getattr(expected.confidence, name) for name in ("stated", "used", "judged", "succeeded")
         }
@@ -153,13 +152,11 @@ def test_a_record_of_the_judged_topic_has_its_own_place_and_issue_time() -> None
     verdict = make_verdict(fields, topic="traces", topic_id="a" * 22, issued_at=START + timedelta(seconds=1))
     value = judged_topic_record(verdict, 7)
     judged = judged_verdict(value)
-    assert judged is not None
     assert (judged.partition, judged.after, judged.verdict.success, judged.verdict.issued_at) == (
         3, 7, 0.5, verdict.issued_at,
     )  # fmt: skip
     assert (judged.verdict.offset, Standings([judged]).judged) == (5, {(3, 5)})
     of_earlier = judged_verdict(value.replace(b'"trace_offset":5,', b""))
-    assert of_earlier is not None
     assert (of_earlier.verdict.offset, Standings([of_earlier]).judged) == (None, {(3, "a")})
     assert judged_verdict(judged_topic_record(verdict, 7, counts=False)) is None
     assert placed([json.loads(value)]) == [judged._replace(partition=0, after=0)], "in a file of verdicts"
@@ -183,7 +180,6 @@ def test_explain_reproduces_a_score_by_the_record(seed: int) -> None:
         assert agrees(explained)
         assert explained.score == trace["scoring"]["score"]
         assert explained.components["outcome_confidence"].value == trace["scoring"]["components"]["outcome_confidence"]
-        assert explained.confidence is not None
         assert explained.counts.confidence == explained.confidence.used == trace["scoring"]["confidence"]["used"]
         claims = trace["metadata"]["success"] and not trace["outcome"].get("evaluated")
         assert ("prior" in (explained.used_from or "")) == claims
@@ -233,18 +229,14 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
     assert (report.total.before.accepted, report.total.after.accepted) == (accepted, expected)
     scores = sorted(it["scoring"]["score"] for it in by_record)
     assert report.total.after.quantiles[2] == pytest.approx(statistics.median(scores))
-    assert report.changes is not None
     kept = report.changes.same_share
     if accepted:
-        assert kept is not None
         assert sum(score >= kept for score in scores) >= accepted
         assert sum(score > kept + 0.01 for score in scores) <= accepted
     documents = [msgspec.json.decode(document, type=ScoredDocument) for document in stated]
     assert switch_to_record(documents, standings, load(threshold=0.6)) == (accepted, expected, kept)
 
     # Every run claims success; its confidence by the record is that of the documents that were scored so.
-    assert report.outcome is not None
-    assert report.outcome.record is not None
     squares = []
     for number, source in enumerate(map(json.loads, sources)):
         standing = standings.at(0, number, source["metadata"]["agent_id"], source["metadata"]["task_domain"])

@@ -24,7 +24,6 @@ def test_unset_each_process_has_its_default_and_set_both_have_it() -> None:
 
 def test_the_patterns_on_the_page(tmp_path: Path) -> None:
     example = re.search(r"```toml\n(\[\[pattern.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert example is not None
     file = tmp_path / "patterns.toml"
     file.write_text(example[1], "utf-8")
     rules = redaction_rules(Settings(redact_patterns_file=file))

@@ -150,9 +150,7 @@ def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -
     assert [entry.model if (entry := log.latest(end)) else None for end in (9, 3, 2, 1)] == ["c", "b", "a", None]
     log.apply(b"2", None, 6)
     log.apply(b"3", None, 7)
-    latest = log.latest(9)
-    assert latest is not None
-    assert latest.model == "b"
+    assert log.latest(9).model == "b"
 
 
 @pytest.mark.parametrize("committed", [Committed(None, 1, 0, 7), Committed(None, 3, 0, 7)])

@@ -105,7 +105,6 @@ def scored(scorer: PartitionScorer) -> list[ScoredTrace]:
 def scores_of(restored: Restored) -> list[Any]:
     """Return what a worker that restores this says of the queries."""
     committed = committed_from(restored.report.current.metadata(T0 + GOOD - 1))
-    assert committed is not None
     own = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
     own.restore(restored.cache(), committed.stream_time_ms)
     return [(it.score, it.components, it.nearest, it.sequence, it.stream_time_ms) for it in scored(own)]
@@ -195,7 +194,6 @@ def track_record() -> bytes:
         issued_at=datetime.fromtimestamp(0, UTC), topic_id=TOPIC, partition=0,
     )  # fmt: skip
     ((_, value),) = map(encode_row, TrackRecord(TOPIC).add(verdict, 0, 7).changes)
-    assert value is not None
     return value
 
 
@@ -232,8 +230,6 @@ def live(changelog: Changelog) -> None:
     newest = None
     for each in scored(scorer):
         assert 0.0 <= each.score <= 1.0
-        assert each.sequence is not None
-        assert each.vector is not None
         newest = each.sequence
         value = encode(
             sequence=newest, source_offset=changelog.offset, stream_time_ms=each.stream_time_ms, model=MODEL,

@@ -121,7 +121,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     def check(self, cache: VectorCache, live: list[Added], vector: list[float], direction: npt.ArrayLike) -> None:
         """A search finds one of the nearest of these entries."""
-        assert self.now is not None
         nearest = cache.nearest(vector, self.now)
         assert cache.max_cosine_similarity(vector, self.now) == (0.0 if nearest is None else nearest.similarity)
         assert (nearest is None) == (not live)
@@ -135,7 +134,6 @@ class CacheMachine(RuleBasedStateMachine):
     def add(self, passed: int, kind: str, which: int, exponent: int) -> None:
         vector, direction = self.draw(kind, which, exponent)
         clock = self.advance(passed)
-        assert self.now is not None
         trace_id, sequence = str(len(self.log)), len(self.log)
         assert self.cache.add(vector, clock, trace_id) == self.restored.add(vector, clock, trace_id) == sequence
         self.log.append(Added(sequence, self.now, trace_id, unit(vector, self.cache.dimensions), direction))
@@ -175,7 +173,6 @@ class CacheMachine(RuleBasedStateMachine):
         newest = self.log[-1].sequence
         entries = [it for it in self.on_changelog() if newest - it.sequence not in lost]
         other.restore([it[:4] for it in entries], self.now)
-        assert self.now is not None
         live = [
             it
             for it in entries
@@ -220,9 +217,7 @@ def test_equal_entries_have_equal_similarity_in_any_row(seed: int) -> None:
     for count in range(2, 60):
         vector, query = rng.normal(size=384), rng.normal(size=384)
         cache = cache_of(*[vector] * count, capacity=100)
-        nearest = cache.nearest(query)
-        assert nearest is not None
-        assert nearest.trace_id == "kp:trace:0"
+        assert cache.nearest(query).trace_id == "kp:trace:0"
 
 
 def test_opposite_vectors_are_at_minus_1_and_zero_vectors_at_0() -> None:

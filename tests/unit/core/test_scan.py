@@ -122,7 +122,6 @@ def brute_force(similarities: npt.NDArray[np.float32], ranges: Ranges) -> tuple[
     for row in (row for first, end in ranges for row in range(first, end)):
         if best is None or similarities[row] > best[1]:
             best = row, float(similarities[row])
-    assert best is not None
     return best
 
 

@@ -57,7 +57,6 @@ def test_the_exact_output_of_a_scored_trace() -> None:
         ("kp-score", b"0.1"),
         ("kp-decision", b"rejected"),
     ]
-    assert output.value is not None
     assert b'"b":1.50' in output.value.replace(b" ", b"")  # unknown fields keep their spelling
     document["metadata"]["quality_score"] = 0.1
     assert json.loads(output.value) == document | {
@@ -90,7 +89,6 @@ def test_an_accepted_trace_names_its_neighbour_and_model() -> None:
     output = scored_record(make_record(raw), scored(raw, [0, 5], scorer=scorer), IDENTITY)
     assert output.kind == "accepted"
     assert output.headers[-1] == ("kp-decision", b"accepted")
-    assert output.value is not None
     scoring = json.loads(output.value)["scoring"]
     assert scoring["nearest"] == {"id": "kp:trace:earlier", "similarity": 0.0}
     assert scoring["components"]["novelty"] == 1.0

@@ -109,7 +109,6 @@ def redrive() -> str:
     headers = [(name, EVIL.encode() if name == "kp-error-reason" else value) for name, value in letter.headers]
     record = SourceRecord("t", 0, 0, T0, letter.key, letter.value, headers)
     read = read_dead_letter(record)
-    assert read is not None
     return rendered(examples_table([read]))
 
 

@@ -1,6 +1,5 @@
 """The checks around a model; the model itself is tested in tests/model."""
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -45,7 +44,6 @@ def test_cache_and_documents_have_the_embedding_s_bits_however_the_model_rounds(
             embedding = embedding_of(vector.astype(np.float32), True)
             assert embedding.truncated
             scored = PartitionScorer().score(make_trace(), embedding.vector, 0)
-            assert scored.vector is not None
             assert scored.vector.tobytes() == embedding.vector.tobytes()
             np.testing.assert_allclose(embedding.vector, vector / (1 + off), rtol=0, atol=2e-7)
 
@@ -71,7 +69,6 @@ def test_a_text_that_works_is_embedded_once_and_one_that_breaks_the_model_alone_
 async def test_when_the_probe_fails_too_the_model_is_broken() -> None:
     pool = EmbeddingPool(TextEmbedder(broken=True))
     future = pool.embed("good text")
-    assert isinstance(future, asyncio.Future)
     with pytest.raises(ModelError, match=r"every text.*this text breaks the model"):
         await future
     pool.close()

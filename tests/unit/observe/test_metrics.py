@@ -91,9 +91,7 @@ def test_the_oldest_record_of_the_buffer() -> None:
     assert buffer.oldest(0) is None
     assert buffer.oldest(7) is None
     buffer.add(0, [record(5), record(6)])
-    first = buffer.oldest(0)
-    assert first is not None
-    assert first.offset == 5
+    assert buffer.oldest(0).offset == 5
     assert buffer.oldest(1) is None
 
 

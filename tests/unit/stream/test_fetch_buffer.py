@@ -63,9 +63,7 @@ def turns(buffer: FetchBuffer, clock: HandClock, count: int, seconds_each: float
     """Take so many records, one after the other; return their partitions."""
     partitions = []
     for _ in range(count):
-        record = buffer.next()
-        assert record is not None
-        partitions.append(record.partition)
+        partitions.append(buffer.next().partition)
         clock.now += seconds_each
     return partitions
 
@@ -103,9 +101,7 @@ async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_t
             for late in (2, 3):
                 if not buffer.waiting(late):
                     buffer.add(late, records(late, 1, first=number))
-        record = buffer.next()
-        assert record is not None
-        taken.append(record.partition)
+        taken.append(buffer.next().partition)
         clock.now += LONGEST_TURN_SECONDS
     assert taken[:5] == [0, 1, 0, 2, 1]
     for partition in range(4):
@@ -115,9 +111,7 @@ async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_t
 
 async def test_a_partition_that_is_held_in_its_turn_gives_it_up() -> None:
     buffer = intake_of(p0=3, p1=3)
-    first = buffer.next()
-    assert first is not None
-    assert first.partition == 0
+    assert buffer.next().partition == 0
     buffer.hold(0)
     assert lengths(turns(buffer, HandClock(), 2, 0)) == [(1, 2)]
     buffer.release(0)

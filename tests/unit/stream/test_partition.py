@@ -1,7 +1,6 @@
 """A partition task with a model and a publisher that the test controls: order, overlap, bounds, failures, counters."""
 
 import asyncio
-import itertools
 import json
 import logging
 import time
@@ -702,17 +701,8 @@ def so(true: str) -> Upstream:
     ],
 )
 def test_how_long_a_batch_lingers(upstream: str, expected: float) -> None:
-    assert linger_seconds(so(upstream), INTERVAL) == pytest.approx(expected)
-
-
-def test_no_batch_lingers_longer_than_the_interval_and_more_ahead_never_commits_earlier() -> None:
-    for busy, waiting, has_turn, undecided in itertools.product([False, True], repeat=4):
-        for interval in (0.0, 0.05, 1.0):
-            lingers = [
-                linger_seconds(Upstream(busy, waiting, ahead, has_turn, undecided), interval) for ahead in (False, True)
-            ]
-            assert all(0.0 <= seconds <= interval for seconds in lingers)
-            assert lingers == sorted(lingers)
+    for interval in (INTERVAL, 0.05, 0.0):
+        assert linger_seconds(so(upstream), interval) == pytest.approx(min(expected, interval))
 
 
 def test_the_time_counts_from_the_first_record_and_from_the_last_commit() -> None:
