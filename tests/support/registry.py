@@ -85,7 +85,7 @@ def read_unit(body: bytes) -> Document:
             raise NotJson(str(error)) from error
         raise
     document = json.loads(body)  # reads 1e400, as JavaScript does
-    return {name: _as_javascript(value) for name, value in _known(document, ReasoningTrace).items()}
+    return {name: as_javascript(value) for name, value in _known(document, ReasoningTrace).items()}
 
 
 def _known(value: Any, kind: Any) -> Any:
@@ -109,12 +109,12 @@ def _types_of(struct: type[Struct]) -> dict[str, Any]:
     return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
-def _as_javascript(value: Any) -> Any:
+def as_javascript(value: Any) -> Any:
     """Return a JSON value after JSON.stringify(JSON.parse(...)): every number is a double."""
     if isinstance(value, dict):
-        return {name: _as_javascript(part) for name, part in value.items()}
+        return {name: as_javascript(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_as_javascript(part) for part in value]
+        return [as_javascript(part) for part in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     try:

@@ -58,22 +58,6 @@ def key(session: str, number: int) -> str:
 # -- one thing at a time
 
 
-def test_a_request_closes_at_the_next_one_and_after_a_pause(tmp_path: Path) -> None:
-    files = follow(tmp_path)
-    put(tmp_path / "a.jsonl", claude_request("a", 1))
-    assert polled(files) == []
-    put(tmp_path / "a.jsonl", claude_request("a", 2))
-    (first,) = polled(files)
-    assert first.request.key == key("a", 1)
-    assert texts(first.request) == ["Task 1 of a", "done 1-0", "Task 1 of a is done."]
-    assert polled(files, BEGAN + IDLE - 1) == []
-    (second,) = polled(files, BEGAN + IDLE)
-    assert second.request.key == key("a", 2)
-    late = claude_line("a", "late", "assistant", [{"type": "text", "text": "One more thing."}], BEGAN + IDLE)
-    put(tmp_path / "a.jsonl", [late, *claude_request("a", 3, at=BEGAN + IDLE)], BEGAN + IDLE)
-    assert keys(polled(files, BEGAN + 2 * IDLE)) == [key("a", 3)]
-
-
 def test_a_clock_that_is_behind_the_files_does_not_keep_a_request_open(tmp_path: Path) -> None:
     put(tmp_path / "a.jsonl", claude_request("a", 1), BEGAN + 10 * 86_400)
     files = follow(tmp_path)

@@ -354,17 +354,12 @@ def test_show_tells_value_and_origin_and_hides_secrets(file: Path) -> None:
     assert rows["sasl_password"] == {
         "name": "sasl_password", "value": "(set, not shown)", "origin": str(file), "variable": "KP_SASL_PASSWORD",
     }  # fmt: skip
-    assert (rows["group_id"]["value"], rows["group_id"]["origin"]) == ("mine", "--group")
-    assert (rows["changelog_topic"]["value"], rows["changelog_topic"]["origin"]) == (
-        "mine-novelty-changelog",
-        "default",
-    )
-    assert (rows["max_steps"]["value"], rows["max_steps"]["origin"]) == (3, "KP_MAX_STEPS")
-    assert (rows["profiles.code.threshold"]["value"], rows["profiles.code.threshold"]["origin"]) == (0.5, str(file))
-    assert (rows["profiles.medical.threshold"]["value"], rows["profiles.medical.threshold"]["origin"]) == (
-        0.75,
-        "threshold",
-    )
+    expected = {
+        "group_id": ("mine", "--group"), "changelog_topic": ("mine-novelty-changelog", "default"),
+        "max_steps": (3, "KP_MAX_STEPS"), "profiles.code.threshold": (0.5, str(file)),
+        "profiles.medical.threshold": (0.75, "threshold"),
+    }  # fmt: skip
+    assert {name: (rows[name]["value"], rows[name]["origin"]) for name in expected} == expected
     assert set(Settings.model_fields) - {"profiles"} <= rows.keys()
     code, out, _ = run("show", "--text", "--changed", "--config", str(file))
     assert [line.split()[0] for line in out.splitlines()] == [
@@ -377,14 +372,12 @@ def test_show_tells_where_conflicting_settings_come_from(file: Path) -> None:
     file.write_text("[profiles.code]\nthreshold = 3\n")
     variables = {"KP_DELIVERY": "at_least_once", "KP_GROUP_INSTANCE_ID": "one"}
     code, out, err = run("show", "--text", "--changed", "--config", str(file), **variables)
-    assert (code, [line.split() for line in out.splitlines()]) == (
-        2,
-        [
-            ["group_instance_id", "one", "KP_GROUP_INSTANCE_ID"],
-            ["delivery", "at_least_once", "KP_DELIVERY"],
-            ["profiles.code.threshold", "3", str(file)],
-        ],
-    )
+    assert code == 2
+    assert [line.split() for line in out.splitlines()] == [
+        ["group_instance_id", "one", "KP_GROUP_INSTANCE_ID"],
+        ["delivery", "at_least_once", "KP_DELIVERY"],
+        ["profiles.code.threshold", "3", str(file)],
+    ]
     assert "profiles.code.threshold = 3 is wrong" in err
 
 

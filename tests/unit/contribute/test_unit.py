@@ -13,6 +13,7 @@ import pytest
 from tests.support.builders import T0, make_record
 from tests.support.contribute import GATE, accepted_document, unit_of
 from tests.support.made_secrets import made as made_secret
+from tests.support.registry import as_javascript
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
 from worker.contribute.unit import (
     MAX_VALUES,
@@ -126,23 +127,6 @@ def test_what_is_no_trace_is_refused_without_quoting_it(value: bytes | None) -> 
     assert "hunter2" not in repr(refusal)
 
 
-def stored(document: dict[str, Any]) -> Any:
-    """As JavaScript reads and writes it: all numbers are doubles."""
-
-    def double(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return value
-        number = float(value)
-        return None if number in (float("inf"), float("-inf")) else number
-
-    def walk(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: walk(item) for name, item in reversed(value.items())}
-        return [walk(item) for item in value] if isinstance(value, list) else double(value)
-
-    return walk(document)
-
-
 def test_the_same_content_is_the_same_unit_however_it_is_written() -> None:
     document = accepted_document("kp:trace:1")
     document["steps"][0]["input"] = {
@@ -150,7 +134,7 @@ def test_the_same_content_is_the_same_unit_however_it_is_written() -> None:
     }  # fmt: skip
     ours = unit_of(document)
     assert b"__proto__" not in ours.body
-    theirs = stored(json.loads(ours.body))
+    theirs = as_javascript(json.loads(ours.body, object_pairs_hook=lambda pairs: dict(reversed(pairs))))
     assert same_unit(ours.document, theirs)
     theirs["metadata"]["validated_by"] = ["kp:validator:x"]
     theirs["unknown"] = 1
@@ -161,24 +145,15 @@ def test_the_same_content_is_the_same_unit_however_it_is_written() -> None:
 
 
 def slow_same(ours: Any, theirs: Any) -> bool:
-    """Compare copies without what does not count."""
+    """Compare copies, as JavaScript reads them, without what does not count."""
 
-    def counted(document: Any) -> Any:
+    def counted(document: Any) -> str:
         fields = known_fields(document)
         if isinstance(fields, dict) and isinstance(fields.get("metadata"), dict):
             fields["metadata"] = {name: part for name, part in fields["metadata"].items() if name != "validated_by"}
-        return fields
+        return json.dumps(as_javascript(fields), sort_keys=True)
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, bool):
-            return ("bool", value)
-        if isinstance(value, int | float):
-            return stored({"x": value})["x"] if not isinstance(value, int) or abs(value) < 10**300 else None
-        if isinstance(value, dict):
-            return {name: plain(part) for name, part in value.items()}
-        return [plain(part) for part in value] if isinstance(value, list) else value
-
-    return bool(plain(counted(ours)) == plain(counted(theirs)))
+    return counted(ours) == counted(theirs)
 
 
 PARTS: list[Any] = [

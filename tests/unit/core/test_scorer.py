@@ -20,13 +20,12 @@ from tests.support.builders import (
     trace_document,
 )
 from tests.support.schemas import VALIDATORS
-from worker import InvalidTrace, PartitionScorer, Profile, Reason, ScoredTrace, Weights, __version__, parse_trace
+from worker import InvalidTrace, PartitionScorer, Reason, ScoredTrace, __version__, parse_trace
 from worker.core.dead_letters import dead_letter, embedding_failed
 from worker.core.documents import rfc3339, scored_record
 from worker.core.novelty import CACHED_ID_LENGTH, Neighbour
 from worker.core.records import EmbedderIdentity, Fault
 from worker.core.scorer import cached_id, event_time_ms
-from worker.core.scoring import PROFILES
 from worker.core.trace import EARLIEST_MS, LATEST_MS, MAX_MESSAGE, embedding_text
 
 SCORED, DEAD = VALIDATORS["scored-trace"], VALIDATORS["dead-letter-headers"]
@@ -262,21 +261,6 @@ def test_bounded_steps_agree_with_brute_force(step: int | None, seed: int) -> No
 def test_accepted_is_a_score_of_at_least_the_threshold(threshold: float, accepted: bool) -> None:
     result = PartitionScorer(threshold=threshold).score(make_trace(steps=NEVER_ACCEPTED), None, T0)
     assert (result.score, result.accepted, result.threshold) == (0.1, accepted, threshold)
-
-
-def test_a_profile_s_own_threshold_wins() -> None:
-    weights = Weights(1.0, 0.0, 0.0, 0.0)
-    profiles = {**PROFILES, "strict": Profile(weights, 1.0), "lax": Profile(weights, 0.0)}
-    scorer = PartitionScorer(threshold=0.5, profiles=profiles)
-    verdicts = {
-        domain: scorer.score(make_trace(domain=domain, steps=("thought", "thought")), None, T0)
-        for domain in ("strict", "lax", "other")
-    }
-    assert {d: (v.threshold, v.accepted) for d, v in verdicts.items()} == {
-        "strict": (1.0, False),
-        "lax": (0.0, True),
-        "other": (0.5, verdicts["other"].score >= 0.5),
-    }
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])

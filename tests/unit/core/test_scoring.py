@@ -72,24 +72,6 @@ def test_a_domain_without_a_profile_of_exactly_that_name_takes_the_default(domai
     assert score.weights == PROFILES["default"].weights
 
 
-def test_components_are_those_of_the_formula() -> None:
-    steps = (
-        "thought",
-        "tool_call:a",
-        "tool_call:b",
-        "tool_call:a",
-        "observation",
-        "thought",
-        "error_recovery",
-        "thought",
-    )
-    components = score_trace(make_trace(steps=steps, success=False, confidence=0.7), novelty=1.7).components
-    assert components.complexity == min(1.0, 4 / 4 * 0.5 + 0.3 + 8 / 20 * 0.2)
-    assert components.novelty == 1.7
-    assert components.tool_diversity == 2 / 8 * 3
-    assert components.outcome_confidence == 0.7 * 0.3
-
-
 def test_the_bonus_is_cut_at_1_before_the_penalty_is_taken() -> None:
     steps = ["error_recovery:a"] * 3
     score = score_trace(make_trace(steps=steps, confidence=1.0), novelty=2.0)

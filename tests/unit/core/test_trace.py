@@ -355,11 +355,8 @@ def test_messages_are_short_and_fit_for_a_header() -> None:
 def test_the_error_survives_pickling() -> None:
     error = refusal(text_with("id", "1"))
     again = pickle.loads(pickle.dumps(error))
-    assert (again.reason, again.path, str(again)) == (
-        error.reason,
-        "id",
-        "id: a number is not allowed; start it with kp:trace:",
-    )
+    assert (again.reason, again.path) == (error.reason, "id")
+    assert str(again) == "id: a number is not allowed; start it with kp:trace:"
 
 
 @pytest.mark.parametrize(
