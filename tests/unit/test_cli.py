@@ -36,8 +36,6 @@ from worker.commands.shared.options import Moment
 from worker.commands.shared.shown import PlainTable
 from worker.version import __version__, install_extra
 
-FOLDERS = (worker.commands, worker.lab)
-
 
 def resolved(name: str) -> click.Command:
     """Return the command that the command line runs."""
@@ -70,7 +68,8 @@ def test_no_command_repeats_an_argument_that_it_does_not_take(name: str) -> None
 
 
 def test_every_command_is_in_the_table() -> None:
-    names = [each.name for room in FOLDERS for each in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
+    rooms = (worker.commands, worker.lab)
+    names = [each.name for room in rooms for each in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
     modules = [name for name in names if name.endswith(".command") or name.count(".") == 2]
     defined = {
         f"{module}:{attribute}"

@@ -194,20 +194,17 @@ CHAT = {
     "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "Hello"}]}]),
 }
 
-OTHER = "2" * 32
-
 RECORDS = [
     as_json([span(2, "chat m", CHAT, parent=1)]),
-    as_json([span(1, "run", {}), span(1, "chat m", CHAT, trace=OTHER)]),
+    as_json([span(1, "run", {}), span(1, "chat m", CHAT, trace="2" * 32)]),
 ]
 
 
-def prefixed(value: bytes) -> bytes:
-    return len(value).to_bytes(4, "big") + value
+PREFIXED = b"".join(len(value).to_bytes(4, "big") + value for value in map(as_protobuf, RECORDS))
 
 
 @pytest.mark.parametrize("form", ["auto", "otlp"])
-@pytest.mark.parametrize("data", [lines(*RECORDS), b"".join(prefixed(as_protobuf(each)) for each in RECORDS)])
+@pytest.mark.parametrize("data", [lines(*RECORDS), PREFIXED])
 def test_files_of_the_collector(form: str, data: bytes) -> None:
     result = converted.convert(data, "--from", form, success=None, created_at=None, domain="@team")
     assert result.exit_code == 0, result.stderr

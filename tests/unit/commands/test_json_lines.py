@@ -23,7 +23,6 @@ from worker.commands.shared.json_lines import LINE_FACTOR, Line, LineSplitter, n
 CONVERT = ("convert", "--from", "chat", *OPTIONS)
 NO_MODEL = {"KP_EMBEDDER": "none"}
 
-LONGEST = LINE_FACTOR * 1_048_576
 HOLE = 256 << 20
 """Bytes of a line that is too long: a hole in its file, which takes no place on the disk."""
 
@@ -114,7 +113,7 @@ def test_a_line_that_is_too_long_is_named_and_not_read(command: str, tmp_path: P
         "explain": ("explain", path, "--line", "2"),
     }[command]
     _, output, peak = run_measured(*arguments)
-    problem = too_long(LONGEST)
+    problem = too_long(LINE_FACTOR * 1_048_576)
     expected = {
         "score": f"{path}:2: too_large: {problem}",
         "convert": f"{path}:2: too_large: {problem}",
@@ -179,8 +178,6 @@ def test_a_fifo_a_pipe_and_the_null_device_are_read(tmp_path: Path) -> None:
 
 # -- what is no JSON Lines of traces
 
-SPANS = b'{"resourceSpans": []}'
-
 
 @pytest.mark.parametrize(
     ("content", "what", "change"),
@@ -195,7 +192,7 @@ SPANS = b'{"resourceSpans": []}'
         (b'[{"role": "user", "content": "hi"}]', "looks like chat messages", ""),
         (b'{"messages": [{"role": "user", "content": "hi"}]}', "looks like chat messages", ""),
         (b'{\n "messages": [{"role": "user", "content": "hi"}]\n}\n', "looks like chat messages", ""),
-        (SPANS, "looks like OpenTelemetry spans", ""),
+        (b'{"resourceSpans": []}', "looks like OpenTelemetry spans", ""),
         (b'{"type": "session_meta", "payload": {}}', "looks like a coding agent's session", ""),
         (b'{"schema_version": "ATIF-v1.6"}', "looks like a trajectory", ""),
         *((other, None, "") for other in (b"[]", b"{}", b'{"id": "kp:tra', b"", b"7", b"null")),

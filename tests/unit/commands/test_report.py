@@ -293,10 +293,6 @@ def test_no_threshold_is_proposed_from_fewer_than_30_traces() -> None:
 # -- the threshold for a share, its interval, and settings as a config file
 
 
-def decimals(number: float) -> int:
-    return len(np.format_float_positional(number, trim="-").partition(".")[2])
-
-
 def test_a_threshold_accepts_what_the_order_statistic_accepts(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(300):
@@ -323,7 +319,7 @@ def test_a_threshold_is_a_short_decimal(seed: int) -> None:
         chosen = share_threshold(np.array(scores), share)
         below = max((s for s in scores if s < chosen.threshold), default=-1.0)
         cutoff = min(s for s in scores if s >= chosen.threshold)
-        digits = decimals(chosen.threshold)
+        digits = len(np.format_float_positional(chosen.threshold, trim="-").partition(".")[2])
         assert digits <= 17
         for fewer in range(2, digits):
             floor = Fraction(math.floor(Fraction(repr(cutoff)) * 10**fewer), 10**fewer)

@@ -18,10 +18,9 @@ from worker.runs.messages import Text, ToolResult
 from worker.runs.sessions.session import FORMATS, Request
 
 IDLE = 600.0
-LARGEST = 1 << 20
 
 
-def follow(folder: Path, *positions: Position, largest: int = LARGEST) -> SessionFiles:
+def follow(folder: Path, *positions: Position, largest: int = 1 << 20) -> SessionFiles:
     files = SessionFiles(folder, FORMATS["claude-code"], IDLE, largest)
     files.start(positions)
     return files

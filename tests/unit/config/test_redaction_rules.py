@@ -11,8 +11,6 @@ from worker.config.redaction_rules import redaction_rules
 from worker.core.records import STRICT_TYPES, TYPES
 from worker.redact.documents import redact_text
 
-PAGE = DOCS / "redaction.md"
-
 
 def test_unset_each_process_has_its_default_and_set_both_have_it() -> None:
     assert redaction_rules(Settings()).name == "reference"
@@ -23,7 +21,7 @@ def test_unset_each_process_has_its_default_and_set_both_have_it() -> None:
 
 
 def test_the_patterns_on_the_page(tmp_path: Path) -> None:
-    example = re.search(r"```toml\n(\[\[pattern.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    example = re.search(r"```toml\n(\[\[pattern.*?)```", (DOCS / "redaction.md").read_text("utf-8"), re.DOTALL)
     file = tmp_path / "patterns.toml"
     file.write_text(example[1], "utf-8")
     rules = redaction_rules(Settings(redact_patterns_file=file))

@@ -110,16 +110,11 @@ def scores_of(restored: Restored) -> list[Any]:
     return [(it.score, it.components, it.nearest, it.sequence, it.stream_time_ms) for it in scored(own)]
 
 
-def bad() -> list[tuple[str, bytes]]:
-    """Return damaged entries, made from one that would be the next: no other record tells against it."""
-    return list(bad_entries(entry_fields(GOOD - 1, OFFSET - 1, T0 + GOOD - 1, MODEL, vector_of(98))))
-
-
 def test_damaged_entries_are_skipped_and_counted_and_no_score_changes() -> None:
     expected = scores_of(good().restored())
     changelog = good()
-    damaged = [
-        *bad(),
+    damaged = [  # made from an entry that would be the next: no other record tells against it
+        *bad_entries(entry_fields(GOOD - 1, OFFSET - 1, T0 + GOOD - 1, MODEL, vector_of(98))),
         ("later than what was committed", packed({**good_fields(GOOD - 1), "stream_time_ms": T0 + 10**9})),
     ]
     for number, (_, value) in enumerate(damaged):

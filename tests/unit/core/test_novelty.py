@@ -381,13 +381,11 @@ def test_a_known_stream_time_expires_entries_on_restore() -> None:
 
 # -- capacity = rate x TTL, against the cache itself
 
-UNIT = np.array([1.0, 0.0], dtype=np.float32)
-
 
 def fed(capacity: int, ttl_ms: int, times: list[int]) -> VectorCache:
     cache = VectorCache(capacity, 2, ttl_ms)
     for time in times:
-        cache.add(UNIT, time)
+        cache.add([1, 0], time)
     return cache
 
 

@@ -31,8 +31,6 @@ from worker.core.trace import (
     splice,
 )
 
-CASES = read_jsonl("validation_cases.jsonl")
-
 GOOD = trace_document(
     created_at="2026-04-14T08:00:03.589Z",
     confidence=0.5,
@@ -70,7 +68,7 @@ def has_lone_surrogate(raw: str) -> bool:
 
 
 def test_same_verdict_as_the_reference() -> None:
-    for case in CASES:
+    for case in read_jsonl("validation_cases.jsonl"):
         print(case)
         if case["json"] and has_lone_surrogate(case["raw"]):
             assert case["edge"]

@@ -11,7 +11,6 @@ import pytest
 from tests.support.builders import read_jsonl
 from worker.redact.screen import place_of, screen_json, screen_texts
 
-TEXTS = read_jsonl("screen_texts.jsonl")
 FLAG = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
 
 
@@ -45,7 +44,7 @@ def test_hidden_text(text: str, rules: set[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *(case["text"] for case in TEXTS),
+        *(case["text"] for case in read_jsonl("screen_texts.jsonl")),
         # families, flags, skin tones, keycaps, and text with marks and isolates as software writes them
         "👩‍👩‍👧‍👦 👨🏽‍💻 🏳️‍🌈 🏳️‍⚧️ 👁️‍🗨️ ❤️‍🔥 1️⃣ ☎︎ 🇺🇦 🏴‍☠️",
         "🏴󠁧󠁢󠁥󠁮󠁧󠁿🏴󠁧󠁢󠁳󠁣󠁴󠁿🏴󠁧󠁢󠁷󠁬󠁳󠁿",

@@ -96,9 +96,7 @@ async def test_the_agent_takes_waiting_records_though_faust_empties_its_queues()
             assert buffer.next() is not None
             taken.set()
 
-    nothing: Any = None
-    served: Any = Served()
-    app = create_app(Membership(Settings(), {}, buffer, budget, nothing), served)
+    app = create_app(Membership(Settings(), {}, buffer, budget, None), Served())
     await app.agents.start()
     app.flow_control.suspend()
     buffer.assign([0])
