@@ -3,6 +3,7 @@
 Builders of traces and records are plain functions, in tests/support/builders.py.
 """
 
+import gc
 import os
 import random
 import signal
@@ -134,6 +135,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skipif(not kafka_versions.since(version), reason=f"Kafka {version}: {reason}"))
     sizes = {path: path.stat().st_size for path in {item.path for item in items}}
     items.sort(key=lambda item: (TIERS.index(tier(item.path) or TIERS[-1]), -sizes[item.path], item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is there by now out of garbage collections: thousands of tests with their modules."""
+    gc.collect()
+    gc.freeze()
 
 
 def fixtures(item: pytest.Item) -> set[str]:

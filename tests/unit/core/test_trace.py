@@ -268,10 +268,10 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
-def seconds(read: Callable[[bytes], object], raw: bytes) -> float:
+def seconds(read: Callable[[bytes], object], raw: bytes, tries: int = 3) -> float:
     """Return the least CPU time of three runs: a shared machine may double the time of one."""
     took = []
-    for _ in range(3):
+    for _ in range(tries):
         start = time.thread_time()
         with contextlib.suppress(InvalidTrace):
             read(raw)
@@ -284,8 +284,10 @@ def seconds(read: Callable[[bytes], object], raw: bytes) -> float:
 def test_no_document_within_the_limits_takes_long(name: str) -> None:
     raw, flat = BOMBS[name](), b"[" + b"[]," * (BIG // 3 - 1) + b"0]"
     assert len(raw) <= BIG
-    assert seconds(parse_trace, raw) < 25 * seconds(json.loads, flat)  # 2 s at the speed of two quiet cores
-    assert len(refusal(raw).message) <= MAX_MESSAGE
+    limit = 25 * seconds(json.loads, flat)  # 2 s at the speed of two quiet cores
+    messages: list[str] = []
+    assert any(seconds(lambda it: messages.append(refusal(it).message), raw, tries=1) < limit for _ in range(3))
+    assert len(messages[0]) <= MAX_MESSAGE
 
 
 LONG_LISTS = {
