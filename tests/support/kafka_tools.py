@@ -1,9 +1,11 @@
 """Kafka's own `kafka-*.sh` for the pages' commands: Kafka's classes, started as its scripts do."""
 
+import shlex
 from pathlib import Path
 from typing import Final
 
 from worker.lab.broker.kafka_jars import Jar, check, default_cache, fetch, install
+from worker.lab.broker.kafka_node import java_command
 
 TOOLS: Final = Jar(
     "org.apache.kafka:kafka-tools:4.2.2", "894caaca48b11d351cbe1f27d58c7a3c09ff22563bf3ab4bccf1ef69933e099c"
@@ -31,6 +33,6 @@ def write_scripts(directory: Path) -> None:
     check(TOOLS, tools, jars)
     for name, class_name in CLASSES.items():
         script = directory / name
-        java = f'"{runtime.jre.java}" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC'
-        script.write_text(f'#!/bin/sh\nexec {java} -cp "{runtime.class_path}:{tools}" {class_name} "$@"\n')
+        java = shlex.join([*java_command(runtime), "-cp", f"{runtime.class_path}:{tools}"])
+        script.write_text(f'#!/bin/sh\nexec {java} {class_name} "$@"\n')
         script.chmod(0o755)

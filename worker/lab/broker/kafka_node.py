@@ -77,6 +77,7 @@ _TUNING = {
     "log.cleaner.dedupe.buffer.size": "4194304",  # the default of 128 MB would be half the heap
     "log.cleaner.backoff.ms": "1000",  # compacts within a second, if the topic's own settings allow it
     "broker.heartbeat.interval.ms": "500",
+    "metadata.max.idle.interval.ms": "0",  # no record twice a second that says nothing: a quarter of what idling takes
     "broker.session.timeout.ms": "3000",  # until then a killed node's partitions do not move, and it cannot rejoin
     "num.network.threads": "2",
     "num.io.threads": "4",
@@ -160,6 +161,14 @@ _JAVA_25_FLAGS = [
     "--sun-misc-unsafe-memory-access=allow",  # no warning about Kafka's use of Unsafe
     "-Xlog:aot*=off",
 ]
+
+
+def java_command(runtime: Runtime) -> list[str]:
+    """Return the JVM with the flags that make Kafka's programs start quickly, and with the class cache."""
+    flags = [*_JVM_FLAGS, *(_JAVA_25_FLAGS if runtime.jre.version >= JAVA_25 else ())]
+    if runtime.aot_cache.exists() and runtime.aot_cache.stat().st_size:
+        flags.append(f"-XX:{runtime.class_cache_options[1]}={runtime.aot_cache}")
+    return [str(runtime.jre.java), *flags]
 
 
 class KafkaNode:
@@ -252,15 +261,10 @@ class KafkaNode:
 
     def _java(self, main: str, *arguments: str, jvm_flags: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """Start one of Kafka's programs on the node's server.properties, with its output in the node's log."""
-        aot = self._runtime.aot_cache
-        flags = [*_JVM_FLAGS, f"-Xmx{self._heap_mb}m", *jvm_flags]
-        if self._runtime.jre.version >= JAVA_25:
-            flags += _JAVA_25_FLAGS
-        if aot.exists() and aot.stat().st_size:
-            flags.append(f"-XX:{self._runtime.class_cache_options[1]}={aot}")
-        flags.append(f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}")
-        flags.append(f"-Djava.io.tmpdir={self._directory / 'tmp'}")
-        java = [str(self._runtime.jre.java), *flags, "-cp", self._runtime.class_path, main, *arguments]
+        java = [*java_command(self._runtime), f"-Xmx{self._heap_mb}m", *jvm_flags]
+        java.append(f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}")
+        java.append(f"-Djava.io.tmpdir={self._directory / 'tmp'}")
+        java += ["-cp", self._runtime.class_path, main, *arguments]
         # A reduced environment: no JAVA_TOOL_OPTIONS that change the JVM, and no secrets.
         environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         with self.log.open("ab") as output:
