@@ -1,8 +1,8 @@
 """Benchmarks of the worker against itself and against what users would pick instead: `make bench`.
 
 The parts are in `embedding` (a), `clients` (b, c), `costs` (d, f, g), `partitions` (e, j) and `handover` (h). Beside
-them: the job that every peer does (`job`, `peers/`), what is read and checked (`workload`), how a process is watched
-(`watch`, `latency`), and how numbers become tables and goals (`results`).
+them: the job that every peer does (`job`, `peers/`), what is read and checked (`workload`), how processes run and are
+watched (`bench`), and how numbers become tables and goals (`results`).
 
 To run all of it, install the peers (`pip install -e '.[bench]'`). `ARGS="--only a --seconds 5 --rounds 3"` runs a
 part.

@@ -1,22 +1,31 @@
-"""What every part of the measurement works with: the broker, the results, how long to measure, processes."""
+"""What every part of the measurement works with: the broker, processes, and what is seen of them from outside.
+
+All times are of one clock, the machine's: output topics stamp records on arrival (LogAppendTime), so a run starts at
+its first output's stamp for everybody. It ends, exactly once, when the last offset is committed (seen within
+POLL_SECONDS), and at least once at the last output's stamp.
+"""
 
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 
-from tests.runs.benchmarks import latency
 from tests.runs.benchmarks.results import Results
-from tests.runs.benchmarks.watch import Timeline, follow, read_outputs
 from tests.runs.benchmarks.workload import (
     PARTITIONS,
     BenchmarkError,
@@ -32,9 +41,16 @@ from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess, admin
 from tests.support.surroundings import ROOT, topic_settings
 from worker.core.records import ACCEPTED
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.observe import metrics
 
 PRODUCT: Final = "worker"
 STAND_IN: Final = "tests.runs.benchmarks.bench_worker"
+POLL_SECONDS: Final = 0.025
+"""Shortest time between two looks. A look costs the cores some 5 ms (the broker's work and ours), which at 40 a second
+would be a tenth of what is measured: so a look comes after a third of the time that seems left."""
+
+PATIENCE_SECONDS: Final = 120.0
+"""A run in which nothing moves for so long is broken: no peer takes a tenth of it for a start or a commit."""
 
 
 class PeerProcess(LoggedProcess):
@@ -43,6 +59,35 @@ class PeerProcess(LoggedProcess):
     def __init__(self, module: str, arguments: list[str], log_path: Path) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("KP_", "Quix__"))}
         super().__init__(module, arguments, {**inherited, "OPENBLAS_NUM_THREADS": "1"}, log_path)
+
+
+class Moment(NamedTuple):
+    """What was seen at one time (s since 1970): records done, CPU s of the processes, CPU s of the broker."""
+
+    at: float
+    done: int
+    cpu: float
+    broker: float
+
+
+class Timeline(list[Moment]):
+    """Moments in order."""
+
+    def cpu_between(self, begin: float, end: float) -> tuple[float, float]:
+        """Return CPU seconds of the processes and of the broker between two times."""
+        at, _, cpu, broker = zip(*self, strict=True)
+        (cpu0, cpu1), (broker0, broker1) = np.interp([begin, end], at, cpu), np.interp([begin, end], at, broker)
+        return float(cpu1 - cpu0), float(broker1 - broker0)
+
+
+class Latencies(NamedTuple):
+    """Milliseconds of each record, sorted; records sent a second, as it really was."""
+
+    sorted_ms: list[float]
+    rate: float
+
+    def percentile(self, percent: float) -> float:
+        return self.sorted_ms[min(len(self.sorted_ms) - 1, int(len(self.sorted_ms) * percent / 100))]
 
 
 @dataclass
@@ -136,9 +181,9 @@ class Bench:
 
     def latencies(
         self, topics: Topics, values: Sequence[bytes], rate: float, patience: float, in_flight: int | None = None
-    ) -> latency.Latencies:
-        """Send values at a rate, and wait for the outputs: see `latency.measure`."""
-        return asyncio.run(latency.measure(self.bootstrap, topics, values, rate, patience, in_flight))
+    ) -> Latencies:
+        """Send values at a rate, and wait for the outputs: see `measure_latencies`."""
+        return asyncio.run(measure_latencies(self.bootstrap, topics, values, rate, patience, in_flight))
 
     def work_off(
         self, topics: Topics, process: LoggedProcess, values: Sequence[bytes], done: int = 0
@@ -158,6 +203,189 @@ class Bench:
             return asyncio.run(read_outputs(self.bootstrap, topics, since))
         finally:
             delete(self.bootstrap, *topics.outputs.values(), topics.changelog)
+
+
+# -- processes and topics, watched from outside
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system time of a process with its threads, s; 0.0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def follow(
+    bootstrap: str, broker: int, topics: Topics, total: int, processes: Sequence[LoggedProcess]
+) -> Timeline:
+    """Return when the group has committed `total` records. `broker`: its process id.
+
+    Raises BenchmarkError when a process ends before, or nothing moves for PATIENCE_SECONDS.
+    """
+    timeline = Timeline()
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    moved, best = time.time(), 0
+    tps = [TopicPartition(topics.source, p) for p in range(topics.partitions)]
+    try:
+        while best < total:
+            began = time.time()
+            cpu, broker_cpu = sum(cpu_seconds(p.pid) for p in processes), cpu_seconds(broker)
+            try:
+                offsets = await client.list_consumer_group_offsets(topics.group, partitions=tps)
+                done = sum(max(0, o.offset) for o in offsets.values())
+            except KafkaError:
+                done = best  # the group's coordinator is just coming up
+            timeline.append(Moment(time.time(), done, cpu, broker_cpu))
+            if done > best:
+                best, moved = done, time.time()
+            for process in processes:
+                if process.returncode is not None and best < total:
+                    raise BenchmarkError(
+                        f"ended with {process.returncode} after {best} of {total}:\n{process.log()[-3000:]}"
+                    )
+            if time.time() - moved > PATIENCE_SECONDS:
+                raise BenchmarkError(f"stuck at {best} of {total}:\n{processes[0].log()[-3000:]}")
+            await asyncio.sleep(max(POLL_SECONDS, min(1.0, _seconds_left(timeline, total) / 3) - (time.time() - began)))
+    finally:
+        await client.close()
+    return timeline
+
+
+def _seconds_left(timeline: Timeline, total: int) -> float:
+    """Estimate by the rate since the first progress; 0.0 before it."""
+    first = next((moment for moment in timeline if moment.done), timeline[-1])
+    last = timeline[-1]
+    if last.done <= first.done:
+        return 0.0
+    return (total - last.done) * (last.at - first.at) / (last.done - first.done)
+
+
+async def read_outputs(bootstrap: str, topics: Topics, since: float = 0.0) -> Outputs:
+    """Read all that is committed in the output topics and stamped at `since` (s since 1970) or later."""
+    counts, checksums = Counter[str](), Counter[str]()
+    first, last = float("inf"), 0.0
+    kinds = {topic: kind for kind, topic in topics.outputs.items()}
+    tps = [TopicPartition(topic, p) for topic in kinds for p in range(topics.partitions)]
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        max_partition_fetch_bytes=4 << 20,
+    ) as consumer:
+        consumer.assign(tps)
+        ends = await consumer.end_offsets(tps)
+        left = {tp for tp in tps if ends[tp]}
+        while left:
+            for tp, records in (await consumer.getmany(*left, timeout_ms=200)).items():
+                kind = kinds[tp.topic]
+                counted = [record for record in records if record.timestamp >= since * 1000]
+                if counted:
+                    counts[kind] += len(counted)
+                    checksums[kind] += sum(zlib.crc32(r.value or b"") for r in counted)
+                    first = min(first, counted[0].timestamp / 1000)
+                    last = max(last, counted[-1].timestamp / 1000)
+            left = {tp for tp in left if await consumer.position(tp) < ends[tp]}
+    return Outputs(counts, checksums, first, last)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str, every: float = 0.01) -> float:
+    """Wait for a condition; return how long it took. Raises BenchmarkError when it takes longer than `seconds`."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            raise BenchmarkError(f"{what}: not in {seconds:.0f} s")
+        time.sleep(every)
+    return time.monotonic() - began
+
+
+def wait_ready_or_ended(worker: WorkerProcess, seconds: float = 120) -> float:
+    """Wait until a worker is ready, or has ended; return how long it took. Raises BenchmarkError as `wait_until`."""
+    return wait_until(
+        lambda: worker.returncode is not None or worker.readyz()[0] == 200, seconds, "a worker gets ready or ends"
+    )
+
+
+# -- latency
+
+
+async def measure_latencies(
+    bootstrap: str, topics: Topics, values: Sequence[bytes], rate: float, patience: float, in_flight: int | None = None
+) -> Latencies:
+    """Send values at a mean rate, at random times as many independent senders give them (Poisson); wait for all outputs
+    (read committed). The first tenth does not count.
+
+    The key is the time of sending in microseconds: the output carries it. The producer never waits for the system
+    under test: what is late stays late (no coordinated omission). With `in_flight` there is no rate: the next one is
+    sent when fewer than that are on their way.
+    """
+    tps = [TopicPartition(topic, p) for topic in topics.outputs.values() for p in range(topics.partitions)]
+    taken: dict[int, float] = {}
+    async with (
+        AIOKafkaConsumer(
+            bootstrap_servers=bootstrap,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        ) as consumer,
+        AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer,
+    ):
+        consumer.assign(tps)
+        await consumer.seek_to_end(*tps)
+        for tp in tps:
+            await consumer.position(tp)
+        sent: list[int] = []
+        room = asyncio.Semaphore(in_flight or len(values))
+
+        async def receive() -> None:
+            while len(taken) < len(values):
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    now = time.time()
+                    for record in records:
+                        taken[int(record.key)] = now
+                        room.release()
+
+        receiving = asyncio.create_task(receive())
+        began = due = time.time()
+        rng = random.Random(1)
+        for i, value in enumerate(values):
+            await room.acquire()
+            due += rng.expovariate(rate)
+            if in_flight is None:
+                await asyncio.sleep(max(0.0, due - time.time()))
+            stamp = time.time_ns() // 1000
+            stamp += stamp in sent[-5:]
+            sent.append(stamp)
+            await producer.send(topics.source, value, b"%d" % stamp, i % topics.partitions, stamp // 1000)
+        took = time.time() - began
+        try:
+            await asyncio.wait_for(receiving, patience)
+        except TimeoutError:
+            raise BenchmarkError(f"{len(values) - len(taken)} of {len(values)} outputs did not come") from None
+        if taken.keys() != set(sent):
+            raise BenchmarkError("outputs with other keys than were sent")
+    return Latencies(sorted((taken[s] - s / 1e6) * 1000 for s in sent[len(sent) // 10 :]), len(values) / took)
+
+
+def quantile(
+    before: Mapping[str, float], after: Mapping[str, float], name: str, share: float, label: str = ""
+) -> float:
+    """Return a quantile (ms) of what a histogram of /metrics gained between two scrapes, linear within a bucket.
+
+    `label`: only the series with this label (`stage="embed"`).
+    """
+    gained = {}
+    for key, value in after.items():
+        if key.startswith(f"{name}_bucket{{") and label in key:
+            bound = float(key.partition('le="')[2].partition('"')[0])
+            gained[bound] = value - before.get(key, 0.0)
+    return 1000 * metrics.quantile(gained, share)
+
+
+# -- the rest
 
 
 def apart(module: str, argument: str, **env: str) -> Any:
@@ -181,13 +409,10 @@ def stopped(process: LoggedProcess) -> Iterator[None]:
     try:
         yield
     finally:
-        try:
-            process.terminate()
+        process.terminate()
+        with suppress(AssertionError):
             process.wait(15)
-        except AssertionError:
-            pass
-        finally:
-            process.close()
+        process.close()
 
 
 async def warm(bootstrap: str, transactions: int) -> None:
@@ -195,31 +420,28 @@ async def warm(bootstrap: str, transactions: int) -> None:
     source = await fill(bootstrap, documents(20_000))  # large batches: the other half of what the runs do
     topics = await fresh_topics(bootstrap, source)
     output = topics.outputs[ACCEPTED]
+
+    async def transact(partition: int) -> None:
+        name, value = f"{topics.group}-warm-{partition}", source.values[partition]
+        async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
+            for i in range(transactions // PARTITIONS):
+                async with producer.transaction():
+                    targets = output, topics.changelog
+                    sent = [await producer.send(target, value, b"key", partition) for target in targets]
+                    await asyncio.gather(*sent)
+                    offsets = {TopicPartition(source.name, partition): i + 1}
+                    await producer.send_offsets_to_transaction(offsets, topics.group)
+                await asyncio.sleep(0.005)  # at once, it would wait for the markers of the last one (20 ms, aiokafka's)
+
     async with AIOKafkaConsumer(
         output, source.name, bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     ) as consumer:
-        reading = asyncio.create_task(_read(consumer))
-        each = transactions // PARTITIONS
-        targets = (output, topics.changelog)
-        await asyncio.gather(*(_transact(bootstrap, source, n, topics.group, targets, each) for n in range(PARTITIONS)))
+
+        async def read() -> None:
+            while True:
+                await consumer.getmany(timeout_ms=500)
+
+        reading = asyncio.create_task(read())
+        await asyncio.gather(*map(transact, range(PARTITIONS)))
         reading.cancel()
     await asyncio.to_thread(delete, bootstrap, source.name, topics.changelog, *topics.outputs.values())
-
-
-async def _read(consumer: AIOKafkaConsumer) -> None:
-    while True:
-        await consumer.getmany(timeout_ms=500)
-
-
-async def _transact(
-    bootstrap: str, source: Source, partition: int, group: str, targets: tuple[str, ...], count: int
-) -> None:
-    tp = TopicPartition(source.name, partition)
-    value = source.values[partition]
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{group}-warm-{partition}") as producer:
-        for i in range(count):
-            async with producer.transaction():
-                sent = [await producer.send(target, value, b"key", partition) for target in targets]
-                await asyncio.gather(*sent)
-                await producer.send_offsets_to_transaction({tp: i + 1}, group)
-            await asyncio.sleep(0.005)  # at once, it would wait for the markers of the last one (20 ms, aiokafka's)

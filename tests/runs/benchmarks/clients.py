@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench, PeerProcess
+from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench, PeerProcess, Timeline, wait_ready_or_ended
 from tests.runs.benchmarks.job import table_embed
 from tests.runs.benchmarks.results import installed
-from tests.runs.benchmarks.watch import Timeline, wait_ready_or_ended
 from tests.runs.benchmarks.workload import (
     PARTITIONS,
     Outputs,

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
-from tests.runs.benchmarks.bench import STAND_IN, Bench, apart
+from tests.runs.benchmarks.bench import STAND_IN, Bench, apart, wait_ready_or_ended
 from tests.runs.benchmarks.clients import offered_precisions, warm_up
-from tests.runs.benchmarks.watch import wait_ready_or_ended
 from tests.runs.benchmarks.workload import (
     BenchmarkError,
     Outputs,
@@ -42,8 +41,10 @@ def scans(bench: Bench) -> None:
 
 
 def measure(seconds: float) -> dict[str, dict[str, float]]:
-    """Return ms a query of each way and size."""
+    """Return ms a query of each way to find the greatest similarity, by size."""
     import numpy as np
+
+    from worker.core.novelty import VectorCache
 
     rng = np.random.default_rng(7)
     result: dict[str, dict[str, float]] = {}
@@ -53,7 +54,14 @@ def measure(seconds: float) -> dict[str, dict[str, float]]:
         mixed = (mixed / np.linalg.norm(mixed, axis=1, keepdims=True)).astype(np.float32)
         vectors, queries = mixed[:size], mixed[size:]
         truth = [float((vectors @ query).max()) for query in queries]
-        for name, query_one in _ways(vectors).items():
+        cache, listed = VectorCache(size, DIMENSIONS), list(vectors)
+        for vector in vectors:
+            cache.add(vector)
+
+        def loop(query: Any, listed: list[Any] = listed) -> float:
+            return max(float(np.dot(vector, query)) for vector in listed)
+
+        for name, query_one in (("VectorCache", cache.max_cosine_similarity), ("numpy loop", loop)):
             ms, answers = _time(query_one, queries, seconds)
             row = result.setdefault(name, {})
             row[f"ms_at_{size}"] = ms
@@ -76,24 +84,6 @@ def _time(query_one: Callable[[Any], float], queries: Any, seconds: float) -> tu
         if len(times) >= 10 and time.perf_counter() > ends:
             break
     return sorted(times)[len(times) // 2] * 1000, answers
-
-
-def _ways(vectors: Any) -> dict[str, Callable[[Any], float]]:
-    """Return each way to find the greatest similarity of one query."""
-    import numpy as np
-
-    from worker.core.novelty import VectorCache
-
-    size = len(vectors)
-    cache = VectorCache(size, DIMENSIONS)
-    for vector in vectors:
-        cache.add(vector)
-    listed = list(vectors)
-
-    def loop(query: Any) -> float:
-        return max(float(np.dot(vector, query)) for vector in listed)
-
-    return {"VectorCache": cache.max_cosine_similarity, "numpy loop": loop}
 
 
 # -- f) 1, 2 and 4 worker processes without a model: what they do together, and what the broker takes of the machine

@@ -10,17 +10,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.runs.benchmarks import latency
-from tests.runs.benchmarks.bench import Bench, apart
+from tests.runs.benchmarks.bench import Bench, apart, quantile
 from tests.runs.benchmarks.clients import MODEL_SETTINGS
 from tests.runs.benchmarks.workload import BenchmarkError, check_count, documents, long_documents
 
 WARM_UP: Final = 60
 """Texts before the clock starts: a worker's first seconds are its imports', and the embedder's buffers'."""
-
-IN_FLIGHT: Final = 8
-"""Traces on their way at 100 % load. An open loop there measures the backlog, which is as long as one likes; so the
-next trace is sent when one comes out: two for each partition keep the embedder busy all the time."""
 
 APART: Final = ", broker on its own core"
 """The broker has one core and the worker the others: for those whose broker is on another machine."""
@@ -95,9 +90,10 @@ def _through_kafka(bench: Bench, texts: list[bytes], row: str) -> float:
     topics = bench.topics()
     with bench.worker(topics, MODEL_SETTINGS) as process:
         process.wait_ready(120)
-        bench.work_off(topics, process, texts[:WARM_UP])
+        warm_up = texts[:WARM_UP]
+        bench.work_off(topics, process, warm_up)
         before = process.metrics()
-        began, timeline = bench.work_off(topics, process, texts, WARM_UP)
+        began, timeline = bench.work_off(topics, process, texts, len(warm_up))
         after = process.metrics()
     outputs = bench.outputs(topics, began)
     check_count(row, outputs, len(texts))
@@ -114,7 +110,9 @@ def _at_load(bench: Bench, texts: list[bytes], share: float, rate: float, where:
     with bench.worker(topics, MODEL_SETTINGS) as process:
         process.wait_ready(120)
         before = process.metrics()
-        latencies = bench.latencies(topics, values, rate, 60, IN_FLIGHT if share == 1 else None)
+        # At 100 % an open loop would measure the backlog, which is as long as one likes; so the next trace is sent when
+        # one comes out: two on their way for each partition keep the embedder busy all the time.
+        latencies = bench.latencies(topics, values, rate, 60, 8 if share == 1 else None)
         after = process.metrics()
     bench.outputs(topics)
     row = f"worker at {share:.0%} load{where}"
@@ -122,7 +120,7 @@ def _at_load(bench: Bench, texts: list[bytes], share: float, rate: float, where:
         "a",
         row,
         texts_s=latencies.rate,
-        embed_stage_p50_ms=latency.quantile(before, after, "kp_stage_duration_seconds", 0.5, 'stage="embed"'),
+        embed_stage_p50_ms=quantile(before, after, "kp_stage_duration_seconds", 0.5, 'stage="embed"'),
         **_evaluation(before, after),
         end_to_end_p50_ms=latencies.percentile(50),
         end_to_end_p95_ms=latencies.percentile(95),
@@ -141,7 +139,7 @@ def traces_a_commit(before: dict[str, float], after: dict[str, float]) -> float:
 
 def _evaluation(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     name = "kp_evaluation_duration_seconds"
-    return {f"evaluation_p{p}_ms": latency.quantile(before, after, name, p / 100) for p in (50, 95, 99)}
+    return {f"evaluation_p{p}_ms": quantile(before, after, name, p / 100) for p in (50, 95, 99)}
 
 
 def _words() -> list[str]:

@@ -17,9 +17,8 @@ from typing import Any, Final, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from tests.runs.benchmarks.bench import Bench
+from tests.runs.benchmarks.bench import Bench, wait_until
 from tests.runs.benchmarks.results import installed
-from tests.runs.benchmarks.watch import wait_until
 from tests.runs.benchmarks.workload import BenchmarkError, Topics, traces
 from tests.support.kafka_fixtures import WorkerProcess
 
@@ -64,10 +63,6 @@ def _goals(bench: Bench) -> None:
 
 # -- the load
 
-
-SENDS: Final = 100
-"""Sends a second, to one partition after the other: each of 16 partitions gets records every 0.16 s, each of 64 every
-0.64 s. A stall is measured from the first record that waits, so it may be longer by that."""
 
 PATIENCE_SECONDS: Final = 90.0
 
@@ -141,6 +136,9 @@ class Load:
             reading.result()
 
     async def _send(self, producer: AIOKafkaProducer) -> None:
+        """Send 100 times a second, to one partition after the other: each of 16 gets records every 0.16 s, each of 64
+        every 0.64 s. A stall is measured from the first record that waits, so it may be longer by that.
+        """
         values = traces()
         began, sends = time.time(), 0
         while not self._ended.is_set():
@@ -150,7 +148,7 @@ class Load:
                 self.sent.append((partition, time.time()))
                 await producer.send(self._topics.source, values[number % len(values)], b"%d" % number, partition)
             sends += 1
-            await asyncio.sleep(max(0.0, began + sends / SENDS - time.time()))
+            await asyncio.sleep(max(0.0, began + sends / 100 - time.time()))
         await producer.flush()
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:

@@ -24,13 +24,11 @@ DIMENSIONS: Final = 384
 TABLE_ROWS: Final = 4096
 TABLE: Final = EmbedderIdentity("bench-table", "0" * 64, DIMENSIONS, 256, "bench", "fp32")
 
-Embed = Callable[[str], Vector]
-
 
 class Embedder(NamedTuple):
     """A way to vectors, and what it is called in the outputs."""
 
-    embed: Embed
+    embed: Callable[[str], Vector]
     identity: EmbedderIdentity
 
 

@@ -13,12 +13,10 @@ from typing import Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from tests.runs.benchmarks import latency
-from tests.runs.benchmarks.bench import STAND_IN, Bench
+from tests.runs.benchmarks.bench import STAND_IN, Bench, cpu_seconds, quantile, read_outputs, wait_ready_or_ended
 from tests.runs.benchmarks.clients import MODEL_SETTINGS
 from tests.runs.benchmarks.embedding import traces_a_commit
 from tests.runs.benchmarks.job import DIMENSIONS, TABLE, table_vector
-from tests.runs.benchmarks.watch import cpu_seconds, read_outputs, wait_ready_or_ended
 from tests.runs.benchmarks.workload import BenchmarkError, Topics, check_count, documents
 from tests.support.figures import memory_mib
 from tests.support.kafka_fixtures import WorkerProcess
@@ -110,15 +108,12 @@ FEW: Final = 4
 MANY: Final = 64
 MOST: Final = 256
 
-EACH: Final = 16
-"""Fewest traces of one partition in a backlog."""
-
 WARM_UP: Final = 128
 """Traces before the clock starts: two of each partition."""
 
 
 def many(bench: Bench) -> None:
-    count = max(MANY * EACH, round(bench.seconds * 100))
+    count = max(MANY * 16, round(bench.seconds * 100))  # at least 16 of each partition
     values = documents(count + WARM_UP, broken=False)
     random.Random(1).shuffle(values)
     with ExitStack() as stack:
@@ -176,8 +171,8 @@ class _Held:
             "traces_a_commit": traces_a_commit(before, after),
             "worker_CPU_ms_a_trace": cpu / count * 1e3,
             "broker_CPU_ms_a_trace": broker / count * 1e3,
-            "wait_for_a_turn_p50_s": latency.quantile(before, after, "kp_turn_wait_seconds", 0.5) / 1e3,
-            "wait_for_a_turn_p99_s": latency.quantile(before, after, "kp_turn_wait_seconds", 0.99) / 1e3,
+            "wait_for_a_turn_p50_s": quantile(before, after, "kp_turn_wait_seconds", 0.5) / 1e3,
+            "wait_for_a_turn_p99_s": quantile(before, after, "kp_turn_wait_seconds", 0.99) / 1e3,
         }
 
 

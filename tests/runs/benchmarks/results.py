@@ -139,14 +139,12 @@ PACKAGES: Final = (
 )  # fmt: skip
 
 
-CPU_FLAGS: Final = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"}
-
-
 def describe() -> dict[str, Any]:
+    flags = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16"}
     return {
         "cpu": _field("/proc/cpuinfo", "model name"),
         "cpus": os.cpu_count(),
-        "cpu flags": sorted(CPU_FLAGS & {*_field("/proc/cpuinfo", "flags").split()}),
+        "cpu flags": sorted(flags & {*_field("/proc/cpuinfo", "flags").split()}),
         "memory": _field("/proc/meminfo", "MemTotal"),
         "system": platform.platform(),
         "python": platform.python_version(),

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from tests.runs.benchmarks.peers.options import Options, Stop, job, parse
+from tests.runs.benchmarks.peers.options import Options, job, parse, stop_asked
 from worker.core.records import SourceRecord
 
 MAX_RECORDS = 2000
@@ -18,7 +18,7 @@ MAX_RECORDS = 2000
 
 async def run(options: Options) -> None:
     """Consume, process, produce, commit until stopped."""
-    work, stop = job(options), Stop()
+    work, stop = job(options), stop_asked()
     transaction = {"transactional_id": f"{options.group}-0"} if options.exactly_once else {}
     producer = AIOKafkaProducer(
         bootstrap_servers=options.bootstrap,
@@ -60,7 +60,7 @@ async def run(options: Options) -> None:
         return offsets
 
     try:
-        while not stop:
+        while not stop():
             fetched = await consumer.getmany(
                 timeout_ms=200, max_records=1 if options.vectors == "model" else MAX_RECORDS
             )

@@ -7,15 +7,13 @@ default. Consumer and producer work on their own C threads beside the loop.
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 
 from tests.runs.benchmarks.job import Job
-from tests.runs.benchmarks.peers.options import Options, Stop, job, parse
+from tests.runs.benchmarks.peers.options import Options, job, parse, stop_asked
 from worker.core.records import SourceRecord
-
-MAX_RECORDS = 2000
 
 
 def main(options: Options) -> None:
     """Consume, process, produce, commit until stopped."""
-    work, stop = job(options), Stop()
+    work, stop = job(options), stop_asked()
     producer_config = {
         "bootstrap.servers": options.bootstrap,
         "enable.idempotence": True,
@@ -37,8 +35,8 @@ def main(options: Options) -> None:
     )
     consumer.subscribe([options.source])
     try:
-        while not stop:
-            messages = consumer.consume(MAX_RECORDS, timeout=0.05)
+        while not stop():
+            messages = consumer.consume(2000, timeout=0.05)
             if not messages:
                 continue
             if options.exactly_once:

@@ -2,6 +2,8 @@
 
 import argparse
 import signal
+import threading
+from collections.abc import Callable
 
 from tests.runs.benchmarks.job import Job, changelog_topic, model_embed, output_topics, table_embed
 
@@ -25,16 +27,9 @@ def parse() -> Options:
     return given
 
 
-class Stop:
-    """Turns true at SIGTERM or SIGINT."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, *_: object) -> None:
-        self.asked = True
-
-    def __bool__(self) -> bool:
-        return self.asked
+def stop_asked() -> Callable[[], bool]:
+    """Return whether SIGTERM or SIGINT has come, from now on."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop.is_set
