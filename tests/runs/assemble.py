@@ -32,10 +32,10 @@ def main() -> None:
     values = shared_records(given.files) if given.files else list(itertools.chain(*made))
     runs = _traces(values)
     records = list(_copies(runs, given.runs))
-    count = sum(len(part.resource_spans[0].scope_spans[0].spans) for part in map(_parsed, records))
+    count = sum(len(part.resource_spans[0].scope_spans[0].spans) for part in map(TracesData.FromString, records))
     began = time.process_time()
     for record in records:
-        _parsed(record)
+        TracesData.FromString(record)
     parsing = time.process_time() - began
     size = sum(map(len, records))
     print(
@@ -46,8 +46,8 @@ def main() -> None:
         with workshop.start(Path(folder) / "log") as process:
             process.wait_ready()
             idle = process.metric(SECONDS)
-            for part in _batched(records, 5000):
-                workshop.put(part)
+            for start in range(0, len(records), 5000):
+                workshop.put(records[start : start + 5000])
             while process.metric("kp_assemble_parts_total") < len(records):
                 time.sleep(0.5)
             taken, most = process.metric(SECONDS) - idle, process.metric("process_resident_memory_bytes")
@@ -63,24 +63,13 @@ def main() -> None:
     print(f"{count / closed:.0f} spans a second and core; {closed / parsing:.0f} times parsing alone")
 
 
-def _batched(rows: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:
-    for start in range(0, len(rows), count):
-        yield rows[start : start + count]
-
-
-def _parsed(record: bytes) -> TracesData:
-    message = TracesData()
-    message.ParseFromString(record)
-    return message
-
-
 def _traces(values: Iterable[bytes]) -> list[list[TracesData]]:
     """Return the spans of each trace, a message for each span, as one record of the Collector has it at most often."""
     messages: dict[bytes, list[TracesData]] = defaultdict(list)
     for value in values:
         if value.lstrip()[:1] == b"{":
             continue  # the same spans are there in the other encoding, or another run's are
-        for resource in _parsed(value).resource_spans:
+        for resource in TracesData.FromString(value).resource_spans:
             for scoped in resource.scope_spans:
                 for span in scoped.spans:
                     message = TracesData()

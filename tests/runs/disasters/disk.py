@@ -39,12 +39,6 @@ def small_disk(directory: Path) -> Iterator[None]:
             subprocess.run(["umount", "--lazy", str(directory)], check=False)
 
 
-def fill(directory: Path) -> None:
-    with (directory / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-
-
 def enlarge(directory: Path) -> None:
     """Give the disk eight times its size."""
     subprocess.run(["mount", "-o", f"remount,size={8 * SIZE_MIB}m", str(directory)], check=True)
@@ -64,7 +58,9 @@ def what_kafka_said(kafka: EmbeddedKafka, node: int) -> str:
 
 def fill_and_wait(s: Scene, kafka: EmbeddedKafka, node: int, disk: Path) -> None:
     """Fill a node's disk, and wait for its end."""
-    fill(disk)
+    with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
     s.say(f"the disk of broker {node} is full ({free_kib(disk)} KiB free)")
     s.wait(lambda: not kafka.alive(node), f"broker {node} has ended")
     s.say(f"Kafka: {what_kafka_said(kafka, node)[:200]}")
