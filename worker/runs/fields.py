@@ -193,7 +193,10 @@ def count_unread(value: Mapping[str, Any], read: Set[str], place: str, counts: C
 
 def first_given(value: Mapping[str, Any], names: Iterable[str]) -> Any:
     """Return the first of these fields that is not null; None if there is none."""
-    return next((value[name] for name in names if value.get(name) is not None), None)
+    for name in names:
+        if (given := value.get(name)) is not None:
+            return given
+    return None
 
 
 def says_error(result: Any) -> bool:

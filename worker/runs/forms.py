@@ -180,13 +180,15 @@ def call_in(value: Mapping[str, Any]) -> ToolCall | None:
 
     A custom tool's input is a text.
     """
-    wrapper = next((name for name in ("function", "custom") if isinstance(value.get(name), dict)), "")
-    inner = value[wrapper] if wrapper else value
-    name = next((name for field in NAMES if isinstance(name := inner.get(field), str)), None)
-    if name is None:
+    function, custom = value.get("function"), value.get("custom")
+    inner = function if isinstance(function, dict) else custom if isinstance(custom, dict) else value
+    for field in NAMES:
+        if isinstance(name := inner.get(field), str):
+            break
+    else:
         return None
     arguments = first_given(inner, ("arguments", "args", "input", "parameters"))
-    if wrapper == "custom" or value.get("type") == "custom_tool_call":
+    if inner is custom or value.get("type") == "custom_tool_call":
         arguments = {"input": arguments}
     return ToolCall(name, arguments if isinstance(arguments, str) else json_value(arguments), text_in(value, IDS))
 

@@ -446,6 +446,10 @@ def _own_role(value: dict[str, Any]) -> Role | None:
     return None if value.keys().isdisjoint(("content", "data", "kwargs")) else ROLES.get(langchain_kind(value))
 
 
+_USUAL: Final = frozenset({"role", "content", "parts", "name", "message", "finish_reason", "tool_call_id"})
+"""The fields of most messages. Only others may have reasoning, calls or a refusal beside the content."""
+
+
 def _message(value: dict[str, Any], role: Role) -> Message:
     """Return a message: its reasoning, texts, results and calls. Calls may be outside its content."""
     if isinstance(value.get("message"), dict):
@@ -462,9 +466,12 @@ def _message(value: dict[str, Any], role: Role) -> Message:
         return Message("tool" if kind.endswith("_output") else "assistant", tuple(_part(value)))
     parts: list[Part] = []
     for name in ("parts", "contents", "blocks", "content", "text"):
-        if value.get(name) is not None and not any(isinstance(part, Text | ToolResult) for part in parts):
-            more = _parts_in(value[name], role)
-            parts += more if not parts else [part for part in more if isinstance(part, Text)]
+        if (content := value.get(name)) is None:
+            continue
+        if not parts:
+            parts = _parts_in(content, role)
+        elif not any(isinstance(part, Text | ToolResult) for part in parts):
+            parts += [part for part in _parts_in(content, role) if isinstance(part, Text)]
     if named in ("tool-call", "tool-response"):  # smolagents: Python literals of calls, or a text of a result
         written = "\n".join(part.text for part in parts if isinstance(part, Text))
         if role != "tool":
@@ -472,19 +479,19 @@ def _message(value: dict[str, Any], role: Role) -> Message:
         body = _CALL_ID.sub("", written)
         result = ToolResult(body.removeprefix("Observation:\n"), is_error=body.startswith("Error:\n"))
         return Message(role, (result,))
-    names = ("reasoning_content", "reasoning", "thinking")
-    reasons = [Reasoning(said) for name in names if isinstance(said := value.get(name), str) and said]
     if named == "thinking":
         parts = [Reasoning(part.text) if isinstance(part, Text) else part for part in parts]
-    if isinstance(value.get("thought"), str):  # AutoGen: its text next to calls
-        parts.insert(0, Text(value["thought"]))
-    if isinstance(refusal := value.get("refusal"), str) and refusal:
-        parts.append(Text(refusal))
-    if calls := _calls_beside(value):
-        parts = [*(part for part in parts if not isinstance(part, ToolCall)), *calls]
-    if role == "tool":
-        return _tool_message(parts, value)
-    return Message(role, (*dict.fromkeys(reasons), *parts) if reasons else tuple(parts))
+    if not value.keys() <= _USUAL:
+        if isinstance(value.get("thought"), str):  # AutoGen: its text next to calls
+            parts.insert(0, Text(value["thought"]))
+        if isinstance(refusal := value.get("refusal"), str) and refusal:
+            parts.append(Text(refusal))
+        if calls := _calls_beside(value):
+            parts = [*(part for part in parts if not isinstance(part, ToolCall)), *calls]
+        names = ("reasoning_content", "reasoning", "thinking")
+        reasons = [Reasoning(said) for name in names if isinstance(said := value.get(name), str) and said]
+        parts = [*dict.fromkeys(reasons), *parts]
+    return _tool_message(parts, value) if role == "tool" else Message(role, tuple(parts))
 
 
 def _calls_beside(value: dict[str, Any]) -> list[Part]:
@@ -557,6 +564,10 @@ def _part(part: Any) -> Sequence[Part]:
     kind = part.get("type")
     if kind == "text" and isinstance(text := part.get("content", part.get("text")), str):
         return (Reasoning(text) if part.get("thought") is True else Text(text),)
+    if kind == "tool_call" and isinstance(part.get("name"), str):
+        return _call(part)
+    if kind == "tool_call_response":
+        return _result(part)
     if isinstance(wrapped := part.get("message_content"), dict):  # OpenInference
         part = {**part, **wrapped}
     kind = part.get("type", part.get("part_kind", part.get("block_type")))
