@@ -1,7 +1,5 @@
 """Fields of a logged run: how they are found and checked, and why a run yields no trace."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -40,10 +38,6 @@ class Counts:
     steps: Counter[str] = field(default_factory=Counter)  # by type
     dropped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)  # changed or cut
-
-    def copy(self) -> Counts:
-        """Return an independent copy."""
-        return Counts(self.steps.copy(), self.dropped.copy(), self.changed.copy())
 
     def drop(self, kind: str, count: int = 1) -> None:
         """Count a part that has no place in a trace: `kind` is a word, or a field's path such as `messages[].name`."""

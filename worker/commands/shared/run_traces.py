@@ -6,6 +6,7 @@ The values that logs lack come from options of `kp-worker convert`, as constants
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
@@ -195,7 +196,7 @@ def trace_of_request(request: Request, options: Options, most: int | None = None
     texts of a trace of more than `most` bytes are cut (by default the options' limit, minus room for a key).
     """
     transcript = _transcript(options, request.facts)
-    transcript.counts = request.counts.copy()
+    transcript.counts = deepcopy(request.counts)
     transcript.framework, transcript.agent, transcript.created_at = request.format, request.agent, request.created_at
     transcript.success = request.success
     if request.success is None and "success" not in options.fields:
