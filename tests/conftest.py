@@ -30,6 +30,8 @@ settings.register_profile(
 )
 settings.register_profile("long", settings.get_profile("test"), derandomize=False, max_examples=500)
 
+WITH_TORCH = {f"tests/model/test_{name}.py" for name in ("fast_embedder", "long_texts", "model")}
+
 ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
 
@@ -78,12 +80,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """For `--dist loadfile`: a file stays together, as its fixtures may be dear, but a crash test takes minutes."""
+    """For `--dist loadfile`: a file stays together, as its fixtures may be dear, but a crash test takes minutes.
+
+    The files that import torch stay together, too: that takes 5 s of CPU.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid if nodeid.startswith("tests/crash/") else super()._split_scope(nodeid)
+            if nodeid.startswith("tests/crash/"):
+                return nodeid
+            file = super()._split_scope(nodeid)
+            return "torch" if file in WITH_TORCH else file
 
     return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
