@@ -20,12 +20,13 @@ from tests.support.builders import (
     trace_document,
 )
 from tests.support.schemas import VALIDATORS
-from worker import InvalidTrace, PartitionScorer, Reason, ScoredTrace, __version__, parse_trace
+from worker import InvalidTrace, PartitionScorer, Profile, Reason, ScoredTrace, __version__, parse_trace
 from worker.core.dead_letters import dead_letter, embedding_failed
 from worker.core.documents import rfc3339, scored_record
 from worker.core.novelty import CACHED_ID_LENGTH, Neighbour
 from worker.core.records import EmbedderIdentity, Fault
 from worker.core.scorer import cached_id, event_time_ms
+from worker.core.scoring import PROFILES
 from worker.core.trace import EARLIEST_MS, LATEST_MS, MAX_MESSAGE, embedding_text
 
 SCORED, DEAD = VALIDATORS["scored-trace"], VALIDATORS["dead-letter-headers"]
@@ -259,8 +260,13 @@ def test_bounded_steps_agree_with_brute_force(step: int | None, seed: int) -> No
 
 @pytest.mark.parametrize(("threshold", "accepted"), [(0.0, True), (0.1, True), (0.1000001, False), (1.0, False)])
 def test_accepted_is_a_score_of_at_least_the_threshold(threshold: float, accepted: bool) -> None:
-    result = PartitionScorer(threshold=threshold).score(make_trace(steps=NEVER_ACCEPTED), None, T0)
-    assert (result.score, result.accepted, result.threshold) == (0.1, accepted, threshold)
+    """That is the one of the domain's profile, whatever it is; without one, the general threshold."""
+    profiles = {**PROFILES, "own": Profile(PROFILES["code"].weights, threshold)}
+    scorers = {"own": PartitionScorer(threshold=0.5, profiles=profiles), "other": PartitionScorer(threshold=threshold)}
+    for domain, scorer in scorers.items():
+        result = scorer.score(make_trace(domain=domain, steps=NEVER_ACCEPTED), None, T0)
+        assert (result.score, result.accepted, result.threshold) == (0.1, accepted, threshold)
+    assert scorers["own"].score(make_trace(domain="other"), None, T0).threshold == 0.5
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
