@@ -19,6 +19,7 @@ from worker.core.changelog import encode
 from worker.core.dead_letters import dead_letter
 from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
+from worker.core.scoring import PROFILES
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 
 EVIL = "a\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b2J\x85\x7f\r\u202egpj\u2066\u200b\u2028[red]\U000e0041\x08"
@@ -43,8 +44,8 @@ def evil_record(offset: int = 0) -> Any:
 
 
 def evil_outputs() -> list[Any]:
-    """Return two outputs of the same hostile trace; the second one names the first as its nearest."""
-    scorer = PartitionScorer(dimensions=2)
+    """Return two outputs of the same hostile trace, by a hostile profile; the second names the first as its nearest."""
+    scorer = PartitionScorer(dimensions=2, profiles={**PROFILES, EVIL: PROFILES["code"]})
     outputs = []
     for offset in range(2):
         record = evil_record(offset)
