@@ -183,7 +183,8 @@ ROWS: dict[str, tuple[type[msgspec.Struct], bytes | None]] = {
         vector=np.array([1, 0], "<f4"), epoch=1, text_hash=changelog.text_hash("text"))),
     "trackRecord": (AgentRecord, encode_row(TrackRecord(TOPIC_ID).add(VERDICT, 0, 7).changes[0])[1]),
     "passes": (changelog.Marker, changelog.encode_marker(changelog.Marker(
-        1, "PYVotLT1SNm5KiIC15QXiA", (changelog.Segment(1, 0, 0), changelog.Segment(2, 1800, 2104))))),
+        changelog.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA",
+        (changelog.Segment(1, 0, 0), changelog.Segment(2, 1800, 2104))))),
     **{name: (type(row), open_runs.encode(row)) for name, row in {
         "part": open_runs.Part(5, "otlp_spans", 0, 7, 8, PACKED), "openPart": open_runs.Held(5, 8, PACKED),
         "mark": MARK, "closedRun": open_runs.Remembered(5), "times": open_runs.Times(5, [MARK])}.items()},
