@@ -14,15 +14,7 @@ from worker.core import track_record
 from worker.core.changelog import RECORD_PREFIX
 from worker.core.records import Row
 from worker.core.restore import Log
-from worker.core.track_record import (
-    HALF,
-    PRIOR_WEIGHT,
-    Standing,
-    TrackRecord,
-    encode_row,
-    read_record,
-    record_key,
-)
+from worker.core.track_record import Standing, TrackRecord, encode_row, read_record, record_key
 from worker.core.verdicts import Verdict, issued_ms
 
 TOPIC_ID = "abcdefghijklmnopqrstuv"
@@ -57,16 +49,16 @@ def hashes(it: Verdict) -> bytes:
 
 
 def expected(read: Read, agent: str, domain: str, kept: int) -> Standing:
-    """Return an agent's standing: slowly, from all that was read."""
+    """Return an agent's standing: slowly, from all that was read, with a half-life of 50 and a prior's weight of 4."""
     records: dict[tuple[str, str], list[Verdict]] = {}
     for _, it in read:
         records.setdefault((it.agent_id, it.task_domain), []).append(it)
     firsts = sum((first_success(verdicts, kept) for verdicts in records.values()), Fraction(0))
-    prior = (firsts + Fraction(PRIOR_WEIGHT, 2)) / (len(records) + PRIOR_WEIGHT)
+    prior = (firsts + 2) / (len(records) + 4)
     newest = [success for _, _, success in latest(records.get((agent, domain), []))][::-1][:kept]
-    weights = [Fraction(round(2**32 * 0.5 ** (age / HALF)), 2**32) for age in range(len(newest))]
+    weights = [Fraction(round(2**32 * 0.5 ** (age / 50)), 2**32) for age in range(len(newest))]
     weighted = sum((weight * success for weight, success in zip(weights, newest, strict=True)), Fraction(0))
-    used = (weighted + PRIOR_WEIGHT * prior) / (sum(weights) + PRIOR_WEIGHT)
+    used = (weighted + 4 * prior) / (sum(weights) + 4)
     return Standing(float(used), len(newest), float(sum(newest)))
 
 
