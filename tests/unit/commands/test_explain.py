@@ -103,7 +103,8 @@ def test_a_bare_trace_has_neutral_novelty_or_the_given_one_and_the_settings_prof
     bare = json.loads(run(trace_bytes()).output)
     assert (bare["components"]["novelty"]["value"], bare["score"]) == (0.5, score_trace(make_trace()).score)
     assert "--novelty" in bare["notes"][0]
-    given = json.loads(run(trace_bytes(), "--novelty", "0.9", KP_PROFILES='{"finance": {"threshold": 0.95}}').output)
+    own = '{"default": {"threshold": 0.1}, "finance": {"threshold": 0.95}}'
+    given = json.loads(run(trace_bytes(), "--novelty", "0.9", KP_PROFILES=own).output)
     assert given["score"] == score_trace(make_trace(), 0.9).score
     assert (given["threshold"], given["decision"], given["notes"]) == (0.95, "rejected", [])
 
