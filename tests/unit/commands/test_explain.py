@@ -103,6 +103,7 @@ def test_a_bare_trace_has_neutral_novelty_or_the_given_one_and_the_settings_prof
     bare = json.loads(run(trace_bytes()).output)
     assert (bare["components"]["novelty"]["value"], bare["score"]) == (0.5, score_trace(make_trace()).score)
     assert "--novelty" in bare["notes"][0]
+    assert json.loads(run(trace_bytes(), KP_THRESHOLD=repr(bare["score"])).output)["decision"] == "accepted"
     own = '{"default": {"threshold": 0.1}, "finance": {"threshold": 0.95}}'
     given = json.loads(run(trace_bytes(), "--novelty", "0.9", KP_PROFILES=own).output)
     assert given["score"] == score_trace(make_trace(), 0.9).score

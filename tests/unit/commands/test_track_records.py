@@ -213,12 +213,15 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
     rng = random.Random(seed)
     sources = traces(rng, 60)
     verdicts = [line(rng.choice(sources[:after]), rng, after) for after in range(1, 60)]
-    by_record = file_scored(sources, verdicts, threshold=0.6)
+    some = file_scored(sources, verdicts)[0]["scoring"]  # one profile has a threshold of its own: a score that occurs
+    thresholds: dict[str, Any] = {"threshold": 0.6, "profiles": {some["profile"]: {"threshold": some["score"]}}}
+    by_record = file_scored(sources, verdicts, **thresholds)
     output = io.BytesIO()
-    score_lines([io.BytesIO(b"\n".join(sources))], output, None, load(threshold=0.6), None)
+    score_lines([io.BytesIO(b"\n".join(sources))], output, None, load(**thresholds), None)
     stated = output.getvalue().splitlines()
     standings = Standings(placed(verdicts))
-    rescored = Traces(load(threshold=0.6, confidence="record"), rescore=True, asked=Asked("x_won"), standings=standings)
+    settings = load(**thresholds, confidence="record")
+    rescored = Traces(settings, rescore=True, asked=Asked("x_won"), standings=standings)
     for number, document in enumerate(stated):
         rescored.add(changed(document, "x_won", number % 3 == 0), "")
     report = rescored.report("x")
@@ -234,7 +237,7 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
         assert sum(score >= kept for score in scores) >= accepted
         assert sum(score > kept + 0.01 for score in scores) <= accepted
     documents = [msgspec.json.decode(document, type=ScoredDocument) for document in stated]
-    assert switch_to_record(documents, standings, load(threshold=0.6)) == (accepted, expected, kept)
+    assert switch_to_record(documents, standings, load(**thresholds)) == (accepted, expected, kept)
 
     # Every run claims success; its confidence by the record is that of the documents that were scored so.
     squares = []
