@@ -472,7 +472,8 @@ def _message(value: dict[str, Any], role: Role) -> Message:
             parts = _parts_in(content, role)
         elif not any(isinstance(part, Text | ToolResult) for part in parts):
             parts += [part for part in _parts_in(content, role) if isinstance(part, Text)]
-    if named in ("tool-call", "tool-response"):  # smolagents: Python literals of calls, or a text of a result
+    if named in ("tool-call", "tool-response") and all(isinstance(part, Text) for part in parts):
+        # smolagents: Python literals of calls, or a text of a result
         written = "\n".join(part.text for part in parts if isinstance(part, Text))
         if role != "tool":
             return Message(role, _written_calls(written.partition("\n")[2]))
