@@ -236,6 +236,7 @@ def test_report_foresees_the_switch_exactly(seed: int) -> None:
     if accepted:
         assert sum(score >= kept for score in scores) >= accepted
         assert sum(score > kept + 0.01 for score in scores) <= accepted
+    stated.append(changed(stated[0], "scoring.components.novelty", 7))  # another program's
     documents = [msgspec.json.decode(document, type=ScoredDocument) for document in stated]
     assert switch_to_record(documents, standings, load(**thresholds)) == (accepted, expected, kept)
 

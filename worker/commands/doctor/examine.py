@@ -206,7 +206,7 @@ async def check_assemble(exam: Exam) -> None:
 
 
 async def _unread_content(exam: Exam) -> None:
-    """Yield a finding for each scope whose newest spans have content in attributes that nothing reads."""
+    """Report each scope whose newest spans have content in attributes that nothing reads."""
     from worker.assemble.steps import rules_from
     from worker.commands.shared.preview import Preview, read_newest
 

@@ -270,14 +270,14 @@ def switch_to_record(
     documents: Sequence[ScoredDocument], standings: Standings, settings: Settings
 ) -> tuple[int, int, float | None]:
     """Return how many traces are accepted, and would be with KP_CONFIDENCE=record; and `same_share` of the latter."""
-    profiles = settings.scoring_profiles()
-    after = [
-        score_trace(document, document.scoring.components.novelty, profiles, standings.used(document))
-        for document in documents
-    ]
-    accepted = sum(document.scoring.decision == ACCEPTED for document in documents)
-    by_record = sum(new.score >= profiles[new.profile].threshold_or(settings.threshold) for new in after)
-    return accepted, by_record, same_share([new.score for new in after], accepted)
+    profiles, accepted, by_record, scores = settings.scoring_profiles(), 0, 0, list[float]()
+    for document in documents:
+        with suppress(ValueError):  # its novelty is no worker's
+            new = score_trace(document, document.scoring.components.novelty, profiles, standings.used(document))
+            scores.append(new.score)
+            accepted += document.scoring.decision == ACCEPTED
+            by_record += new.score >= profiles[new.profile].threshold_or(settings.threshold)
+    return accepted, by_record, same_share(scores, accepted)
 
 
 def late_judges(late_seconds: Mapping[str, Collection[float | None]]) -> Iterator[Finding]:
