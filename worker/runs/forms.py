@@ -55,12 +55,19 @@ NAMES: Final = ("name", "tool_name", "toolName", "function_name", "function")
 IDS: Final = ("call_id", "id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id")
 """Fields of calls and results with the tool's name, and with the call's id."""
 
+_ARGUMENTS: Final = ("arguments", "args", "input", "parameters")
+
+_OF_CALL: Final = frozenset({*NAMES, *_ARGUMENTS})
+"""The fields of a call that are read beside its id."""
+
 _THOUGHTS: Final = ("thinking", "reasoning")
 
 _KNOWN: Final = frozenset({*TEXT_PARTS, *MEDIA_PARTS, *CALLS, *_THOUGHTS})
 
 _RESULT_MEDIA: Final = MEDIA_PARTS.keys() - {"search_result"}
 """The media of results, which are left out of them; a search result has texts deeper inside."""
+
+_RESULT_PARTS: Final = TEXT_PARTS.keys() | _RESULT_MEDIA
 
 _CALL_FIELDS: Final = frozenset({
     "args", "arguments", "call_id", "function_call", "tool_call", "tool_calls", "tool_call_id", "tool_call_ids",
@@ -170,7 +177,7 @@ def result_text(value: Any) -> str:
 
 def _result_text(result: Any, place: str, counts: Counts, kind: str) -> str:
     """Return a result as text, and count what is left out. An object without a type is data, not a part."""
-    if isinstance(result, list) and all(part_type_of(part) in TEXT_PARTS.keys() | _RESULT_MEDIA for part in result):
+    if isinstance(result, list) and all(part_type_of(part) in _RESULT_PARTS for part in result):
         return text_of(result, place, kind, counts)
     return as_text(result)
 
@@ -187,7 +194,7 @@ def call_in(value: Mapping[str, Any]) -> ToolCall | None:
             break
     else:
         return None
-    arguments = first_given(inner, ("arguments", "args", "input", "parameters"))
+    arguments = first_given(inner, _ARGUMENTS)
     if inner is custom or value.get("type") == "custom_tool_call":
         arguments = {"input": arguments}
     return ToolCall(name, arguments if isinstance(arguments, str) else json_value(arguments), text_in(value, IDS))
@@ -293,11 +300,10 @@ def _calls(message: dict[str, Any], place: str, counts: Counts) -> Iterator[Tool
     calls = objects_of(message, "tool_calls", f"{place}.tool_calls")
     for where, call in [*listed, *((f"{place}.tool_calls.{number}", call) for number, call in enumerate(calls))]:
         yield _call(call, where, "a function with a name")
-        known = {"name", "arguments", "args", "input"}
         wrapper = next((name for name in ("function", "custom") if isinstance(call.get(name), dict)), "")
-        beside = {wrapper} if wrapper else known | {"function", "requestor", "placeholder_args", "error"}
-        count_unread(call, {"id", "type"} | beside, "messages[].tool_calls[].", counts)
-        count_unread(call[wrapper] if wrapper else {}, known, f"messages[].tool_calls[].{wrapper}.", counts)
+        beside = {wrapper} if wrapper else _OF_CALL | {"requestor", "placeholder_args", "error"}
+        count_unread(call, {"type", *IDS} | beside, "messages[].tool_calls[].", counts)
+        count_unread(call[wrapper] if wrapper else {}, _OF_CALL, f"messages[].tool_calls[].{wrapper}.", counts)
 
 
 # LangChain, as written by `messages_to_dict` and `dumpd`, and in the state of a LangGraph graph
@@ -387,7 +393,7 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
         yield Message("assistant", tuple(Reasoning(text_field(part, "text", place)) for part in parts))
     elif kind in ("function_call", "custom_tool_call"):
         yield Message("assistant", (_call(item, place),))
-        count_unread(item, {"type", "id", "status", "call_id", "name", "arguments", "input"}, "input[].", counts)
+        count_unread(item, {"type", "status", *IDS} | _OF_CALL, "input[].", counts)
     elif kind.endswith("_call") or kind == "program":
         yield from built_in(item, kind, place, counts)
     elif kind.endswith("_output"):
@@ -629,7 +635,7 @@ def _read_step(step: dict[str, Any], place: str, transcript: Transcript) -> None
     for number, call in enumerate(objects_of(step, "tool_calls", f"{place}.tool_calls")):
         where = f"{place}.tool_calls.{number}"
         parts.append(_call(call, where, "a function_name"))
-        count_unread(call, {"tool_call_id", "function_name", "arguments"}, "steps[].tool_calls[].", counts)
+        count_unread(call, _OF_CALL.union(IDS), "steps[].tool_calls[].", counts)
     transcript.add(Message("assistant", tuple(parts)))
     observation = step.get("observation")
     if not is_empty(observation):
