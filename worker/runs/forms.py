@@ -20,7 +20,6 @@ from worker.runs.fields import (
     first_given,
     is_empty,
     is_marked_error,
-    json_value,
     objects_of,
     says_error,
     shown,
@@ -197,7 +196,7 @@ def call_in(value: Mapping[str, Any]) -> ToolCall | None:
     arguments = first_given(inner, _ARGUMENTS)
     if inner is custom or value.get("type") == "custom_tool_call":
         arguments = {"input": arguments}
-    return ToolCall(name, arguments if isinstance(arguments, str) else json_value(arguments), text_in(value, IDS))
+    return ToolCall(name, arguments, text_in(value, IDS))
 
 
 def text_in(value: Mapping[str, Any], names: Iterable[str]) -> str:

@@ -599,7 +599,10 @@ def _part(part: Any) -> Sequence[Part]:
 
 def _call(value: dict[str, Any]) -> Sequence[ToolCall]:
     call = call_in(value)
-    return (call,) if call is not None and call.name else ()
+    if call is None or not call.name:
+        return ()
+    arguments = call.arguments if isinstance(call.arguments, str) else json_value(call.arguments)
+    return (ToolCall(call.name, arguments, call.call_id),)
 
 
 def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
