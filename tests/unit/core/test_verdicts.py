@@ -92,7 +92,7 @@ def test_success_is_true_false_or_a_number(success: Any, kept: int) -> None:
     ],
 )
 def test_a_field_that_is_wrong_or_missing_is_named(name: str, line: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=rf"`(\$\.)?{name}`|^{name} must"):  # not only in what is to be given
         verdict(line)
 
 
