@@ -269,7 +269,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 
 def seconds(read: Callable[[bytes], object], raw: bytes, tries: int = 3) -> float:
-    """Return the least CPU time of three runs: a shared machine may double the time of one."""
+    """Return the least CPU time of so many runs: a shared machine may double the time of one."""
     took = []
     for _ in range(tries):
         start = time.thread_time()
