@@ -296,7 +296,7 @@ def test_records_with_spans_go_back_to_their_topics(desk: Desk) -> None:
 
 def test_refused_traces_go_to_the_accepted_topic_and_a_conflict_is_told(desk: Desk) -> None:
     accepted = desk.topics["accepted"]
-    create_topics(desk.bootstrap, {f"{accepted}.refused": 1})
+    create_topics(desk.bootstrap, {f"{accepted}.refused": (1, {"retention.ms": "-1"})})
     source = SourceRecord(accepted, 1, 3, T0, b"k", trace_bytes(), [])
     letter = dead_letter(source, InvalidTrace(Reason.TOO_LARGE, "", "another unit has its id"))
     headers = [(name, b"conflict" if name == "kp-error-reason" else value) for name, value in letter.headers]
