@@ -12,10 +12,10 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 from worker.commands.shared.console import Command, text_console, write_json
 from worker.commands.shared.options import json_option, read_settings, settings_options
@@ -28,6 +28,29 @@ if TYPE_CHECKING:
     from worker.config import Settings
     from worker.kafka.describe import TopicDescription
     from worker.kafka.topics import Observed, Problem, TopicPlan
+
+
+class ConfigRow(Struct, frozen=True):
+    """One setting of a topic."""
+
+    name: str
+    current: str | None  # None, like `ok`: the topic is missing, or its settings may not be read
+    wanted: str
+    ok: bool | None
+
+
+class TopicRow(Struct, frozen=True):
+    """One topic as it is and as it should be."""
+
+    setting: str
+    topic: str
+    state: str
+    partitions: int | None
+    partitions_wanted: int
+    replicas: int | None
+    configs: list[ConfigRow]
+    commands: list[str]  # they correct it by hand; empty if it is right
+    needed_by: str = "run"  # the command that does not work without it
 
 
 @click.command(cls=Command)
@@ -46,14 +69,14 @@ def topics(create: bool, as_json: bool) -> None:
     rows, problems = asyncio.run(topics_report(settings, create))
     if as_json:
         write_json(
-            *rows, *({name: getattr(problem, name) for name in ("level", "message", "remedy")} for problem in problems)
+            *rows, *({"level": fault.level, "message": fault.message, "remedy": fault.remedy} for fault in problems)
         )
     else:
         print_report(text_console(), rows, problems)
     sys.exit(int(any(problem.level == "fail" for problem in problems)))
 
 
-async def topics_report(settings: Settings, create: bool) -> tuple[list[SimpleNamespace], list[Problem]]:
+async def topics_report(settings: Settings, create: bool) -> tuple[list[TopicRow], list[Problem]]:
     """Return the topics and their problems; with `create`, first create the missing ones. Raises ConfigError."""
     from aiokafka.errors import KafkaError
 
@@ -99,8 +122,7 @@ async def topics_report(settings: Settings, create: bool) -> tuple[list[SimpleNa
     return rows, wrong
 
 
-def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: str = "run") -> SimpleNamespace:
-    """Return a topic as it is and as it should be, as --json writes it."""
+def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: str = "run") -> TopicRow:
     topic, current = observed.topics.get(wanted.name), observed.configs.get(wanted.name, {})
     configs = []
     for name, value in wanted.configs.items():
@@ -108,25 +130,18 @@ def _row(settings: Settings, wanted: TopicPlan, observed: Observed, needed_by: s
         fits = None
         if now is not None:
             fits = now == value or (bound != "" and (int(now) > int(value)) == (bound == ">="))
-        # `current` and `ok` are None if the topic is missing, or its settings may not be read
-        configs.append(SimpleNamespace(name=name, current=now, wanted=value, ok=fits))
+        configs.append(ConfigRow(name, now, value, fits))
     # Any number fits an output, and more than the plan's a changelog.
     partitions = wanted.partitions if topic is None else topic.partitions
     if wanted.name == settings.changelog:
         partitions = max(partitions, wanted.partitions)
     state = "denied" if wanted.name in observed.denied else "missing" if topic is None else "exists"
     commands = [] if state == "denied" else _commands(settings, wanted, topic, partitions, configs)
-    return SimpleNamespace(
-        setting=wanted.variable,
-        topic=wanted.name,
-        state=state,
-        partitions=None if topic is None else topic.partitions,
-        partitions_wanted=partitions,
-        replicas=None if topic is None else topic.replicas,
-        configs=configs,
-        commands=commands,  # they correct it by hand; empty if it is right
-        needed_by=needed_by,  # the command that does not work without it
-    )
+    return TopicRow(
+        setting=wanted.variable, topic=wanted.name, state=state,
+        partitions=None if topic is None else topic.partitions, partitions_wanted=partitions,
+        replicas=None if topic is None else topic.replicas, configs=configs, commands=commands, needed_by=needed_by,
+    )  # fmt: skip
 
 
 def _bound(variable: str, name: str) -> str:
@@ -139,11 +154,7 @@ def _bound(variable: str, name: str) -> str:
 
 
 def _commands(
-    settings: Settings,
-    wanted: TopicPlan,
-    topic: TopicDescription | None,
-    partitions: int,
-    configs: list[SimpleNamespace],
+    settings: Settings, wanted: TopicPlan, topic: TopicDescription | None, partitions: int, configs: list[ConfigRow]
 ) -> list[str]:
     def command(tool: str, action: str, *words: str) -> str:
         server = ["--bootstrap-server", settings.bootstrap_servers]
@@ -164,7 +175,7 @@ def _commands(
     return commands
 
 
-def print_report(console: Console, rows: Sequence[SimpleNamespace], problems: Sequence[Problem]) -> None:
+def print_report(console: Console, rows: Sequence[TopicRow], problems: Sequence[Problem]) -> None:
     """Print the report for people; commands are not wrapped, so that they can be copied."""
     from rich.text import Text
 
@@ -190,7 +201,7 @@ def print_report(console: Console, rows: Sequence[SimpleNamespace], problems: Se
             console.print(Text(clean(command)), soft_wrap=True)
 
 
-def _head(row: SimpleNamespace) -> Text:
+def _head(row: TopicRow) -> Text:
     from rich.text import Text
 
     needed = row.needed_by == "run"

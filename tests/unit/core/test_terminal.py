@@ -9,7 +9,6 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console, RenderableType
@@ -33,7 +32,7 @@ from worker.cli import cli
 from worker.commands.doctor.finding import as_lines, fail
 from worker.commands.redrive.steps import examples_table
 from worker.commands.shared.scored_rows import TailRecord, rows
-from worker.commands.topics import print_report
+from worker.commands.topics import TopicRow, print_report
 from worker.core.terminal import clean, clean_json, clean_json_bytes
 from worker.kafka.topics import Problem
 from worker.observe.logs import BareFormatter, JsonFormatter, TextFormatter
@@ -92,10 +91,7 @@ def doctor() -> str:
 
 def topics() -> str:
     file = io.StringIO()
-    row = SimpleNamespace(
-        setting="KP_SOURCE_TOPIC", topic=EVIL, state="exists", partitions=1, partitions_wanted=1, replicas=1,
-        configs=[], commands=[EVIL], needed_by="run",
-    )  # fmt: skip
+    row = TopicRow("KP_SOURCE_TOPIC", EVIL, "exists", 1, 1, 1, [], [EVIL])
     problem = Problem(EVIL, EVIL)
     print_report(Console(file=file, width=200, highlight=False), [row], [problem])
     return file.getvalue()
