@@ -86,8 +86,9 @@ class Histogram(Collector):
     ) -> None:  # fmt: skip
         self._name, self._documentation, self._label = name, documentation, label
         self.series = {value: Series(tuple(buckets)) for value in values}
-        only = self.series[values[0]]
-        self.observe, self.observe_all, self.counts = only.observe, only.observe_all, only.counts
+        if label is None:
+            (only,) = self.series.values()
+            self.observe, self.observe_all, self.counts = only.observe, only.observe_all, only.counts
         registry.register(self)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
