@@ -411,10 +411,13 @@ def built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Ite
     if kind == "image_generation_call":
         counts.drop("images", "result" in item)
         item = {name: value for name, value in item.items() if name != "result"}
-    other = {"id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS}
-    call_id = text_field(item, "call_id" if "call_id" in item else "id", place)
-    arguments = {field: value for field, value in item.items() if field not in other}
-    call = _call(item, place) if kind == "mcp_call" else ToolCall(kind.removesuffix("_call"), arguments, call_id)
+    if kind == "mcp_call":
+        call = _call(item, place)
+    else:
+        other = {"id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS}
+        arguments = {field: value for field, value in item.items() if field not in other}
+        call_id = text_field(item, "call_id" if "call_id" in item else "id", place)
+        call = ToolCall(kind.removesuffix("_call"), arguments, call_id)
     yield Message("assistant", (call,))
     for output in _OUTPUTS:
         if item.get(output) is not None:
